@@ -41,6 +41,7 @@ setup(
     extras_require={
         "examples": ["scikit-learn>=1.4"],
         "fuzz": ["atheris>=3.0"],  # has wheels for Linux
+        "tensorboard": ["tensorboard>=2.16"],
         "test": [
             "pytest>=8.2",
             "pytest-timeout>=2.3",
@@ -51,11 +52,13 @@ setup(
             "nbclient>=0.10",  # runs the notebook of the examples
             "ipykernel>=6.29",  # likewise
             "transformers>=5.23",  # its models are cut; stageline imports it nowhere
+            "peft>=0.21",  # its adapters are trained; stageline imports it nowhere
             "greenlet>=3.1",  # the simulator runs blocking code on a virtual clock
             "ruff>=0.9",
             "mypy>=1.14",
             "setuptools>=75",
             "types-psutil>=6.0",
+            "tensorboard>=2.16",  # reads the event files that are written
         ],
     },
     entry_points={"console_scripts": ["stageline = stageline.workers.cli:main"]},

@@ -10,6 +10,7 @@ class RunFailed(StagelineError):
 
     def __init__(self, reason: str, exit_code: int, folder: Path) -> None:
         super().__init__(f"{reason} (the logs are in {folder})")
+        self.reason = reason
         self.exit_code = exit_code
         self.folder = folder
 

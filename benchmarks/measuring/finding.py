@@ -19,7 +19,7 @@ class Table:
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
         rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
         lines = [_line(cells, widths) for cells in (self.columns, rule, *self.rows)]
-        return "\n".join([f"**{self.title}**", "", *lines])
+        return "\n".join([f"**{self.title}**", "", *lines] if self.title else lines)
 
 
 @dataclass(frozen=True, slots=True)

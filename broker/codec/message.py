@@ -47,7 +47,8 @@ class Flow(StrEnum):
     NORMS = "norms"  # norms of the gradients of a step, from stage k+1 to stage k
     CLIP = "clip"  # the norm over all stages, by which they are clipped, from stage k-1 to stage k
     REPLAYED = "replayed"  # that a step without forwards in stage k is over in stage k+1, from there to stage k
-    EVALUATION = "evaluation"  # activations of evaluation in queues of its own, from stage k-1 to stage k
+    EVALUATION = "evaluation"  # activations of evaluation, from stage k-1 to stage k
+    VERDICT = "verdict"  # whether the run ends after an evaluation, from the last stage's worker to worker k
     CALL = "call"  # what a script wants done, to worker k (in place of a stage)
     LOSS = "loss"  # what came of a call to train, from the last stage's worker k to the script
     REPLY = "reply"  # what came of any other call, from worker k to the script
@@ -58,7 +59,7 @@ class Flow(StrEnum):
 _ONE_PER_STEP = frozenset(
     {
         *(Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP),
-        *(Flow.REPLAYED, Flow.CALL, Flow.LOSS, Flow.REPLY),
+        *(Flow.REPLAYED, Flow.VERDICT, Flow.CALL, Flow.LOSS, Flow.REPLY),
     }
 )
 
@@ -103,7 +104,7 @@ def message_number(step: int, microbatch: int, microbatches: int) -> int:
 
 def messages_per_step(flow: Flow, microbatches: int) -> int:
     """How many messages a step has in a queue of `flow`, in a run whose steps have `microbatches`: a step of CALL is a
-    call, one of REPLY a call that does not train, one of EVALUATION an evaluated batch."""
+    call, one of REPLY a call that does not train, one of EVALUATION an evaluated batch, one of VERDICT a round."""
     return 1 if flow in _ONE_PER_STEP else microbatches
 
 

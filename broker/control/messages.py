@@ -19,6 +19,7 @@ import msgspec
 
 CONTROL_VERSION = 9
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
+MOST_ROUNDS = 500  # of evaluation, in one report
 LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
 LONGEST_TEXT = 100_000  # characters of a reason
 WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute
@@ -66,9 +67,9 @@ class SampleOrder(_ControlMessage, frozen=True, tag="order"):
 
 
 class RunLength(_ControlMessage, frozen=True, tag="length"):
-    """How many steps a run trains, and how many steps of evaluation follow: known where the data is. `epoch`: how many
-    steps an epoch has, where workers need to know; else 0. `order`: which samples each batch has, where workers without
-    data need to know, and the data source draws them so."""
+    """How many steps a run trains, and how many batches each of its rounds of evaluation has: known where the data is.
+    `epoch`: how many steps an epoch has, where workers need to know; else 0. `order`: which samples each batch has,
+    where workers without data need to know, and the data source draws them so."""
 
     training: Count
     evaluation: Count
@@ -124,6 +125,21 @@ class StepRecord(_ControlMessage, frozen=True, tag="step"):
     norm: float | None = None
 
 
+class EvaluationRecord(_ControlMessage, frozen=True, tag="evaluation"):
+    """What the round of evaluation after `step` training steps found: means over `rows` rows, which may be infinite or
+    no number. `loss` is None without rows; `metrics` are by name."""
+
+    step: Count
+    rows: Count
+    loss: float | None = None
+    metrics: dict[Name, float] = {}
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """What evaluations may be compared by."""
+        return {**self.metrics, "loss": self.loss}
+
+
 class Event(_ControlMessage, frozen=True, tag="event"):
     """One microbatch entered a state at a stage (`ledger.MicrobatchState`), `at` seconds since the epoch."""
 
@@ -155,16 +171,18 @@ class Wait(_ControlMessage, frozen=True, tag="wait"):
 class Report(_ControlMessage, frozen=True, tag="report"):
     """Progress of a worker's compute loop since the last report. Sent even when nothing happened: a heartbeat.
 
-    `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation. `steps` and
-    `snapshots` are repeated until they are confirmed.
+    `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation. `steps`, `snapshots`
+    and `evaluations` are repeated until they are confirmed.
     `now` describes what the compute loop is doing ("2F3 of step 7", "waits for forward-1 message 40"), `since` (seconds
     since the epoch) when it began, `actions` how many actions it has completed: no growth means no progress, unless
     `waiting`. The script's `actions` is the number of its next call; between two calls it is not `waiting`, for as long
     as its user's code takes.
     `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
-    `training_steps`: how many steps the run has before it evaluates, sent by a worker that has loaded the data; or all
-    that a script has called for, sent by a script that makes no more calls.
+    `training_steps`: how many steps the run trains, sent by a worker that knows it; or all that a script has called
+    for, sent by a script that makes no more calls.
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
+    `evaluations`: what rounds of evaluation have found, sent by the last stage's worker. Its snapshot of a later step
+    comes with a round or after it: the broker knows the round before that checkpoint can be complete.
     `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
     `layer`: where in the model it computes ("layer 30"). `trouble`: why the server of its queues does not move
     messages, for `troubled` seconds now; "" if it does. `fault`: what the worker cannot do for want of disk space,
@@ -180,7 +198,6 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     events: list[Event] = []
     retained_bytes: int = 0
     queues: dict[str, list[float]] = {}  # queue -> ready, in flight, retained, bytes, oldest age in seconds
-    metrics: dict[str, float] = {}
     training_steps: Count | None = None
     number: Count = 0
     snapshots: list[tuple[Count, Count]] = []
@@ -190,6 +207,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     trouble: Text = ""
     troubled: float = 0.0
     fault: str = ""
+    evaluations: list[EvaluationRecord] = []
 
     @property
     def waiting(self) -> bool:
@@ -287,12 +305,14 @@ class Confirmed(_ControlMessage, frozen=True, tag="heard"):
 
 
 class Trim(_ControlMessage, frozen=True, tag="trim"):
-    """Checkpoint `step` is complete: queues may be trimmed to it, older snapshots deleted.
+    """Checkpoint `step` is complete: queues may be trimmed to it, older snapshots deleted, but for those of step
+    `best`, of the best round of evaluation before `step`.
 
     In a run without snapshots: every stage has finished the steps before `step`.
     """
 
     step: int
+    best: Count | None = None
 
 
 class Stop(_ControlMessage, frozen=True, tag="stop"):

@@ -16,6 +16,7 @@ from stageline.broker.control.messages import (
     Assigned,
     Confirmed,
     Declined,
+    EvaluationRecord,
     Exited,
     Failed,
     Finished,
@@ -25,9 +26,9 @@ from stageline.broker.control.messages import (
     Standby,
     StopRun,
     ToBroker,
-    Trim,
 )
 from stageline.broker.control.protocol import SealedMessage
+from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.stores.base import Store
@@ -221,7 +222,6 @@ class Coordinator:
             self.run.events.count("implausible", f"{member.label} reports what cannot be: {wrong}")
             return
         self.run.registry.note_report(member, report, now)
-        self.run.metrics |= report.metrics
         if report.training_steps is not None:
             self._note_training_steps(member, report.training_steps)
         holder = Holder(member.name, member.incarnation)
@@ -229,6 +229,7 @@ class Coordinator:
         if found.steps:
             self.run.store.append(found.steps, found.losses)
             member.counted.update(record.stage for record in found.steps)
+        found.illegal.extend(self._add_evaluations(report, member))
         if report.snapshots or (report.steps and self.run.checkpoints.candidates):
             found.illegal.extend(self._record_snapshots(report, member))
             if self.run.outcome is not None:
@@ -247,9 +248,37 @@ class Coordinator:
     def _note_training_steps(self, member: Member, steps: int) -> None:
         """How many steps a script trains is known to it alone, when it makes no more calls; it may still be resumed."""
         if not self.run.config.scripted:
-            self.run.training_steps = steps
+            early = self.run.early_end
+            self.run.training_steps = steps if early is None else early.step
         elif member.is_script:
             self._shutdown.called_for = steps
+
+    def _add_evaluations(self, report: Report, member: Member) -> list[IllegalTransition]:
+        """Stores what rounds of evaluation found, before the snapshots that come with it are counted: the best round is
+        known before a checkpoint lets go of its snapshots. Returns what was wrong."""
+        illegal = []
+        for record in report.evaluations:
+            try:
+                if self.run.config.schedule.stages - 1 not in member.stages:
+                    raise IllegalTransition(f"the evaluation after step {record.step} is not its own")
+                if self.run.add_evaluation(record):
+                    self._tell(record)
+            except EvaluationsDiffer as error:
+                self.run.fail(str(error), ExitCode.FAILED)
+            except KeyError as error:
+                illegal.append(IllegalTransition(f"the evaluation after step {record.step} has no {error}"))
+            except IllegalTransition as error:
+                illegal.append(error)
+        return illegal
+
+    def _tell(self, record: EvaluationRecord) -> None:
+        standing = self.run.evaluations.standing()
+        best = ", the best so far" if standing is not None and standing.improved else ""
+        self.run.events.infos.append(f"evaluation after step {record.step}: {told(record)}{best}")
+        for name, value in not_finite(record).items():
+            self.run.events.warnings.append(
+                f"evaluation after step {record.step}: {name} is {value}, which is not better than any number"
+            )
 
     def _record_snapshots(self, report: Report, member: Member) -> list[IllegalTransition]:
         """Records the snapshots that `member` reports; completes a checkpoint if it can. Returns what was wrong."""
@@ -269,7 +298,10 @@ class Coordinator:
             return f"stage {stage} is not its own"
         stopped = None if self.run.outcome is None else self.run.outcome.step
         ends = (step if self.run.config.scripted else self.run.training_steps, stopped)  # the script may end anywhere
-        if not is_due(step, self.run.config.snapshot_every, ends):
+        criterion, rounds = self.run.config.criterion, self.run.rounds
+        keeps = self.run.config.keeps_best or (criterion is not None and criterion.patience is not None)
+        evaluated = keeps and (rounds is None or rounds.due(step))  # it may be the last step: the verdict comes later
+        if not evaluated and not is_due(step, self.run.config.snapshot_every, ends):
             return f"stage {stage} writes no snapshot of step {step}"
         # If there are so many steps that they do not fit into one report, snapshots come before the rest of them.
         if stage in member.counted and len(report.steps) < MOST_STEPS and step > self.run.ledger.finished[stage]:
@@ -293,7 +325,11 @@ class Coordinator:
                 self.run.fail(why, ExitCode.FAILED)
                 return
             digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
-            outcome = RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, digest)
+            early = self.run.early_end
+            reason = "all steps are done" if early is None else early.reason
+            outcome = RunOutcome(RunPhase.FINISHED, reason, ExitCode.OK, digest, early=early is not None)
+            if early is not None:
+                self.run.training_steps = early.step
             if self.run.config.scripted:  # the script has ended it here
                 self.run.training_steps = self.run.ledger.finished_floor
             self.keep_observation(now)  # first: records that say that it has finished have its whole result
@@ -301,6 +337,7 @@ class Coordinator:
 
     def _trim(self, now: float) -> None:
         floor = self.run.trimmable
-        if floor > self._trimmed and not self.run.lifecycle.over and now - self._trimmed_at >= TRIM_EVERY:
+        due = floor > self._trimmed and not self.run.lifecycle.over and now - self._trimmed_at >= TRIM_EVERY
+        if due and (announcement := self.run.announcement(floor)) is not None:
             self._trimmed, self._trimmed_at = floor, now
-            self.run.broadcast(Trim(floor))
+            self.run.broadcast(announcement)

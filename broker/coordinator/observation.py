@@ -97,7 +97,7 @@ def _recall_result(run: RunRecords, fact: Fact) -> Observation:
 
 
 def _member(member: Member) -> _ObservedMember:
-    report = member.report and msgspec.structs.replace(member.report, steps=[], events=[], snapshots=[], metrics={})
+    report = member.report and msgspec.structs.replace(member.report, steps=[], events=[], snapshots=[], evaluations=[])
     return _ObservedMember(
         member.incarnation,
         member.status,

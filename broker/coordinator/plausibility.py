@@ -6,7 +6,7 @@ Such a report, or such a part of it, has no effect; it is counted, and named in 
 from collections.abc import Iterable, Iterator
 from math import isfinite
 
-from stageline.broker.control.messages import LONGEST_NAME, Report
+from stageline.broker.control.messages import LONGEST_NAME, MOST_ROUNDS, Report
 
 
 def implausible(report: Report) -> str:
@@ -25,8 +25,10 @@ def _wrongs(report: Report) -> Iterator[str]:
     for name, depths in report.queues.items():
         if len(depths) > 5 or not all(isfinite(depth) and depth >= 0 for depth in depths):
             yield f"queue {name} has the depths {depths}"
-    if any(len(name) > LONGEST_NAME for name in (*report.queues, *report.metrics)):
+    if any(len(name) > LONGEST_NAME for name in report.queues):
         yield "a name is too long"
+    if len(report.evaluations) > MOST_ROUNDS:
+        yield f"it has {len(report.evaluations)} evaluations"
     if not all(isfinite(wait.since) for wait in report.waits):
         yield "a wait has no time"
 

@@ -8,11 +8,13 @@ from math import isfinite
 from stageline.broker.control.messages import Answer, Ask, Refused
 from stageline.broker.diagnosis.explain import MEND
 from stageline.broker.diagnosis.wait_graph import WaitChain
+from stageline.broker.ledger.evaluations import fact_of
 from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
 from stageline.broker.membership.replacements import Replacement
 from stageline.broker.membership.standby import Contact
 from stageline.broker.recovery.lost_work import attempts_on
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action
 
 from .records import RunRecords
@@ -57,7 +59,8 @@ def answer(view: RunView, ask: Ask) -> Answer | Refused:
 
 
 def _status(view: RunView, of: Mapping[str, str]) -> Facts:
-    """The run, its workers, and the losses from step `losses_from` on (all if not given). `script` is its script, as a
+    """The run, its workers, and the losses from step `losses_from` on and the rounds of evaluation after them (all if
+    not given). `script` is its script, as a
     worker without stages; None of a run that has none."""
     first = _number(of, "losses_from", 0)
     run, outcome, ledger, schedule = view.run, view.run.outcome, view.run.ledger, view.run.config.schedule
@@ -91,6 +94,10 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "losses": {str(step): ledger.losses[step] for step in sorted(ledger.losses) if step >= first},
         # JSON has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts.
         "metrics": {name: value if isfinite(value) else str(value) for name, value in run.metrics.items()},
+        "evaluations": [fact_of(each) for each in run.evaluations if each.step > first],
+        "last_evaluation": None if run.evaluations.newest is None else fact_of(run.evaluations.newest),
+        "best": _best(run.evaluations.standing()),
+        "stopped_early": outcome.reason if outcome and outcome.early else None,
         "checkpoint": run.checkpoints.complete if run.config.snapshots else None,
         "listening": run.lifecycle.state is RunState.RECONNECTING,
         "recollecting": run.lifecycle.state is RunState.RECONCILING,
@@ -103,6 +110,14 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "oddities": dict(run.events.anomalies),
         "workers": [_worker(view, index) for index in workers],
     }
+
+
+def _best(standing: Standing | None) -> Facts | None:
+    """The best round of evaluation; `since`: how many rounds in a row, to the newest, were not better."""
+    if standing is None or standing.best is None:
+        return None
+    best = standing.best
+    return {"step": best.step, "metric": standing.criterion.metric, "value": best.value, "since": standing.since}
 
 
 def _norm(found: tuple[int, float] | None) -> Facts | None:
@@ -198,7 +213,6 @@ def _story(view: RunView, of: Mapping[str, str]) -> Facts:
 
 
 def _check_step(run: RunRecords, step: int) -> None:
-    """Evaluation follows the training steps: how many steps it takes is not known before it begins."""
     if run.training_steps is None or step < run.training_steps or step < run.ledger.begun:
         return
     last = max(run.training_steps, run.ledger.begun) - 1

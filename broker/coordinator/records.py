@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stageline.broker.control.messages import LONGEST_NAME, Declined, FromBroker
+from stageline.broker.control.messages import LONGEST_NAME, Declined, EvaluationRecord, FromBroker, Trim
 from stageline.broker.control.seal import RunKeys
+from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry
@@ -19,6 +20,7 @@ from stageline.broker.membership.standby import StandbyWorkers
 from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
 from stageline.broker.recovery.lost_work import KEPT_LOSSES, LostAttempt, lost_attempts
 from stageline.broker.stores.base import Fact, Store, StoredRun
+from stageline.pipeline.evaluation import Rounds, Standing
 
 from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
 from .run_state import RunEvent, RunLifecycle
@@ -95,7 +97,8 @@ class RunRecords:
         self.standby = StandbyWorkers()
         self.training_steps: int | None = None  # of the run, once a worker has loaded the data
         self.length = config.length  # of the run, once it is known; for workers that have no data
-        self.metrics: dict[str, float] = {}
+        self.evaluations = Evaluations(config.criterion)
+        self.metrics: dict[str, float] = {}  # of the newest round of evaluation
         self.declined: deque[Declined] = deque(maxlen=_DECLINED)
         self.events = EventLog()
         self.fault = ""  # what the broker itself cannot do for now, continuing "the broker"
@@ -124,6 +127,36 @@ class RunRecords:
     def trimmable(self) -> int:
         """The step before which no worker, and no replacement, needs a message."""
         return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """When the run evaluates; None before it is known how long it is."""
+        every, length = self.config.evaluates_every, self.length
+        if length is None:
+            return None
+        return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
+
+    @property
+    def early_end(self) -> Standing | None:
+        """How the run stood when it ended early; None if it has not."""
+        standing = self.evaluations.standing()
+        early = standing is not None and (self.length is None or standing.step < self.length.training)
+        return standing if standing is not None and standing.stops and early else None
+
+    def announcement(self, step: int) -> Trim | None:
+        """What lets go of all that comes before the complete checkpoint of `step`, but for the snapshots of the best
+        round of evaluation before it. None as long as one of those rounds is not known: a broker that has lost its
+        records is told them again.
+
+        The round after `step` steps does not count, though it may be known: so what is kept follows from the last
+        stage's snapshot of `step`, in which all rounds before it are.
+        """
+        if not self.config.keeps_best:
+            return Trim(step)
+        if self.rounds is None or self.evaluations.count_before(step) < self.rounds.before(step):
+            return None
+        standing = self.evaluations.standing(step - 1)
+        return Trim(step, None if standing is None or standing.best is None else standing.best.step)
 
     def broadcast(self, message: FromBroker) -> None:
         """Sends `message` to every reachable worker with a place."""
@@ -164,6 +197,20 @@ class RunRecords:
         for member in members:
             self.lost_work += lost_attempts(member, self.ledger, self.checkpoints.complete, why, now)
 
+    def add_evaluation(self, record: EvaluationRecord) -> bool:
+        """Stores what a round of evaluation found, once; False if it is known. Raises as `Evaluations.add` does."""
+        new = self.note_evaluation(record)
+        if new:
+            self.store.put(fact_name(record), fact_of(record))
+        return new
+
+    def note_evaluation(self, record: EvaluationRecord) -> bool:
+        """The same of a round that is stored."""
+        new = self.evaluations.add(record)
+        if (newest := self.evaluations.newest) is not None:
+            self.metrics = newest.metrics
+        return new
+
     def go_back(self, stages: Iterable[int]) -> None:
         """The stages, which have lost their workers, will begin at the complete checkpoint again."""
         lost = list(stages)
@@ -189,6 +236,8 @@ class RunRecords:
         if identity is not None:
             self.keys, self.adopted = identity.keys, identity.adopted
         self.ledger.restore(stored.finished, stored.losses)
+        for record in stored_in(stored.facts):
+            self.note_evaluation(record)
         self.registry.floor = self.unused_incarnation(now) if self.config.restarts else 0
         if _FACT in stored.facts:
             self.registry.restore(stored.facts[_FACT], now)

@@ -23,7 +23,6 @@ from stageline.broker.control.messages import (
     Report,
     RunLength,
     Standby,
-    Trim,
 )
 from stageline.broker.membership.member import Member, may_take
 from stageline.broker.membership.standby import MOST, Contact, process_key
@@ -129,8 +128,9 @@ class Registration:
         )
         self._run.outgoing.append((member.sender, place))
         self._send_peers(member.sender)
-        if self._run.checkpoints.complete and self._run.config.snapshots:  # its announcement may have been missed
-            self._run.outgoing.append((member.sender, Trim(self._run.checkpoints.complete)))
+        complete = self._run.checkpoints.complete if self._run.config.snapshots else 0
+        if complete and (announcement := self._run.announcement(complete)) is not None:  # it may have been missed
+            self._run.outgoing.append((member.sender, announcement))
 
     def _start_step(self, member: Member) -> int:
         """The step that `member` is told to begin at."""
@@ -300,7 +300,7 @@ class Registration:
 
 def _steps(length: RunLength) -> str:
     epoch = f", {length.epoch} in an epoch" if length.epoch else ""
-    return f"{length.training} training and {length.evaluation} evaluation steps{epoch}"
+    return f"{length.training} training steps and {length.evaluation} batches to evaluate{epoch}"
 
 
 def _restarts(hello: Hello) -> int | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -12,6 +13,7 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.recovery.earlier_run import EarlierRun
 from stageline.broker.stores.base import Fact, Store
+from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Placement, Schedule
 
@@ -55,6 +57,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
     weights_sha256: str | None = None
     at_step_end: bool = False
     step: int | None = None  # the number of steps that the workers were to finish first
+    early: bool = False  # a finished run has not trained all its steps: its evaluations were not getting better
 
     @property
     def stop_message(self) -> Stop:
@@ -92,6 +95,9 @@ class RunConfig:
     scripted: bool = False  # a user's script calls the workers, and has the last place
     code: ScriptCode | None = None
     earlier: EarlierRun | None = None
+    criterion: Criterion | None = None  # by which rounds of evaluation are compared
+    evaluates_every: int | Literal["epoch"] | None = None  # steps; None: only after the last
+    keeps_best: bool = False  # the checkpoint of the best round
 
     @property
     def placement(self) -> Placement:
@@ -132,6 +138,9 @@ class RunConfig:
             length=length,
             scripted=plan.scripted,
             code=code,
+            criterion=plan.criterion,
+            evaluates_every=None if plan.evaluation is None else plan.evaluation.every,
+            keeps_best=plan.keeps_best,
         )
 
 

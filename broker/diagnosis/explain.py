@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stageline.broker.membership.failure_detector import describe_exit, silence_limit
 from stageline.broker.membership.member import SCRIPT, Member, stages_label, worker_label
 
-from .queue_routes import CALL, CLIP, EVALUATION, LOSS, NORMS, REPLAYED, REPLY, SUBTOTAL, TIED, TOTAL
+from .queue_routes import CALL, CLIP, EVALUATION, LOSS, NORMS, REPLAYED, REPLY, SUBTOTAL, TIED, TOTAL, VERDICT
 from .wait_graph import (
     ClusterState,
     RootCause,
@@ -45,6 +45,7 @@ _MESSAGES = {  # by the flow of the edge that waits for it
     CLIP: "the norm of all gradients of step {edge.step}",
     REPLAYED: "the end of step {edge.step}",
     EVALUATION: "the activation of evaluated batch {edge.step} microbatch {edge.microbatch}",
+    VERDICT: "the verdict on round {edge.step} of evaluation",
     CALL: "call {edge.step}",
     LOSS: "the loss of call {edge.step}",
     REPLY: "the reply to call {edge.step}",

@@ -3,6 +3,7 @@
     forward-2       stage 1 -> stage 2          call-1      the script -> worker 1
     backward-2      stage 3 -> stage 2          reply-1     worker 1 -> the script
     evaluation-2    stage 1 -> stage 2          loss-1      worker 1, which has the last stage -> the script
+    verdict-1       the worker that has the last stage -> worker 1, where a run may end early after an evaluation
     norms-2         stage 3 -> stage 2, where gradients are clipped; and clip-2, stage 1 -> stage 2
     replayed-0      stage 1 -> stage 0, where what leaves stage 0 is kept and used again
     tied-0          a later stage that shares parameters with stage 0 -> stage 0; or per step, subtotal-0
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from stageline.pipeline.schedule import Schedule
 
-CALL, LOSS, REPLY, EVALUATION = "call", "loss", "reply", "evaluation"
+CALL, LOSS, REPLY, EVALUATION, VERDICT = "call", "loss", "reply", "evaluation", "verdict"
 TIED, SUBTOTAL, TOTAL = "tied", "subtotal", "total"
 NORMS, CLIP, REPLAYED = "norms", "clip", "replayed"
 # From a stage to the one that puts into its queue.
@@ -50,6 +51,8 @@ def route_of(queue: str, schedule: Schedule, script: int | None, tied_source: in
         return _between_stages(flow, int(number), int(number) + _BEFORE[flow], schedule)
     if flow in (TIED, SUBTOTAL, TOTAL):
         return None if tied_source is None else _between_stages(flow, int(number), tied_source, schedule)
+    if flow == VERDICT:
+        return _verdict(int(number), schedule)
     return None if script is None else _of_script(flow, int(number), script)
 
 
@@ -58,6 +61,13 @@ def _between_stages(flow: str, stage: int, source: int, schedule: Schedule) -> Q
         return None
     producer = RouteEnd(schedule.owner(source), source) if 0 <= source < schedule.stages else None
     return QueueRoute(flow, RouteEnd(schedule.owner(stage), stage), producer)
+
+
+def _verdict(worker: int, schedule: Schedule) -> QueueRoute | None:
+    if worker >= len(schedule.placement):
+        return None
+    last = schedule.stages - 1
+    return QueueRoute(VERDICT, RouteEnd(worker), RouteEnd(schedule.owner(last), last))
 
 
 def _of_script(flow: str, index: int, script: int) -> QueueRoute | None:

@@ -14,7 +14,21 @@ from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.schedule import Placement, Schedule
 
-from .queue_routes import CALL, CLIP, LOSS, NORMS, REPLAYED, REPLY, SUBTOTAL, TIED, TOTAL, RouteEnd, route_of
+from .queue_routes import (
+    CALL,
+    CLIP,
+    EVALUATION,
+    LOSS,
+    NORMS,
+    REPLAYED,
+    REPLY,
+    SUBTOTAL,
+    TIED,
+    TOTAL,
+    VERDICT,
+    RouteEnd,
+    route_of,
+)
 
 QUIET = 1.0  # seconds without a report after which a worker counts as silent; it reports ten times a second
 LATE = 1.0  # seconds that a message may take to arrive, or that two reports may be apart
@@ -24,7 +38,7 @@ _SENT = {
     "backward": frozenset({MicrobatchState.DONE}),
     TIED: frozenset({MicrobatchState.DONE}),
 }
-_ONCE_PER_STEP = frozenset({SUBTOTAL, TOTAL, NORMS, CLIP, REPLAYED, CALL})  # messages, numbered by it
+_ONCE_PER_STEP = frozenset({SUBTOTAL, TOTAL, NORMS, CLIP, REPLAYED, VERDICT, CALL})  # messages, numbered by it
 
 
 class RootCause(StrEnum):
@@ -75,7 +89,8 @@ class WaitEdge:
 
     `flow` is that of the queue. `source` is the stage that puts it; `on` is None if it comes from outside. Calls,
     losses and replies are not of a stage: `stage` and `source` are None, and `step` is the number of the call. In an
-    evaluation, it is the number of the evaluated batch. `number` is that of the message in its queue.
+    evaluation, it is the number of the evaluated batch; of a verdict, that of the round. `number` is that of the
+    message in its queue.
     With `room` its `stage` has computed the message and waits for room to keep it, until `source` gets on.
     """
 
@@ -174,7 +189,7 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
         return None
     needs, gives = route.consumer, route.producer
     if wait.room and gives is not None:
-        grants = route.flow == "forward" and wait.source == needs.stage  # what lacks is credit
+        grants = route.flow in ("forward", EVALUATION) and wait.source == needs.stage  # what lacks is credit
         behind = wait.source if grants and wait.source is not None else _furthest_behind(cluster, needs.stage)
         needs, gives = gives, RouteEnd(cluster.schedule.owner(behind), behind)
     step, microbatch = _place(wait, route.flow, cluster.ledger.microbatches)

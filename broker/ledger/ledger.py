@@ -1,7 +1,7 @@
 """The state of every microbatch at every stage, for the steps that some stage has not finished.
 
     queued ──> forward ──> stashed ──> backward ──> done
-                  └────────────────────────────────^        frozen stages, and evaluation, stop after forward
+                  └────────────────────────────────^        frozen stages stop after forward
 
 Reports are samples: intermediate states may be missing, and late or repeated events change nothing. Finished steps are
 records with the times of their actions.
@@ -242,9 +242,8 @@ class Ledger:
                 yield Held(MicrobatchPosition(stage, step, microbatch), entry)
 
     def _has_loss(self, record: StepRecord) -> bool:
-        """Whether `record` has a training step's loss: the last stage's has. Evaluation is F and nothing else."""
-        only_forward = self.microbatches * ACTION_BYTES
-        return record.stage == len(self.finished) - 1 and len(record.times) != only_forward
+        """Whether `record` has its step's loss: the last stage's has."""
+        return record.stage == len(self.finished) - 1
 
     @property
     def _newest_finished(self) -> int:
@@ -274,13 +273,13 @@ def timed_actions(schedule: Schedule, record: StepRecord) -> list[TimedAction]:
     """Each action of a finished step at a stage, with its times; none if they were not measured.
 
     Their number tells which list the stage ran: its step of the schedule, that of one that shares parameters, a frozen
-    stage's, only its end where forwards are replayed, or evaluation's, which with one microbatch is as long as that.
+    stage's, or only its end where forwards are replayed.
     """
     stage, times = record.stage, struct.unpack(f"<{len(record.times) // 8}d", record.times)
     training = [action for action in schedule.workers[schedule.owner(stage)] if action.stage == stage]
-    evaluation = [Action(Kind.FORWARD, stage, microbatch) for microbatch in range(schedule.microbatches)]
-    frozen = [*evaluation, Action(Kind.UPDATE, stage)]
-    lists = (frozen[-1:], *_sharing(stage, training), evaluation, frozen, training)
+    forwards = [Action(Kind.FORWARD, stage, microbatch) for microbatch in range(schedule.microbatches)]
+    frozen = [*forwards, Action(Kind.UPDATE, stage)]
+    lists = (frozen[-1:], *_sharing(stage, training), frozen, training)
     by_length = {len(actions) * ACTION_BYTES: actions for actions in lists}
     actions = by_length.get(len(record.times))
     return list(zip(actions, times[0::2], times[1::2], strict=True)) if actions else []

@@ -32,7 +32,12 @@ from .spill import Slot, Spill
 UNLIMITED = 2**63
 SPILL = 4  # the default of what may be retained on the disk, as a multiple of what may be in memory
 
-_COUNTED = {Flow.CALL: "call", Flow.REPLY: "reply", Flow.EVALUATION: "evaluated batch"}  # what a flow's steps are
+_COUNTED = {
+    Flow.CALL: "call",
+    Flow.REPLY: "reply",
+    Flow.EVALUATION: "evaluated batch",
+    Flow.VERDICT: "round",
+}  # what a flow's steps are
 _WAY_OUT = "See which stage is behind, or raise queues.retain_bytes"
 _OF_REPLIES = (
     "Replies are kept until the next checkpoint: make room on that disk, lower recovery.snapshot_every, or predict "

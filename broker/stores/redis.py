@@ -18,15 +18,10 @@ from typing import TypeVar
 import msgspec
 
 from stageline.broker.control.messages import StepRecord
-from stageline.broker.network.redis_connection import (
-    Command,
-    RedisAway,
-    RedisKeyTaken,
-    RedisLink,
-    RedisRefusal,
-    RedisUnfit,
-    sound,
-)
+from stageline.broker.network.redis_answers import sound
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.network.redis_errors import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit
+from stageline.broker.network.redis_units import Command
 
 from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
 

@@ -40,14 +40,14 @@ def cut_step(batches: Sequence[Batch], microbatches: int) -> list[Microbatch]:
     total = sum(counts)
     return [
         Microbatch(x, y, count, count / total if total else 1.0)
-        for (inputs, targets), size in zip(batches, counts, strict=True)
-        for x, y, count in zip(
-            split_batch(inputs, microbatches),
-            split_batch(targets, microbatches),
-            _sizes(size, microbatches),
-            strict=True,
-        )
+        for batch, size in zip(batches, counts, strict=True)
+        for (x, y), count in zip(_split_both(*batch, microbatches), _sizes(size, microbatches), strict=True)
     ]
+
+
+def _split_both(inputs: Tree, targets: Tree, microbatches: int) -> Iterator[Batch]:
+    slices = split_batch(inputs, microbatches)
+    return zip(slices, slices if targets is inputs else split_batch(targets, microbatches), strict=True)
 
 
 def _sizes(size: int, microbatches: int) -> list[int]:

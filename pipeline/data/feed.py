@@ -3,25 +3,28 @@
     batch of the source    0  1  2     3  4  5     6  7  8
     step                   0           1           2              accumulate = 3
 
-Each asks a source of its own: what a batch holds must follow from the seed and the step alone. After the training
-batches a run's held-out rows follow, as evaluation steps.
+Each asks a source of its own: what a batch holds must follow from the seed and the step alone. Each round of evaluation
+has the same batches, of the rows held out.
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import cast
+
+import torch
 
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
 from .batch import Batch, Microbatch, cut, cut_step, rows, slice_rows
-from .source import NumberedSource, Source
+from .numbering import Numbering
+from .source import NumberedSource, Source, samples_of
 
 
 class Feed:
-    """The microbatches of a run: of training steps 0 to `steps` - 1, then of as many evaluation steps as needed.
+    """The microbatches of a run: of training steps 0 to `steps` - 1, and of the batches of the rows held out.
 
-    A training step has `accumulate` batches, each cut into `microbatches`; the one batch of an evaluation step is cut
-    into as many as a training step has. The batches of the last `keep` steps are cached: that many are in use at once
-    on one worker.
+    A training step has `accumulate` batches, each cut into `microbatches`; a batch of rows held out is cut into as many
+    as a training step has. The last `keep` steps and the last `keep` batches held out are cached: that many are in use
+    at once on one worker.
     """
 
     def __init__(
@@ -34,33 +37,60 @@ class Feed:
         self._batch_size = batch_size
         self.held_out = source.held_out()
         self.of_step = lru_cache(maxsize=keep)(self._cut)
+        self._of_held_out = lru_cache(maxsize=keep)(self._cut_held_out)
 
-    @property
-    def evaluation(self) -> range:
-        """The evaluation steps: they follow the training steps; none if the source holds nothing back."""
+    @cached_property
+    def batches_held_out(self) -> int:
+        """How many batches the rows held out make; 0 if the source holds nothing back."""
         match self.held_out:
             case None:
-                count = 0
+                return 0
             case tuple() | list():
-                count = -(-rows(self.held_out) // self._batch_size)
+                return -(-rows(self.held_out) // self._batch_size)
             case source:
-                count = source.steps_per_epoch
-        return range(self._steps, self._steps + count)
+                return source.steps_per_epoch
 
     @property
     def numbered(self) -> NumberedSource | None:
         """The source, if it knows which samples each batch has."""
-        source = self._source
-        return cast(NumberedSource, source) if callable(getattr(source, "samples", None)) else None
+        return _numbered(self._source)
+
+    @cached_property
+    def numbering(self) -> Numbering | None:
+        """Which samples each microbatch has; None if the source does not know."""
+        source = self.numbered
+        return None if source is None else Numbering(partial(samples_of, source), self._microbatches, self._accumulate)
 
     @property
     def held_out_sample(self) -> Batch | None:
         """Rows held out to compare with another process's: all that are in memory, or a source's first batch."""
-        return self.held_out if self.held_out is None or isinstance(self.held_out, tuple | list) else self._held_out(0)
+        kept = self.held_out
+        return kept if kept is None or isinstance(kept, tuple | list) else self.held_out_batch(0)
 
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
         """Raises `DataError` if the source gives something that cannot be cut into microbatches."""
         return self.of_step(step)[microbatch]
+
+    def held_out_microbatch(self, batch: int, microbatch: int) -> Microbatch:
+        """The same of an evaluated batch; each round of evaluation has the same ones, from the first on."""
+        return self._of_held_out(self._held_out_number(batch))[microbatch]
+
+    def samples(self, step: int, microbatch: int) -> torch.Tensor | None:
+        """The numbers, in the data set, of the microbatch's rows: int64 [rows]; None if the source does not tell them.
+        Raises `DataError`."""
+        if self.numbering is None:
+            return None
+        count, what = self.microbatch(step, microbatch).rows, f"microbatch {microbatch} of step {step}"
+        return _as_many(self.numbering.microbatch(step, microbatch), count, what)
+
+    def held_out_samples(self, batch: int, microbatch: int) -> torch.Tensor | None:
+        """The same of an evaluated batch: rows held out have numbers of their own."""
+        numbers = self._numbers_held_out(self._held_out_number(batch))
+        if numbers is None:
+            return None
+        own = numbers.tensor_split(self._microbatches * self._accumulate)[microbatch]
+        count = self.held_out_microbatch(batch, microbatch).rows
+        return _as_many(own, count, f"microbatch {microbatch} of evaluated batch {batch}")
 
     @property
     def last_of_epoch(self) -> int:
@@ -71,26 +101,37 @@ class Feed:
         """A batch to train on, asked of the source again. Raises `DataError` if it has none to give."""
         return _asked(self._source, number, "the data source")
 
-    def held_out_batch(self, step: int) -> Batch:
-        """The batch of an evaluation step, likewise."""
-        return self._held_out(step - self._steps)
-
-    def _cut(self, step: int) -> list[Microbatch]:
-        if step < self._steps:
-            return self._cut_batches(range(step * self._accumulate, (step + 1) * self._accumulate))
-        return cut(*self.held_out_batch(step), self._microbatches * self._accumulate)
-
-    def _held_out(self, number: int) -> Batch:
-        """The batch of an evaluation step."""
+    def held_out_batch(self, number: int) -> Batch:
+        """A batch of the rows held out, likewise."""
         match self.held_out:
             case None:
-                step = self._steps + number
-                raise DataError(f"step {step} is beyond the run's {self._steps} steps, and no rows are held out")
+                raise DataError(f"there is no batch {number} of rows held out: the source holds nothing back")
             case (inputs, targets):
                 here = slice(number * self._batch_size, (number + 1) * self._batch_size)
                 return slice_rows(inputs, here), slice_rows(targets, here)
             case source:
                 return _asked(source, number, "the held-out source")
+
+    def _held_out_number(self, batch: int) -> int:
+        if not self.batches_held_out:
+            raise DataError(f"batch {batch} cannot be evaluated: no rows are held out")
+        return batch % self.batches_held_out
+
+    def _numbers_held_out(self, number: int) -> torch.Tensor | None:
+        match self.held_out:
+            case None:
+                return None
+            case tuple() | list():
+                return torch.arange(rows(self.held_out))[number * self._batch_size :][: self._batch_size]
+            case source:
+                numbered = _numbered(source)
+                return None if numbered is None else samples_of(numbered, number)
+
+    def _cut(self, step: int) -> list[Microbatch]:
+        return self._cut_batches(range(step * self._accumulate, (step + 1) * self._accumulate))
+
+    def _cut_held_out(self, number: int) -> list[Microbatch]:
+        return cut(*self.held_out_batch(number), self._microbatches * self._accumulate)
 
     def _cut_batches(self, numbers: range) -> list[Microbatch]:
         batches = [self.batch(number) for number in numbers]
@@ -117,3 +158,14 @@ def _asked(source: Source, step: int, name: str) -> Batch:
         raise DataError(f"{called} returned a {type(batch).__name__}; wanted are two: (inputs, targets)")
     inputs, targets = batch
     return inputs, targets
+
+
+def _numbered(source: Source) -> NumberedSource | None:
+    return cast(NumberedSource, source) if callable(getattr(source, "samples", None)) else None
+
+
+def _as_many(samples: torch.Tensor, count: int, what: str) -> torch.Tensor:
+    """Those of a microbatch. Raises `DataError` if there are not as many as rows."""
+    if len(samples) != count:
+        raise DataError(f"samples gave {len(samples)} numbers for the {count} rows of {what}")
+    return samples

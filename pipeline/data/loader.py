@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from itertools import count, repeat
 from typing import Any, Protocol
 
-from torch import Tensor
+import torch
 from torch.utils.data import Dataset, default_collate
 
 from stageline.pipeline.errors import DataError
@@ -77,10 +77,6 @@ class Loader(AbstractContextManager["Loader"]):
         """Which samples each step has."""
         return self._order
 
-    def samples(self, step: int) -> Tensor:
-        """The indices of the samples of `batch(step)`, in their order: int64 [rows]."""
-        return self._order.rows(step)
-
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
@@ -95,6 +91,10 @@ class Loader(AbstractContextManager["Loader"]):
         Readers go on with the steps after it. Raises `DataError` with the sample's index and the user's line.
         """
         return self._draw(step)
+
+    def samples(self, step: int) -> torch.Tensor:
+        """The indices in the dataset of the samples of `batch(step)`, in their order: int64 [rows]."""
+        return self._order.rows(step)
 
     def held_out(self) -> "Loader | None":
         """The rows held out, as a loader of which every loop walks epoch 0; None if there are none."""

@@ -42,15 +42,16 @@ class Rows:
     def steps_per_epoch(self) -> int:
         return self._order.steps_per_epoch
 
-    def samples(self, step: int) -> torch.Tensor:
-        return self._order.rows(step)
-
     def batch(self, step: int) -> Batch:
         if not self._order.shuffle:
             _, here = self._order.place(step)
             return slice_rows(self._inputs, here), slice_rows(self._targets, here)
         picked = self._order.rows(step)
         return _pick(self._inputs, picked), _pick(self._targets, picked)
+
+    def samples(self, step: int) -> torch.Tensor:
+        """The numbers of the rows of `step`: int64 [rows]."""
+        return self._order.rows(step)
 
     def held_out(self) -> Batch | None:
         return self._held_out

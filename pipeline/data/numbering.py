@@ -9,8 +9,6 @@ from functools import lru_cache
 
 import torch
 
-from stageline.pipeline.errors import DataError
-
 Samples = Callable[[int], torch.Tensor]  # of a batch's number: int64 [rows]
 
 
@@ -24,7 +22,7 @@ class Numbering:
         self._of_batch = lru_cache(maxsize=4)(self._cut)
 
     def microbatch(self, step: int, microbatch: int) -> torch.Tensor:
-        """The samples of a microbatch: int64 [rows]. Raises `DataError` as `checked` does."""
+        """The samples of a microbatch: int64 [rows]. Raises `DataError` as `samples` does."""
         batch, place = divmod(microbatch, self._microbatches)
         return self._of_batch(step * self._accumulate + batch)[place]
 
@@ -34,18 +32,7 @@ class Numbering:
 
     def batches(self, steps: int) -> Iterator[torch.Tensor]:
         """The samples of each batch of the first `steps` steps."""
-        return map(self._checked, range(steps * self._accumulate))
+        return map(self._samples, range(steps * self._accumulate))
 
     def _cut(self, batch: int) -> tuple[torch.Tensor, ...]:
-        return self._checked(batch).tensor_split(self._microbatches)
-
-    def _checked(self, batch: int) -> torch.Tensor:
-        return checked(self._samples(batch), batch)
-
-
-def checked(found: object, batch: int) -> torch.Tensor:
-    """The samples of a batch, as a source gives them. Raises `DataError` for what are no numbers of samples."""
-    if isinstance(found, torch.Tensor) and found.dtype is torch.int64 and found.dim() == 1 and not (found < 0).any():
-        return found
-    wrong = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-    raise DataError(f"the data source's samples({batch}) is {wrong}; wanted are numbers from 0 on, int64 [rows]")
+        return self._samples(batch).tensor_split(self._microbatches)

@@ -2,13 +2,18 @@
 
 from typing import Protocol
 
-from torch import Tensor
+import torch
+
+from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
 from .batch import Batch
 
 
 class Source(Protocol):
-    """A data source. Two sources with the same arguments return the same batches, bit for bit."""
+    """A data source. Two sources with the same arguments return the same batches, bit for bit.
+
+    One that also says which samples its batches have is a `NumberedSource`.
+    """
 
     @property
     def steps_per_epoch(self) -> int:
@@ -27,8 +32,23 @@ class Source(Protocol):
 
 
 class NumberedSource(Source, Protocol):
-    """A source that knows which samples each batch has, as `model.prefix_cache` needs. `Rows` and `Loader` are such."""
+    """A source that knows which samples each batch has, as `model.prefix_cache` needs, and as taps
+    store. `Rows` and `Loader` are such."""
 
-    def samples(self, step: int) -> Tensor:
+    def samples(self, step: int) -> torch.Tensor:
         """The numbers of the samples in `batch(step)`, in the order of its rows: int64 [rows], from 0 on. A number
         stands for the same inputs in all epochs."""
+
+
+def samples_of(source: NumberedSource, step: int) -> torch.Tensor:
+    """What `source.samples(step)` returns: int64 [rows]. Raises `DataError` if it fails, or returns something else."""
+    try:
+        found: object = source.samples(step)
+    except BaseException as error:  # user code may raise anything; the cause is chained
+        if isinstance(error, DataError) or not raised_by_user_code(error):
+            raise
+        raise DataError(f"the data source's samples({step}) failed: {describe_error(error)}") from error
+    if isinstance(found, torch.Tensor) and found.dtype is torch.int64 and found.dim() == 1 and not (found < 0).any():
+        return found
+    wrong = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+    raise DataError(f"the data source's samples({step}) is {wrong}; wanted are numbers from 0 on, int64 [rows]")

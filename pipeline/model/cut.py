@@ -1,6 +1,6 @@
 """Makes the plan's model and cuts it into stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -11,24 +11,18 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.layer import BoundLayer
-from stageline.pipeline.stage.optimizer import OptimizerFactory
-from stageline.pipeline.stage.stage import Stage
 
 from .edges import EACH_LAYER, Cut, edges_of
-from .families.known import FAMILIES, known_layers, stored_names_of
+from .families.known import stored_names_of
 from .families.layers import Layers
-from .groups import groups_of
-from .load import base_folder, call, load_function, load_object
+from .layer_list import layers_of
+from .load import base_folder, call, load_object
 from .segment import Segment
 from .ties import with_own_copies
 from .trainable import train_only
 from .weights.stage_weights import StageWeights, twins_of, variables_of
 from .weights.unallocated import demand_known, made_without_memory
-
-_LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses of one
-_OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")
 
 
 def build_segments(plan: Plan) -> list[Segment]:
@@ -94,7 +88,7 @@ def cut_model(
     `ModelRefused`.
     """
     ready = isinstance(model, list | tuple)
-    names, layers = (list(map(str, range(len(model)))), list(model)) if ready else _layers_of(model, cut)
+    names, layers = (list(map(str, range(len(model)))), list(model)) if ready else layers_of(model, cut)
     if ready and cut == EACH_LAYER:
         raise ModelRefused(
             f"the model is given as {len(layers)} ready stages, which are not cut: leave model.balance and "
@@ -116,7 +110,7 @@ def cut_model(
     _refuse_shared_buffers(segments)
     if trainable is not None:
         train_only(segments, trainable)
-    return with_own_copies([_titled(model, layers, part) for part in segments])
+    return with_own_copies(_with_titles(model, layers, segments))
 
 
 def first_trainable(segments: Sequence[Segment]) -> int:
@@ -136,101 +130,15 @@ def frozen_stages(segments: Sequence[Segment]) -> tuple[int, ...]:
     return tuple(part.index for part in segments if part.index > first and not part.trainable)
 
 
-def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool, epoch: int = 1) -> Stage:
-    """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last. Reads its
-    weights, if they are in files. An epoch has `epoch` steps.
-
-    Raises `ModelRefused`.
-    """
-    base, scheduler = base_folder(plan), plan.lr_scheduler
-    _demand_device(device, part.index)
-    part.load()
-    return part.stage(
-        seed=plan.run.seed,
-        optimizer=optimizer_of(plan),
-        lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
-        loss=load_function(plan.model.loss, base, "model.loss") if last else None,
-        device=device,
-        stash_weights=stash_weights,
-        clip_norm=plan.optimizer.clip_norm,
-        autocast=plan.model.autocast,
-        groups=groups_of(plan),
-        lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
-    )
-
-
-def optimizer_of(plan: Plan) -> OptimizerFactory:
-    """Makes the plan's optimizer of a stage's parameters. Raises `ModelRefused`, as does what it returns."""
-    return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
-
-
-def _steps_between(scheduler: LrSchedulerPlan, epoch: int) -> int:
-    match scheduler.every:
-        case int(steps):
-            return steps
-        case "epoch":
-            return epoch
-        case _:
-            return 1
-
-
-def _demand_device(device: str, stage: int) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has one for each reason
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelRefused(
-            f'device = "{device}" of stage {stage} cannot be used in this process: {reason}. Choose one that is there, '
-            'such as "cpu" or "cuda:0"'
-        ) from error
-
-
-def _made(
-    section: OptimizerPlan | LrSchedulerPlan, table: str, base: Path, needed: Sequence[str]
-) -> Callable[[Any], Any]:
-    """Calls the factory of a table of the plan. Raises `ModelRefused` for what does not have all that is `needed`."""
-    factory = load_object(section.factory, base, f"{table}.factory")
-
-    def make(argument: Any) -> Any:
-        made = call(partial(factory, argument, **section.options), table)
-        if missing := [name for name in needed if not hasattr(made, name)]:
-            raise ModelRefused(
-                f'{table}.factory = "{section.factory}" returned a {type(made).__name__} without {missing[0]}; '
-                f"wanted is what those of torch.optim return"
-            )
-        return made
-
-    return make
-
-
-def _layers_of(model: Any, cut: Cut) -> tuple[list[str], list[torch.nn.Module]]:
-    if not isinstance(model, torch.nn.Sequential) or type(model).forward is not torch.nn.Sequential.forward:
-        listed = model if isinstance(model, Layers) else known_layers(model)
-        if listed is None:
-            families = ", ".join(family.class_name for family in FAMILIES)
-            raise ModelRefused(
-                f"the model is a {type(model).__name__}; wanted is an nn.Sequential, a model of a known family "
-                f"({families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
-                f"that out (docs/models.md), or a list with one module for each stage"
-            )
-        if cut is not None and not isinstance(cut, str):
-            listed.check_cut(cut)
-        return listed.names, list(listed.bound)
-    if own := [name for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False))]:
-        raise ModelRefused(
-            f"{', '.join(own)} belong to the model itself, not to one of its layers: give them to a layer"
-        )
-    children = list(model.named_children())
-    if len(children) != len(model):  # named_children leaves out repetitions
-        raise ModelRefused("the same module stands twice in the model: make two, or put both uses into one layer")
-    return [name for name, _ in children], [child for _, child in children]
-
-
-def _titled(model: Any, layers: Sequence[torch.nn.Module], part: Segment) -> Segment:
-    """`part` with the numbers and the names of its parameters in `model.named_parameters()`."""
+def _with_titles(model: Any, layers: Sequence[torch.nn.Module], segments: Sequence[Segment]) -> list[Segment]:
+    """The segments, each with the numbers and the names of its parameters in `model.named_parameters()`."""
     whole = model if isinstance(model, torch.nn.Module) else torch.nn.ModuleList(layers)
     parameters = model.parameters if isinstance(model, Layers) else dict(whole.named_parameters())
     known = {id(parameter): (number, name) for number, (name, parameter) in enumerate(parameters.items())}
+    return [_titled(part, known) for part in segments]
+
+
+def _titled(part: Segment, known: Mapping[int, tuple[int, str]]) -> Segment:
     found = {name: known[id(state)] for name, state in part.state if id(state) in known}
     return replace(
         part,

@@ -6,9 +6,9 @@ from itertools import pairwise
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layer import joined, parts_of
 
-from .families.layers import near
 from .partition import best_partition, by_weight
 
 Cut = Sequence[int | str] | str | None

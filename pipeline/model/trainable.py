@@ -3,19 +3,16 @@
 trainable = ["encoder.layer.40.*"]      encoder.layer.40.attention.weight is trained, all others are frozen
 """
 
-import difflib
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import hint, matches, unmatched
 from stageline.pipeline.stage.layer import joined
 from stageline.pipeline.tree import describe
 
 from .segment import Segment
-
-_NEAR = 3  # names that a refusal gives
 
 
 def train_only(segments: Sequence[Segment], patterns: Sequence[str]) -> None:
@@ -27,7 +24,7 @@ def train_only(segments: Sequence[Segment], patterns: Sequence[str]) -> None:
     changed then.
     """
     named = [(name, parameter) for part in segments for name, parameter in _named_parameters(part)]
-    matching = {id(each): (name, each) for name, each in named if _matches(name, patterns)}
+    matching = {id(each): (name, each) for name, each in named if matches(name, patterns)}
     if wrong := [*_unmatched(patterns, [name for name, _ in named]), *_untrainable(matching.values())]:
         raise ModelRefused("; ".join(wrong))
     for _, parameter in named:
@@ -40,23 +37,9 @@ def _named_parameters(part: Segment) -> Iterable[tuple[str, torch.nn.Parameter]]
             yield joined(name, key), parameter
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def _unmatched(patterns: Sequence[str], names: Sequence[str]) -> Iterable[str]:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            yield f'model.trainable: no parameter of the model matches "{pattern}". {_hint(pattern, names)}'
-
-
-def _hint(pattern: str, names: Sequence[str]) -> str:
-    if any(name.startswith(f"{pattern}.") for name in names):
-        return f'It names a module: write "{pattern}.*" for its parameters'
-    if not names:
-        return "The model has no parameters"
-    near = difflib.get_close_matches(pattern, names, _NEAR, 0.4) or list(names[:_NEAR])
-    return f"Parameters have names such as {', '.join(near)}"
+    for pattern in unmatched(patterns, names):
+        yield f'model.trainable: no parameter of the model matches "{pattern}". {hint(pattern, names)}'
 
 
 def _untrainable(matching: Iterable[tuple[str, torch.nn.Parameter]]) -> Iterable[str]:

@@ -62,6 +62,52 @@ def _scripted(plan: PlanTables) -> Iterator[PlanError]:
             )
 
 
+def _evaluation(plan: PlanTables) -> Iterator[PlanError]:
+    choice = plan.evaluation
+    if choice is None:
+        return
+    if plan.scripted:
+        yield PlanError("evaluation", "a script evaluates when it calls line.evaluate; leave the table out")
+        return
+    names = ("loss", *plan.metric_names)
+    if choice.metric not in names:
+        yield PlanError(
+            "evaluation.metric",
+            f"it is no metric of the run; use {' or '.join(map(repr, names))}, or add it to model.metrics",
+        )
+    elif choice.metric != "loss" and choice.better is None:
+        yield PlanError("evaluation.better", f'say which {choice.metric} is better: better = "higher", or "lower"')
+    if "loss" in plan.metric_names:
+        yield PlanError(
+            "model.metrics", "one has the name of what every evaluation returns, loss; give the function another"
+        )
+    if choice.every is not None and plan.schedule.mode == "async":
+        yield PlanError(
+            "evaluation.every",
+            'mode = "async" has no moment at which all stages have done the same steps; leave it out, and the rows '
+            'held out are evaluated after the last step, or use schedule.mode = "sync"',
+        )
+    if choice.patience is not None and choice.every is None:
+        yield PlanError(
+            "evaluation.patience", "it needs several evaluations: add evaluation.every = 100, or leave it out"
+        )
+    if choice.keep_best and (lacking := _why_best_is_not_kept(plan)):
+        yield PlanError("evaluation.keep_best", f"{lacking}, or leave it out")
+    if plan.data.dataset is not None and plan.data.held_out is None:
+        yield PlanError("data.held_out", 'there are no rows to evaluate: add held_out = "data.py:test"')
+
+
+def _why_best_is_not_kept(plan: PlanTables) -> str:
+    """What the plan lacks for it, and the way out; "" if nothing."""
+    if plan.evaluation is not None and plan.evaluation.every is None:
+        return "it needs several evaluations: add evaluation.every = 100"
+    if plan.queues.url == "memory://":
+        return 'over queues.url = "memory://" no checkpoints are written: use another'
+    if not plan.recovery.on:
+        return "no checkpoints are written: use recovery.restarts = 5 and snapshot_every = 20"
+    return ""
+
+
 _WITH_DATASET = ("held_out", "target", "collate", "shuffle", "num_workers")
 
 
@@ -231,6 +277,8 @@ _OF_SCRIPTS = (
     *("lr_scheduler.every", "model.prefix_cache"),
 )
 
+_KEPT = ("queues.url", "recovery.restarts", "recovery.snapshot_every")
+
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs"), _length),
     (_OF_SCRIPTS, _scripted),
@@ -241,6 +289,10 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate"), _asynchronous),
     (("schedule.microbatches", "schedule.accumulate"), _accumulated),
     (("optimizer.clip_norm", "schedule.mode"), _clipping),
+    (
+        ("evaluation", "model.metrics", "schedule.mode", "data.source", "data.dataset", "data.held_out", *_KEPT),
+        _evaluation,
+    ),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("model.prefix_cache", "recovery.on_bad_microbatch"), _cached),

@@ -231,7 +231,16 @@ Every = Annotated[
     Literal["step", "epoch"] | Annotated[int, Field(strict=True, ge=1)],
     Accepts('"step", "epoch" or a whole number of steps from 1 on'),
 ]
+EvaluationEvery = Annotated[
+    Literal["epoch"] | Annotated[int, Field(strict=True, ge=1)],
+    Accepts('"epoch" or a whole number of steps from 1 on'),
+]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), Accepts("a number above 0, such as 1.0,")]
+Decay = Annotated[
+    float,
+    Field(strict=True, ge=0, le=1, allow_inf_nan=False),
+    Accepts("a number from 0 to 1, such as 0.999,"),
+]
 Size = Annotated[
     int,
     Field(strict=True, ge=1, le=_LARGEST),

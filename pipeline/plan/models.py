@@ -1,4 +1,5 @@
-"""A whole plan: its tables, each with its keys (`training.py`, `deployment.py`), and what follows from them together.
+"""A whole plan: its tables, each with its keys (`training.py`, `deployment.py`, `taps.py`), and what follows from them
+together.
 
 Validation and the JSON schema follow from here.
 """
@@ -10,12 +11,15 @@ from typing import Annotated, Self, get_args
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from stageline.pipeline.evaluation import Better, Criterion
 from stageline.pipeline.schedule import Placement
 
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
 from .key_types import Unset
+from .metric_names import told_apart
 from .section import Section
-from .training import DataPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan, SchedulePlan
+from .taps import TapsPlan
+from .training import DataPlan, EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan, SchedulePlan
 
 SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over
 
@@ -43,6 +47,8 @@ class PlanTables(Section):
     schedule: SchedulePlan = Field(default_factory=SchedulePlan)
     optimizer: OptimizerPlan
     lr_scheduler: Unset[LrSchedulerPlan] = None
+    evaluation: Unset[EvaluationPlan] = None
+    taps: Unset[TapsPlan] = None
     queues: QueuesPlan = Field(default_factory=QueuesPlan)
     recovery: RecoveryPlan = Field(default_factory=RecoveryPlan)
     broker: BrokerPlan = Field(default_factory=BrokerPlan)
@@ -66,9 +72,39 @@ class PlanTables(Section):
         return bool(self.model.prefix_cache)
 
     @property
+    def averages(self) -> bool:
+        """Whether stages keep averages of their weights."""
+        return self.optimizer.ema_decay is not None
+
+    @property
     def counts_epochs(self) -> bool:
         """Whether workers need to know how many steps an epoch has."""
-        return self.caches_prefix or (self.lr_scheduler is not None and self.lr_scheduler.every == "epoch")
+        tables = self.lr_scheduler, self.evaluation
+        return self.caches_prefix or any(table is not None and table.every == "epoch" for table in tables)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether rows that are held out are evaluated."""
+        return bool(self.model.metrics) or self.evaluation is not None
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the checkpoint of the best evaluation is kept."""
+        return self.evaluation is not None and self.evaluation.keep_best
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What the metrics are called in what an evaluation finds: by their functions, and by the files that those are
+        in where functions share a name."""
+        return tuple(told_apart(self.model.metrics))
+
+    @property
+    def criterion(self) -> Criterion | None:
+        """What evaluations are compared by; None if they are not compared."""
+        choice = self.evaluation
+        if choice is None:
+            return None
+        return Criterion(choice.metric, Better(choice.better or Better.LOWER), choice.patience)
 
     @property
     def measures_cut(self) -> bool:

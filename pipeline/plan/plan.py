@@ -109,6 +109,8 @@ class Plan(PlanTables):
         It may be shown and sent: its addresses are without their passwords.
         """
         tables = self.model_dump(mode="json", exclude_none=True, exclude={"file", "origins", "workers"})
+        if not self.recovery.snapshot_every and "restarts" not in self.recovery.model_fields_set:
+            del tables["recovery"]["restarts"]  # given, it would be refused
         if self.workers:
             tables["workers"] = {
                 str(index): each.model_dump(mode="json", exclude_none=True) for index, each in enumerate(self.workers)

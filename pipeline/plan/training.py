@@ -11,6 +11,8 @@ from .key_types import (
     Accepts,
     Autocast,
     Cut,
+    Decay,
+    EvaluationEvery,
     Every,
     Folder,
     Groups,
@@ -127,7 +129,7 @@ class ModelPlan(Section):
     )
     metrics: Annotated[tuple[Reference, ...], Accepts('a list such as ["metrics.py:accuracy"]')] = Field(
         default=(),
-        description="Functions of (outputs, targets) that measure the rows held out, after the last step.",
+        description="Functions of (outputs, targets) that measure the rows held out, when they are evaluated.",
         examples=[["model.py:accuracy"]],
     )
 
@@ -147,7 +149,7 @@ class DataPlan(Section):
     )
     held_out: Unset[Reference] = Field(
         default=None,
-        description="The dataset whose rows the metrics measure after the last step; given as `dataset` is.",
+        description="The dataset whose rows are evaluated; given as `dataset` is.",
         examples=["data.py:test"],
     )
     target: Unset[Target] = Field(
@@ -240,6 +242,39 @@ class SchedulePlan(Section):
         return self.microbatches * self.accumulate
 
 
+class EvaluationPlan(Section):
+    """When the rows held out are evaluated, by what evaluations are compared, and what follows from that."""
+
+    every: Unset[EvaluationEvery] = Field(
+        default=None,
+        description="After how many steps the rows held out are evaluated, besides after the last step. Default: only "
+        "after the last.",
+        examples=[100, "epoch"],
+    )
+    metric: Annotated[str, Field(strict=True, min_length=1), Accepts('"loss" or the name of a metric')] = Field(
+        default="loss",
+        description='What evaluations are compared by: "loss", or the name of one of `model.metrics`.',
+        examples=["accuracy"],
+    )
+    better: Unset[Annotated[Literal["lower", "higher"], one_of(("lower", "higher"))]] = Field(
+        default=None,
+        description='Which of two values of the metric is better. Default: "lower" of the loss; another metric needs '
+        "it.",
+        examples=["higher"],
+    )
+    patience: Unset[Annotated[int, whole(1)]] = Field(
+        default=None,
+        description="After how many evaluations in a row that were not better the run ends early. Default: it never "
+        "does.",
+        examples=[5],
+    )
+    keep_best: Truth = Field(
+        default=False,
+        description="Whether a checkpoint is written at each evaluation, and that of the best one is kept.",
+        examples=[True],
+    )
+
+
 class OptimizerPlan(FactorySection):
     """`factory` is called with a stage's parameters and the keys that are not named here."""
 
@@ -252,6 +287,12 @@ class OptimizerPlan(FactorySection):
         description="What the norm of all stages' gradients may be at most; before each update they are scaled down to "
         "it, as torch.nn.utils.clip_grad_norm_ does.",
         examples=[1.0],
+    )
+    ema_decay: Unset[Decay] = Field(
+        default=None,
+        description="Each update is followed by one of an exponential moving average of the weights, as torch's "
+        "AveragedModel does; this is its decay. Metrics measure the averages. Default: no averages.",
+        examples=[0.999],
     )
     groups: Unset[Groups] = Field(
         default=None,

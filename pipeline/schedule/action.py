@@ -33,6 +33,7 @@ class Kind(StrEnum):
     NORMS = "N"  # once per step: the norms of gradients, of this stage and of those after it
     CLIP = "C"  # once per step: clips the gradients by the norm over all stages
     UPDATE = "U"  # the optimizer; once per step, with no microbatch of its own
+    VERDICT = "V"  # in no schedule: after an evaluation, whether a run that may end early goes on
 
     __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program
 
@@ -51,7 +52,7 @@ class Action(NamedTuple):
     microbatch: int = 0
 
     def __str__(self) -> str:
-        if self.kind in ONCE_PER_STEP:
+        if self.kind in ONCE_PER_STEP or self.kind is Kind.VERDICT:
             return f"{self.stage}{self.kind}"
         return f"{self.stage}{self.kind}{self.microbatch}"
 

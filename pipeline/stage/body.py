@@ -38,6 +38,16 @@ class Body(torch.nn.ModuleList):
         for name, part in self._parts:
             part.load_state_dict(state_of(part, name, state))
 
+    def entries_of(self, named: Weights) -> dict[str, torch.Tensor]:
+        """Tensors that stand for parameters, by the names in here, as entries of `weights`: under each name there."""
+        given = {id(parameter): named[name] for name, parameter in self.named_parameters() if name in named}
+        return {name: given[id(variable)] for name, variable in self._variables() if id(variable) in given}
+
+    def from_entries(self, entries: Weights) -> dict[str, torch.Tensor]:
+        """What `entries_of` was given."""
+        given = {id(variable): entries[name] for name, variable in self._variables() if name in entries}
+        return {name: given[id(parameter)] for name, parameter in self.named_parameters() if id(parameter) in given}
+
     def unsplit_parameters(self) -> dict[str, torch.Tensor]:
         """The parameters by their names in the unsplit model; one that has several, by the first."""
         return self.by_unsplit_names(dict(self.named_parameters()))
@@ -78,6 +88,11 @@ class Body(torch.nn.ModuleList):
     @property
     def _parts(self) -> list[tuple[str, torch.nn.Module]]:
         return [part for name, layer in zip(self.names, self, strict=True) for part in parts_of(layer, name)]
+
+    def _variables(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters and buffers themselves, by the names of `weights`."""
+        for name, part in self._parts:
+            yield from ((joined(name, key), each) for key, each in part.state_dict(keep_vars=True).items())
 
     def _unsplit(self, name: str) -> str:
         position, _, rest = name.partition(".")

@@ -8,7 +8,7 @@
 A gathered norm has the dtype of its gradient. Why the bits are those of the unsplit model: docs/decisions/clipping.md.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_
@@ -109,6 +109,11 @@ class GradientClip:
             f"stage {self._stage} got {describe(given)} for the norms of later stages' gradients; wanted are pairs of "
             f"numbers of parameters and norms"
         )
+
+
+def numbers_of(parameters: Iterable[str], first_layer: int) -> dict[str, int]:
+    """Numbers of the `parameters` of layers from `first_layer` on: those of another stage's are lower, or higher."""
+    return {name: first_layer * 2**32 + place for place, name in enumerate(parameters)}
 
 
 def _norms_by_dtype(gradients: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[int]]]:

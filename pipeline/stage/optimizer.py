@@ -12,12 +12,12 @@ cut in another way, know groups by their places.
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import matches
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 # They compute one value of all parameters, of which a stage has a part.
@@ -32,7 +32,7 @@ class ParameterGroup:
     settings: Mapping[str, object]
 
     def has(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self.match)
+        return matches(name, self.match)
 
 
 def grouped(parameters: Mapping[str, torch.Tensor], groups: Sequence[ParameterGroup]) -> list[Any]:

@@ -2,7 +2,7 @@
 
     forward   activation in -> layers, each seeded -> stash -> activation out (or the loss, on the last stage)
     backward  gradient with respect to that output in -> autograd -> gradient with respect to the input out
-    update    optimizer step, gradients cleared
+    update    optimizer step, gradients cleared, averages of the weights
     snapshot  all state, as a value; restore continues from it with the same bits
 
 In a loop of your own:
@@ -14,31 +14,28 @@ In a loop of your own:
     last.update()
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from hashlib import sha256
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 
-from stageline.pipeline.errors import ForeignState, LossNotScalar, StageError
-from stageline.pipeline.tree import Tree, describe, map_tensors
+from stageline.pipeline.errors import ForeignState, StageError
+from stageline.pipeline.tree import Tree, map_tensors
 
+from .activity import GRADIENTS, LOSS, Activity
+from .arrivals import Arrivals
+from .average import WeightAverage
 from .body import Body, Weights, evaluating
-from .clipping import GradientClip
-from .generators import default_generators
+from .clipping import GradientClip, numbers_of
 from .memory import OutputGuard, copied
-from .optimizer import OptimizerFactory, ParameterGroup, make_optimizer
+from .optimizer import OptimizerFactory, ParameterGroup
 from .precision import Autocast, precision_of
+from .scalar_loss import Loss, scalar_loss
+from .seeded_layers import SeededLayers, Tap
 from .stash import InputNodes, Stash, matched
 from .state import StageState, capture_state, restore_state
+from .update import LrSchedulerFactory, StageUpdate
 from .versions import Version, Versions
-
-LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
-Loss = Callable[[Any, Any], torch.Tensor]
-
-LOSS, OPTIMIZER, LR_SCHEDULER = "the loss", "the optimizer", "the learning rate scheduler"  # in place of a layer's name
-GRADIENTS = "the gradients"  # likewise
 
 
 class _NotGiven:
@@ -59,6 +56,7 @@ class Stage:
     `clip_norm` is the most that the norm of all stages' gradients may be: `norms` and `clip` go before each update.
     `order` has each parameter's number among those of the unsplit model, by name; by default that of the layers.
     `groups` have settings of the optimizer for parameters by their names: those in `titles`, where it has them.
+    With `ema_decay`, every update ends with that of an exponential moving average of the weights.
     With `autocast` = "bf16", forwards and the loss compute in that precision where torch's autocast does.
     Every forward seeds torch's default generators, layer by layer.
     """
@@ -82,32 +80,52 @@ class Stage:
         autocast: Autocast | None = None,
         groups: Sequence[ParameterGroup] = (),
         titles: Mapping[str, str] | None = None,
+        ema_decay: float | None = None,
     ) -> None:
+        listed = _listed(layers)
         self.index = index
         self.device = torch.device(device)
         self.loss = loss
-        self._precision = precision_of(autocast, self.device)
         self.seed = seed
         self.first_layer = first_layer
-        self._layers = _listed(layers)
-        self.names = tuple(names or (str(first_layer + k) for k in range(len(self._layers))))
-        self._body = Body(self._layers, self.names, self.device)
-        trainable = {
-            (titles or {}).get(name, name): parameter
-            for name, parameter in self._body.unsplit_parameters().items()
-            if parameter.requires_grad
-        }
-        self.optimizer = None if optimizer is None else make_optimizer(optimizer, trainable, groups)
-        self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
-        self._clip = None if clip_norm is None else GradientClip(index, clip_norm, *self._numbered(order))
-        self._lr_every = lr_every
+        self.names = tuple(names or (str(first_layer + k) for k in range(len(listed))))
+        self._activity = Activity(self.names)
+        self._body = Body(listed, self.names, self.device)
+        self._layers = SeededLayers(
+            listed, self.names, first_layer=first_layer, seed=seed, device=self.device, activity=self._activity
+        )
+        self._precision = precision_of(autocast, self.device)
+        self._arrivals = Arrivals(self.device)
+        named, known = self._body.unsplit_parameters(), titles or {}
+        trainable = {known.get(name, name): each for name, each in named.items() if each.requires_grad}
+        average = None if ema_decay is None else WeightAverage(self._body, ema_decay)
+        self._update = StageUpdate(trainable, optimizer, groups, lr_scheduler, lr_every, average, self._activity)
+        numbers = numbers_of(named, first_layer) if order is None else order
+        self._clip = None if clip_norm is None else GradientClip(index, clip_norm, named, numbers)
         self._output_guard = OutputGuard(self._body, index)
-        self._generators = default_generators(self.device)
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
-        self.at_layer = next(iter(self.names), LOSS)  # the layer or the like that ran last, for diagnosis
         self._forwarded = 0
+
+    @property
+    def tap(self) -> Tap | None:
+        """What is given the name of each layer and what it returns, before the next layer may write to that."""
+        return self._layers.tap
+
+    @tap.setter
+    def tap(self, tap: Tap | None) -> None:
+        self._layers.tap = tap
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """None without trainable parameters."""
+        return self._update.optimizer
+
+    @property
+    def lr_scheduler(self) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """None without an optimizer."""
+        return self._update.lr_scheduler
 
     @property
     def in_flight(self) -> int:
@@ -117,7 +135,11 @@ class Stage:
     @property
     def where(self) -> str:
         """What ran last, for people: "layer 3", "the loss"."""
-        return f"layer {self.at_layer}" if self.at_layer in self.names else self.at_layer
+        return str(self._activity)
+
+    def now_at(self, what: str) -> None:
+        """Notes what the stage's worker does now, for `where`: "the data source"."""
+        self._activity.at = what
 
     def forward(
         self,
@@ -144,11 +166,10 @@ class Stage:
         self._stash.require_absent(key)
         version = self._versions.version_for(key) if self._versions else None
         input_nodes = InputNodes(x)
-        output = self._run(map_tensors(partial(self._receive, input_nodes, owned), x), key, version)
+        output = self._run(self._arrivals.entered(x, input_nodes, owned=owned), key, version)
         loss = self.loss if target is not None else None
         if loss is not None:
-            with self._precision():
-                output = self._loss_of(loss, output, target)
+            output = self._loss_of(loss, output, target)
         self._stash.put(key, output, share if loss is not None else None, input_nodes, version)
         self._forwarded += 1
         if loss is not None:
@@ -178,7 +199,7 @@ class Stage:
             return None  # nothing in this stage required a gradient for this microbatch
         if isinstance(gradient, _NotGiven):
             gradient = stashed.gradient_of_loss(self.index)
-        gradient = map_tensors(self._here, gradient)
+        gradient = self._arrivals.here(gradient)
         outputs, gradients = matched(stashed.outputs, gradient, self.index)
         if self._roots:
             outputs, gradients = map(list, zip(*self._roots, *zip(outputs, gradients, strict=True), strict=True))
@@ -199,51 +220,60 @@ class Stage:
         """After all backwards of a step, the last stage first: the norms of its gradients, with those that the stage
         after it has returned, which are `later`. Raises `GradientNotFinite`, and `GradientMismatch` for what are no
         norms; `StageError` without `clip_norm`."""
-        self.at_layer = GRADIENTS
+        self.now_at(GRADIENTS)
         return self._clipping().gather(later)
 
     def clip(self, total: Tree = None) -> Tree:
         """After `norms`, the first stage first: clips its gradients. Returns the norm over all stages, which is `total`
         for the stage after it. Raises as `norms` does."""
-        self.at_layer = GRADIENTS
+        self.now_at(GRADIENTS)
         return self._clipping().clip(total, self.device)
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Those of the optimizer's groups, for the next update; none without an optimizer."""
+        groups = () if self.optimizer is None else self.optimizer.param_groups
+        return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
     def update(self, step: int | None = None) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
         the last of every `lr_every` steps, if the number of this `step` is given, counted from 0."""
         self._forwarded = 0
-        if self.optimizer is None:
-            return
-        self.at_layer = OPTIMIZER
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self._versions:
+        if self._update(step) and self._versions:
             self._versions.invalidate()
-        if self.lr_scheduler is not None and (step is None or (step + 1) % self._lr_every == 0):
-            self.at_layer = LR_SCHEDULER
-            self.lr_scheduler.step()
 
-    def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False) -> Tree:
-        """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`. The
-        layers' modes are afterwards what they were before."""
-        with torch.no_grad(), evaluating(self._body):
-            inputs = map_tensors(partial(self._own, owned), x)
-            return self._output_guard.sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
+    def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False, ema: bool = False) -> Tree:
+        """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`; with
+        `ema`, as the averages of the weights compute it. The layers' modes are afterwards what they were before, and
+        nothing has written to weights. Raises `StageError` for averages on a stage that has none."""
+        average = self._averaging() if ema else None
+        with torch.no_grad(), evaluating(self._body), average.in_place_of_weights() if average else nullcontext():
+            output = self._run(self._arrivals.own(x, owned=owned), (step, microbatch), None)
+            kept = [*average.averages.values()] if average else []
+            return self._output_guard.sendable(output, [*kept, None if owned else x])
 
     def evaluate_loss(self, output: Tree, target: Tree) -> float:
         """The loss of what `evaluate` has returned, a mean over rows, without gradients. Raises `LossNotScalar`, and
         `StageError` on a stage that has no loss."""
         if self.loss is None:
             raise StageError(f"stage {self.index} has no loss: only the last stage has one")
-        with torch.no_grad(), self._precision():
+        with torch.no_grad():
             return self._loss_of(self.loss, output, target).item()
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by the unsplit model's names. The tensors are the stage's own, not copies."""
-        return self._body.weights()
+    def state_dict(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by the unsplit model's names, with `ema` the averages in place of weights. The tensors
+        are the stage's own, not copies. Raises `StageError` for averages on a stage that has none."""
+        return {**self._body.weights(), **(self._averaging().entries if ema else {})}
+
+    @property
+    def averages(self) -> Weights:
+        """Of the trained parameters, by their names in `state_dict`; nothing before the first update, when they are the
+        weights, and nothing without `ema_decay`."""
+        return {} if self._update.average is None else self._update.average.entries
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Loads what `state_dict` returns. Raises torch's `RuntimeError`, which names what is missing or misshapen."""
+        """Loads what `state_dict` returns; averages stay, and the next update goes on from them. Raises torch's
+        `RuntimeError`, which names what is missing or misshapen."""
         self._body.set_weights(state)
 
     def snapshot(self) -> StageState:
@@ -259,11 +289,11 @@ class Stage:
             )
         stashed = ((key, each.version) for key, each in self._stash.kept.items() if each.version)
         in_flight = self._versions.in_flight(stashed) if self._versions else ()
-        return capture_state(self._body, self.optimizer, self.lr_scheduler, in_flight)
+        return capture_state(self._body, self._update, in_flight)
 
     def state(self) -> StageState:
         """Copies all state but that of microbatches in flight. Possible within a step, too."""
-        return capture_state(self._body, self.optimizer, self.lr_scheduler, ())
+        return capture_state(self._body, self._update, ())
 
     def restore(self, state: StageState) -> None:
         """Restores what `snapshot` returned, here or in another process. Does not change `state`.
@@ -275,7 +305,7 @@ class Stage:
         self._stash.kept.clear()
         self._forwarded = 0
         try:
-            restore_state(state, self._body, self.optimizer, self.lr_scheduler)
+            restore_state(state, self._body, self._update)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
         if self._versions:
@@ -292,59 +322,26 @@ class Stage:
         changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
         self._body.set_buffers({name: buffers[name] for name in changed})
 
+    def _averaging(self) -> WeightAverage:
+        if self._update.average is None:
+            raise StageError(f"stage {self.index} keeps no averages of its weights: make it with ema_decay")
+        return self._update.average
+
     def _clipping(self) -> GradientClip:
         if self._clip is None:
             raise StageError(f"stage {self.index} clips no gradients: make it with clip_norm")
         return self._clip
 
-    def _numbered(self, order: Mapping[str, int] | None) -> tuple[Weights, Mapping[str, int]]:
-        """The parameters, by name, and their numbers: those of another stage's layers are lower, or higher."""
-        named = self._body.unsplit_parameters()
-        first = self.first_layer * 2**32
-        return named, {name: first + place for place, name in enumerate(named)} if order is None else order
-
     def _run(self, x: Tree, key: tuple[int, int], version: Version | None) -> Tree:
         with self._precision():
             if self._versions and version:
-                return self._versions.run(version, lambda: self._run_layers(x, key))
-            return self._run_layers(x, key)
-
-    def _run_layers(self, x: Tree, key: tuple[int, int]) -> Tree:
-        for position, layer in enumerate(self._layers):
-            self.at_layer = self.names[position]
-            number = layer_seed(self.seed, *key, self.first_layer + position)
-            for generator in self._generators:
-                generator.manual_seed(number)
-            x = layer(x)
-        return x
-
-    def _receive(self, input_nodes: InputNodes, owned: bool, tensor: torch.Tensor) -> torch.Tensor:
-        mine = self._own(owned, tensor)
-        return input_nodes.enter(mine) if tensor.requires_grad else mine
-
-    def _own(self, owned: bool, tensor: torch.Tensor) -> torch.Tensor:
-        mine = tensor.detach()
-        here = self._here(mine)
-        return here if owned or here is not mine else copied(here)
-
-    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.device == self.device else tensor.to(self.device)
+                return self._versions.run(version, lambda: self._layers.run(x, key))
+            return self._layers.run(x, key)
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> torch.Tensor:
-        self.at_layer = LOSS
-        loss = function(output, map_tensors(self._here, target))
-        if isinstance(loss, torch.Tensor) and loss.dim() == 0:
-            return loss
-        raise LossNotScalar(
-            f"the loss must be one number (a 0-dimensional tensor, the mean over rows); "
-            f"it returned {describe(loss) if isinstance(loss, torch.Tensor) else repr(loss)}. "
-            f"Use reduction='mean', or take its mean()."
-        )
-
-
-def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
-    """The seed of the generators before `layer`, numbered in the unsplit model: it does not depend on the cut."""
-    return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")
+        self.now_at(LOSS)
+        with self._precision():
+            return scalar_loss(function, output, self._arrivals.here(target))
 
 
 def _listed(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -16,6 +16,7 @@ from stageline.pipeline.tree import describe
 
 from .body import Body, Weights
 from .memory import copied
+from .update import StageUpdate
 
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
 
@@ -36,6 +37,7 @@ class StageState:
     """What `Stage.snapshot` returns and `Stage.restore` takes. Tensors are on the CPU, by the unsplit model's names.
 
     `weights` is the stage's `state_dict()`; `buffers` are the buffers that it leaves out (`persistent=False`).
+    `averages` are those of trained parameters, where they are averaged and were updated, by the names in `weights`.
     `gradients` are gradients that no update has cleared; torch's optimizers leave none between two steps.
     `parameters` are the names of those that `optimizer` has by number: by these, other stages can go on from the state.
     `in_flight` is in the order of the forwards, and empty in synchronous mode.
@@ -48,13 +50,12 @@ class StageState:
     parameters: tuple[str, ...] = ()
     lr_scheduler: Settings | None = None
     in_flight: tuple[InFlight, ...] = ()
+    averages: Weights = field(default_factory=dict)
 
 
-def capture_state(
-    body: Body, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None, in_flight: tuple[InFlight, ...]
-) -> StageState:
+def capture_state(body: Body, update: StageUpdate, in_flight: tuple[InFlight, ...]) -> StageState:
     """Copies the state of a stage with these parts."""
-    weights = body.weights()
+    weights, optimizer, lr_scheduler = body.weights(), update.optimizer, update.lr_scheduler
     gradients = {name: p.grad for name, p in body.named_parameters() if p.grad is not None}
     return StageState(
         weights=on_host(weights),
@@ -64,10 +65,11 @@ def capture_state(
         parameters=() if optimizer is None else _numbered(body, optimizer),
         lr_scheduler=None if lr_scheduler is None else on_host(lr_scheduler.state_dict()),
         in_flight=in_flight,
+        averages=on_host({} if update.average is None else update.average.entries),
     )
 
 
-def restore_state(state: StageState, body: Body, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:
+def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
     """Restores `state`, but for what is in flight, in parts like those that it was captured from.
 
     Raises `RuntimeError`, `ValueError` or `KeyError`, some from torch, if the parts do not match.
@@ -78,8 +80,12 @@ def restore_state(state: StageState, body: Body, optimizer: Optimizer | None, lr
     gradients = body.by_own_names(state.gradients)
     for name, parameter in body.named_parameters():
         parameter.grad = gradients[name].to(parameter.device, copy=True) if name in gradients else None
-    _restore(optimizer, state.optimizer, "an optimizer")
-    _restore(lr_scheduler, state.lr_scheduler, "a learning rate scheduler")
+    _restore(update.optimizer, state.optimizer, "an optimizer")
+    _restore(update.lr_scheduler, state.lr_scheduler, "a learning rate scheduler")
+    if update.average is not None:
+        update.average.restore(state.averages)
+    elif state.averages:
+        raise ValueError("averages of weights are in the state only")
 
 
 def on_host(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Self
 from support.fork_server import Kill
 
 STEPS, MICROBATCHES, SNAPSHOT_EVERY = 6, 2, 2
-ACTIONS = STEPS * (2 * MICROBATCHES + 1) + MICROBATCHES  # of each worker; the last are an evaluation
+ACTIONS = STEPS * (2 * MICROBATCHES + 1) + MICROBATCHES  # of each worker; the last are an evaluation's
 MESSAGES = 24  # received by the broker: those of two steps at least
 TRANSPORTS = ("ipc", "tcp", "redis")
 STAGES = (2, 4)

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from support.fork_server import ForkServer
 from support.whole_run import WholeRun, expected, plan_in
 
@@ -50,3 +52,40 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_name_and_what_is_there_can
     (plan.parent / "full").unlink()
     resumed = WholeRun(fork_server, plan, f"run.steps={STEPS}", resume=True)
     assert resumed.digest() == expected(STEPS, plan.parent)
+
+
+WIDE = """
+class Widen(nn.Module):
+    def forward(self, x):
+        return nn.functional.pad(x, (0, 2**15))
+
+class Narrow(nn.Module):
+    def forward(self, x):
+        return x[:, :5]
+
+def build(plain=build):
+    return nn.Sequential(Widen(), Narrow(), *plain())
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_has_no_room_for_what_is_tapped_is_named_and_the_run_goes_on_when_it_has(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    plan = plan_in(tmp_path)
+    model = plan.parent / "model.py"
+    plain_build = LARGE[LARGE.index("def build") : LARGE.index("sleep = ")]
+    model.write_text(model.read_text() + LARGE.replace(plain_build, "") + WIDE)
+    sets = (f"run.steps={STEPS}", 'taps.layers=["0"]', "taps.every=1")
+    going = WholeRun(fork_server, plan, *sets)
+    going.until_checkpoint(4)
+    (plan.parent / "full").touch()
+    outcome = going.end()
+    assert outcome["code"] == 1
+    tapped = r"taps/stage-0/step-\d+-\d\.safetensors could not be written: .*File too large.* It was tried for [1-3] s"
+    assert re.search(tapped, outcome["reason"])
+    (plan.parent / "full").unlink()
+    resumed = WholeRun(fork_server, plan, *sets, resume=True)
+    assert resumed.end()["code"] == 0
+    names = {path.name for path in (going.folder / "taps" / "stage-0").iterdir()}
+    assert names == {f"step-{step}-{microbatch}.safetensors" for step in range(STEPS) for microbatch in range(2)}

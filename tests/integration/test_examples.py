@@ -1,5 +1,7 @@
 """The examples learn what they are there to learn, before anything is cut, queued or scheduled."""
 
+import json
+
 import pytest
 import torch
 
@@ -47,3 +49,15 @@ def test_the_walk_through_two_stages_by_hand_ends_at_the_unsplit_models_weights(
     *_, in_two, unsplit, verdict = run.stdout.splitlines()
     assert in_two.split()[-1] == unsplit.split()[-1]
     assert verdict == "the same weights, to the bit: True"
+
+
+@pytest.mark.slow
+def test_of_eighty_blocks_the_one_that_is_trained_is_where_a_probe_can_tell_the_answer(workspace: Workspace) -> None:
+    trained = workspace.command("train", str(EXAMPLES / "one_layer_of_eighty"), "--json")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads(trained.stdout)["metrics"]["accuracy"] > 0.75
+    words = ("--rows", "evaluation", "--layers", "block3?", "--layers", "block4?")
+    probed = workspace.command("probe", str(workspace.runs()[0]), *words, "--json")
+    scores = {each["layer"]: each["score"] for each in json.loads(probed.stdout)["layers"]}
+    assert max(scores[f"block{place}"] for place in range(30, 40)) < 0.75
+    assert min(scores[f"block{place}"] for place in range(40, 50)) > 0.95

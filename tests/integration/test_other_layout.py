@@ -114,7 +114,7 @@ def test_four_stages_over_zeromq_go_on_as_two_over_redis_and_then_as_one(here: W
     assert found["weights_sha256"] == expected.weights_sha256
     assert found["losses"].keys() == {"0", "50", "100"}
     folder = here.folder / "runs" / found["run"]
-    assert here.here("checkpoint", "merge", str(folder), "whole.safetensors") == 0
+    assert here.here("export", str(folder), "whole.safetensors") == 0
     model = recipe.build()
     model.load_state_dict(load_file(here.folder / "whole.safetensors"), strict=True)
     x, y = reference._load(here.folder, "data.py:batches")(batch_size=8, seed=0).held_out()

@@ -98,7 +98,7 @@ def test_other_stages_go_on_with_the_groups(workspace: Workspace) -> None:
 
 def test_names_are_those_of_a_known_familys_model() -> None:
     whole = WHOLE_MODELS["resnet18"]
-    with pytest.raises(PlanRefused, match=r'"\*.biass" of group 0; they are called conv1.weight, bn1.weight, bn1.bias'):
+    with pytest.raises(PlanRefused, match=r'"\*.biass" of group 0. Parameters have names such as .*bias'):
         Line(
             whole.build(),
             loss=nn.functional.cross_entropy,
@@ -118,7 +118,7 @@ def test_names_are_those_of_a_known_familys_model() -> None:
         ([{"match": ["*.bias"], "lr": 1.0}, 3], "group 1 is a whole number"),
         (
             [{"match": ["*.none"], "lr": 1.0}],
-            r'no parameter of the model matches "\*.none" of group 0; they are called 0',
+            r'no parameter of the model matches "\*.none" of group 0. Parameters have names such as ',
         ),
     ],
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.network.redis_connection import RedisLink, RedisUnfit
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.network.redis_errors import RedisUnfit
 from stageline.pipeline.plan import PlanRefused, differences, read_plan
 from stageline.pipeline.plan.addresses import masked
 from stageline.workers.disk.atomic_file import write_json

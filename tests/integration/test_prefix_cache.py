@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from stageline import Line, PlanRefused
 from stageline.pipeline.plan import read_plan
@@ -22,7 +23,7 @@ from stageline.workers.runtime.job import prepare
 from support import reference
 from support.fork_server import ForkServer, Kill
 from support.prefix.data import EPOCH, batches
-from support.prefix.model import build, loss
+from support.prefix.model import build, loss, wrong
 from support.prefix_loop import train_cached
 from support.whole_run import WholeRun
 
@@ -70,6 +71,69 @@ def _run(folder: Path, *sets: str) -> dict[str, Any]:
 )
 def test_a_run_equals_the_plain_loop_that_indexes_the_rows_it_kept(sets: Sequence[str], tmp_path: Path) -> None:
     assert agrees(_run(tmp_path / "run", *sets), plain())
+
+
+def _evaluate(found: list[dict[str, Any]], every: int, steps: int, model: nn.Module) -> None:
+    """Runs the whole model over the rows held out, which are one batch; the modules are then in their modes again."""
+    if steps % every and steps != 3 * EPOCH:
+        return
+    inputs, targets = batches(8, 0).held_out()
+    modes, sums = {module: module.training for module in model.modules()}, [0.0, 0.0]
+    model.eval()
+    with torch.no_grad():
+        for x, target in zip(inputs.tensor_split(4), targets.tensor_split(4), strict=True):
+            outputs = model(x)
+            sums[0] += loss(outputs, target).item() * len(x)
+            sums[1] += float(wrong(outputs, target)) * len(x)
+    for module, mode in modes.items():
+        module.training = mode
+    rows = len(inputs)
+    found.append({"step": steps, "rows": rows, "loss": sums[0] / rows, "metrics": {"wrong": sums[1] / rows}})
+
+
+@cache
+def plain_rounds(every: int) -> list[dict[str, Any]]:
+    """What a plain loop finds that evaluates after `every` steps."""
+    recipe, found = reference.recipe(FOLDER, microbatches=4), list[dict[str, Any]]()
+    samples = batches(8, recipe.seed).samples
+    trained = train_cached(recipe, 5, samples, EPOCH, TRAINED, partial(_evaluate, found, every))
+    assert trained.weights_sha256 == plain().weights_sha256
+    return found
+
+
+@pytest.mark.parametrize(("every", "steps"), [('"epoch"', EPOCH), ("3", 3), ("1", 1)])
+@pytest.mark.parametrize("sets", [(), ("model.cut=[2, 5, 7]", *LOOPED)], ids=["line", "looped"])
+def test_rounds_of_evaluation_between_the_steps_of_all_epochs_run_the_whole_model(
+    every: str, steps: int, sets: Sequence[str], tmp_path: Path
+) -> None:
+    facts = _run(tmp_path / "run", f"evaluation.every={every}", *sets)
+    assert agrees(facts, plain())
+    assert facts["evaluations"] == plain_rounds(steps)
+
+
+def test_a_run_with_kept_rows_ends_early_where_one_without_them_does(tmp_path: Path) -> None:
+    """By a metric that three rounds do not make better, of which the last is in a later epoch."""
+    sets = ("evaluation.every=2", "evaluation.patience=3", "evaluation.metric=wrong", "evaluation.better=higher")
+    facts = _run(tmp_path / "run", *sets)
+    rounds = plain_rounds(2)
+    found = [each["metrics"]["wrong"] for each in rounds]
+    end = next(end for end in range(4, 7) if max(found[end - 3 : end]) <= max(found[: end - 3]))
+    assert facts["evaluations"] == rounds[:end]
+    assert len(facts["losses"]) == rounds[end - 1]["step"]
+    assert EPOCH < len(facts["losses"]) < 3 * EPOCH
+
+
+@pytest.mark.slow
+def test_workers_killed_in_and_after_rounds_find_the_same_with_kept_rows(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    kills = (("worker-2", 30), ("worker-0", 24), ("worker-2", 75), ("worker-1", 50))
+    sets = ("evaluation.every=3", "evaluation.patience=50", f"run.dir={tmp_path}")
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert agrees(outcome["facts"], plain())
+    assert outcome["facts"]["evaluations"] == plain_rounds(3)
 
 
 SUFFIX, SUFFIX_LATER, PREFIX_LATER = ("worker-2", 20), ("worker-2", 55), ("worker-0", 23)

@@ -52,7 +52,7 @@ ROWS = (
         "lower the learning rate",
     ),
     loss("a loss that is infinite", "return outputs.pow(2).sum() * float('inf')", "microbatch 0 of step 0 is inf"),
-    loss("a loss on another device", "return outputs.mean().to('meta')", "out of meta tensor"),
+    loss("a loss on another device", "return outputs.mean().to('meta')", "cannot be called on meta tensors"),
     metric("a metric that raises", "raise ValueError('cannot')", METRIC, "ValueError: cannot"),
     metric("a metric that is text", "return 'good'", METRIC, "could not convert string to float: 'good'"),
     metric("a metric that returns nothing", "return None", METRIC, "not 'NoneType'"),

@@ -18,13 +18,15 @@ from hashlib import blake2b
 
 from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.codec.message import Flow, Message
+from stageline.broker.control.messages import EvaluationRecord
 from stageline.pipeline.digest import TensorDigest
+from stageline.pipeline.evaluation import Criterion, Rounds, Standing
 from stageline.pipeline.schedule import Kind, Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.call_sequence import CallSequence
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.executor import Sums
-from stageline.workers.runtime.program import ENDLESS, Instruction, Program
+from stageline.workers.runtime.program import ENDLESS, NO_ROUNDS, Instruction, Program
 
 Key = tuple[int, int]  # step, microbatch
 
@@ -144,8 +146,9 @@ class ChainExecutor:
         self._last = schedule.stages - 1
         self._sum = 0.0
 
-    def measured(self) -> dict[str, float]:
-        return {}
+    def evaluated(self, step: int) -> EvaluationRecord:
+        sums, self.sums = self.sums, Sums()
+        return EvaluationRecord(step, sums.rows, None if sums.loss is None else sums.loss / sums.rows)
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         self._compute(instruction)
@@ -192,12 +195,20 @@ class ChainResult:
     digests: tuple[str, ...]
     losses: tuple[float, ...]
     replies: tuple[Mapping[int, Tree], ...] = ()  # to each call, by worker
+    evaluations: tuple[EvaluationRecord, ...] = ()
 
 
 @cache
-def undisturbed(schedule: Schedule, steps: int, replayed_from: int | None = None) -> ChainResult:
+def undisturbed(
+    schedule: Schedule,
+    steps: int,
+    rounds: Rounds = NO_ROUNDS,
+    criterion: Criterion | None = None,
+    replayed_from: int | None = None,
+) -> ChainResult:
     """The result of all programs run in turn, with nothing between the workers but lists."""
-    program = Program(schedule, steps, replayed_from=replayed_from)
+    program = Program(schedule, steps, rounds, criterion=criterion, replayed_from=replayed_from)
+    found, standing = list[EvaluationRecord](), Standing(criterion or Criterion())
     queues: dict[object, list[str]] = {}
     executors = [ChainExecutor(schedule, worker) for worker in range(len(schedule.placement))]
     programs = [list(program.instructions(worker))[::-1] for worker in range(len(executors))]
@@ -206,12 +217,28 @@ def undisturbed(schedule: Schedule, steps: int, replayed_from: int | None = None
         for executor, left in zip(executors, programs, strict=True):
             while left and all(queues.get(key) for key in left[-1].takes):
                 instruction = left.pop()
+                if instruction.action.kind is Kind.VERDICT:
+                    told = [queues[key].pop(0) for key in instruction.takes]
+                    ends = told == ["ends"] if told else standing.stops
+                    queues.setdefault(instruction.gives, []).append("ends" if ends else "goes on")
+                    if ends and instruction.gives is None:
+                        left.clear()
+                    continue
                 result = executor.carry_out(instruction, [queues[key].pop(0) for key in instruction.takes])
                 queues.setdefault(instruction.gives, []).append(result)
+                if instruction.evaluates and _ends_round(program, instruction):
+                    found.append(executor.evaluated(program.step_at(instruction)))
+                    standing = standing.after(found[-1].step, found[-1].values)
                 if instruction.action.kind is Kind.UPDATE and instruction.action.stage == program.last:
                     losses.append(executor.loss)
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}
-    return ChainResult(tuple(digest(stages[index]) for index in range(len(stages))), tuple(losses))
+    digests = tuple(digest(stages[index]) for index in range(len(stages)))
+    return ChainResult(digests, tuple(losses), evaluations=tuple(found))
+
+
+def _ends_round(program: Program, instruction: Instruction) -> bool:
+    last = program.last, program.schedule.microbatches - 1
+    return instruction.action[1:] == last and program.rounds.ends_round(instruction.step)
 
 
 @cache

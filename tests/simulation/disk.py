@@ -12,6 +12,7 @@ from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.schedule import Placement
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import Snapshot
+from stageline.workers.disk.background_writer import WriteFailed
 
 
 class Torn(SnapshotFailed):
@@ -44,7 +45,7 @@ class Disk:
         if not self.is_whole(snapshot.stage, snapshot.step):
             self._delete(snapshot.stage, snapshot.step)
         there = self._kept.setdefault((snapshot.stage, snapshot.step), snapshot)
-        if (there.state, there.losses) != (snapshot.state, snapshot.losses):
+        if (there.state, there.losses, there.rounds) != (snapshot.state, snapshot.losses, snapshot.rounds):
             raise Torn(f"stage {snapshot.stage} came to step {snapshot.step} with other bits than before")
         if there.position != snapshot.position:
             raise Torn(f"step {snapshot.step} is at {snapshot.position}, and was at {there.position} before")
@@ -62,9 +63,9 @@ class Disk:
         stages = [stage for stages in self.placement for stage in stages]
         return set.intersection(*({s for s in self.steps(stage) if self.is_whole(stage, s)} for stage in stages))
 
-    def delete_before(self, stage: int, below: int) -> None:
+    def delete_before(self, stage: int, below: int, best: int | None = None) -> None:
         for step in self.steps(stage):
-            if step < below:
+            if step < below and step != best:
                 self._delete(stage, step)
 
     def abandon(self, stage: int, above: int) -> None:
@@ -104,9 +105,8 @@ class SnapshotView:
 
 
 class SimulatedWriter:
-    """The `BackgroundWriter` of `process`. Writing takes `slowness` seconds on the average, deleting no time."""
-
-    failure, doing = None, "write"
+    """The `BackgroundWriter` of `process`. Writing takes `slowness` seconds on the average, deleting no time; it never
+    fails."""
 
     def __init__(self, process: SimulatedProcess, rng: random.Random, slowness: float) -> None:
         self._process = process
@@ -131,6 +131,10 @@ class SimulatedWriter:
 
     def flush(self, timeout: float) -> bool:
         return self._wait_for(lambda: not self._waiting and self._writing is None, timeout)
+
+    def demand(self, done: bool, waited: float, failed: type[WriteFailed]) -> None:
+        if not done:
+            raise failed(f"the disk is still busy after {waited:g} s")
 
     def close(self, timeout: float) -> None:
         self.flush(timeout)

@@ -9,8 +9,10 @@ from itertools import pairwise
 from typing import get_args
 
 from simulation.network import Weather
+from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, Tied, Ties, make_schedule
 from stageline.workers.runtime.calls import CallKind
+from stageline.workers.runtime.program import NO_ROUNDS
 
 PLACEMENTS: tuple[Placement, ...] = (
     ((0,), (1,)),
@@ -87,6 +89,9 @@ class Scenario:
     injections: tuple[Injection, ...]
     calls: tuple[CallKind, ...] = ()  # of a script; () if there is none
     replayed_from: int | None = None  # the step from which on frozen first stages run no forwards
+    rounds: Rounds = NO_ROUNDS  # of evaluation
+    criterion: Criterion | None = None
+    keeps_best: bool = False
 
     @property
     def tampers(self) -> bool:
@@ -110,6 +115,7 @@ class Scenario:
             f"{shape}, {self.steps} steps, K {self.every}, window {self.window}, lease {self.lease:g} s, "
             f"disk {self.disk:g} s, {self.weather}, {self.spares} spares, contained {self.contained}. {injections}"
             f"{'' if self.replayed_from is None else f'. Replayed from step {self.replayed_from}'}"
+            f"{f'. {self.rounds}, {self.criterion}, best kept {self.keeps_best}' if self.rounds.batches else ''}"
             f"{'. Calls: ' if self.calls else ''}{' '.join(self.calls)}"
         )
 
@@ -121,6 +127,7 @@ def drawn(seed: int) -> Scenario:
     steps = rng.randint(3, 8) if schedule.mode == "sync" else rng.randint(4, 14)
     lease = rng.choice([1.0, 2.0])
     actions = steps * sum(map(len, schedule.workers))
+    evaluation = _evaluation(schedule, steps, random.Random(seed + 5 * 10**9))
     found = Scenario(
         seed,
         schedule,
@@ -133,7 +140,10 @@ def drawn(seed: int) -> Scenario:
         spares=rng.choice([0, 0, 1, 2]),
         contained=rng.random() < 0.3,
         injections=tuple(_injection(rng, actions, lease) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4, 6]))),
-        replayed_from=_replayed_from(schedule, steps, random.Random(seed + 5 * 10**9)),
+        replayed_from=_replayed_from(schedule, steps, random.Random(seed + 6 * 10**9)),
+        rounds=evaluation[0],
+        criterion=evaluation[1],
+        keeps_best=evaluation[2],
     )
     resumes = random.Random(seed + 10**9)  # of its own: the other injections of a seed are what they were without it
     if resumes.random() < 0.6 or found.tampers:
@@ -154,7 +164,18 @@ def drawn_script(seed: int) -> Scenario:
         found = replace(found, schedule=_clipped(_tied(_schedule(rng), rng), rng))
     kinds = [kind for _ in range(found.steps) for kind in (CallKind.TRAIN, *_between(rng))]
     strikes = [_strike_of_script(rng, found) for _ in range(rng.choice([0, 1, 1, 2, 3]))]
+    found = replace(found, rounds=NO_ROUNDS, criterion=None, keeps_best=False)
     return replace(found, calls=(*_between(rng), *kinds, CallKind.STOP), injections=(*found.injections, *strikes))
+
+
+def _evaluation(schedule: Schedule, steps: int, rng: random.Random) -> tuple[Rounds, Criterion | None, bool]:
+    """When it evaluates, in some runs; whether it may end early then, and keeps the best checkpoint."""
+    if schedule.mode == "async" or rng.random() < 0.5:
+        return NO_ROUNDS, None, False
+    rounds = Rounds(steps, rng.randint(1, 3), rng.choice([None, 1, 2, 3]))
+    if rounds.every is None:
+        return rounds, Criterion(), False
+    return rounds, Criterion(patience=rng.choice([None, None, 1, 2])), rng.random() < 0.5
 
 
 def _between(rng: random.Random) -> list[CallKind]:

@@ -19,7 +19,7 @@ from simulation.disk import Disk
 from simulation.queues import AHEAD
 from simulation.run_seeds import simulate
 from simulation.scenario import OF_SCRIPT, PlannedFault, drawn
-from stageline.broker.control.messages import Assigned
+from stageline.broker.control.messages import Assigned, Trim
 from stageline.broker.coordinator.authenticity import Authenticity, Judgement
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import RunRecords
@@ -293,6 +293,17 @@ def test_losses_that_are_not_in_the_snapshots_are_lost_with_the_records(monkeypa
     load = Disk.load
     monkeypatch.setattr(Disk, "load", lambda disk, stage, step: replace(load(disk, stage, step), losses={}))
     assert first_wrong(range(21, 400)) != "nothing"
+
+
+def test_a_checkpoint_announced_before_the_rounds_before_it_are_known_lets_the_best_one_go(monkeypatch):
+    """A broker that has lost its records finds the checkpoint on the disks, and the best round nowhere."""
+
+    def at_once(run: RunRecords, step: int) -> Trim:
+        standing = run.evaluations.standing(step - 1) if run.config.keeps_best else None
+        return Trim(step, None if standing is None or standing.best is None else standing.best.step)
+
+    monkeypatch.setattr(RunRecords, "announcement", at_once)
+    assert "of the best checkpoint" in first_wrong(range(180, 400))
 
 
 def test_a_script_that_forgets_calls_with_their_replies_starves_a_replaced_worker(monkeypatch):

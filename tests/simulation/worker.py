@@ -138,6 +138,7 @@ class SimulatedWorker(SimulatedMember):
             last=program.last,
             every=scenario.every,
             log_every=LOG_EVERY,
+            due=scenario.rounds.due if scenario.keeps_best else lambda step: False,
         )
         hooks.watch(environment, program, assigned.index, queues)
         return hooks
@@ -154,7 +155,9 @@ class SimulatedWorker(SimulatedMember):
 def program_of(scenario: Scenario) -> Program:
     """Of all that takes part in the run."""
     steps = ENDLESS if scenario.calls else scenario.steps
-    return Program(scenario.schedule, steps, scripted=bool(scenario.calls), replayed_from=scenario.replayed_from)
+    rounds, criterion, first = scenario.rounds, scenario.criterion, scenario.replayed_from
+    scripted = bool(scenario.calls)
+    return Program(scenario.schedule, steps, rounds, scripted=scripted, criterion=criterion, replayed_from=first)
 
 
 def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
@@ -182,12 +185,12 @@ class CheckedHooks(SnapshotHooks):
         self._check_bounds(stage)
         super().stepped(stage, step, loss)
 
-    def forget(self, complete: int) -> None:
+    def forget(self, complete: int, best: int | None = None) -> None:
         if complete > min(self._progress.finished.values()):
             self._environment.report(
                 f"told of checkpoint {complete}, having done {self._progress.finished} steps, by stage"
             )
-        super().forget(complete)
+        super().forget(complete, best)
 
     def _check_bounds(self, stage: int) -> None:
         """A producer keeps its lead over the checkpoint it was told of, and without flush what is in flight."""

@@ -22,10 +22,11 @@ from simulation.network import Network
 from simulation.scenario import Injection, Scenario
 from simulation.script import SimulatedScript
 from simulation.worker import Name, SimulatedWorker
-from stageline.broker.control.messages import Assigned, Exited, Trim
+from stageline.broker.control.messages import Assigned, Exited, RunLength, Trim
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
+from stageline.broker.ledger.evaluations import stored_in
 from stageline.broker.membership.failure_detector import Leases
 from stageline.pipeline.digest import weights_sha256
 
@@ -66,6 +67,10 @@ class World:
             restarts=10**6,
             snapshots=True,
             scripted=bool(scenario.calls),
+            length=None if scenario.calls else RunLength(scenario.steps, scenario.rounds.batches),
+            criterion=scenario.criterion,
+            evaluates_every=scenario.rounds.every,
+            keeps_best=scenario.keeps_best,
         )
         self._started = 0
         self._actions = 0
@@ -283,16 +288,35 @@ class World:
         last = len(expected.losses) - 1, expected.losses[-1]
         if self.core.run.ledger.last_loss != last:
             raise Wrong(f"the last loss is {self.core.run.ledger.last_loss}, and {last} in the undisturbed run")
+        self._judge_evaluations(expected)
         self.store.fuse = 0
         run_of(self.store, PLAN, RUN, b"", resume=True)
         if Coordinator(self._terms, self.store, RUN, self.environment.clock.now).run.phase is not RunPhase.FINISHED:
             raise Wrong("the run has finished, and a resume begins it again")
 
+    def _judge_evaluations(self, expected: ChainResult) -> None:
+        """Each round has been found and stored, the run has ended where it must, and the best checkpoint is kept."""
+        run, rounds = self.core.run, expected.evaluations
+        stored = sorted(stored_in(self.store.load().facts), key=lambda record: record.step)
+        for kept in (tuple(run.evaluations), tuple(stored)):
+            if kept != rounds:
+                raise Wrong(f"the evaluations are {kept}, and {rounds} in the undisturbed run")
+        if not self.scenario.calls and run.training_steps != len(expected.losses):
+            raise Wrong(f"the run has {run.training_steps} steps, and {len(expected.losses)} in the undisturbed run")
+        standing = run.evaluations.standing()
+        if self.scenario.keeps_best and standing is not None and standing.best is not None:
+            best, disk = standing.best.step, self.environment.disk
+            if gone := [stage for stage in range(self.scenario.schedule.stages) if best not in disk.steps(stage)]:
+                raise Wrong(f"of the best checkpoint, {best}, the snapshots of stages {gone} are gone")
+            self.fired["the best checkpoint is not among the newest"] += standing.best.step < run.checkpoints.complete
+        self.fired["a run ends early"] += run.outcome is not None and run.outcome.early
+
     def _undisturbed(self) -> ChainResult:
         scenario = self.scenario
         if scenario.calls:
             return undisturbed_script(scenario.schedule, scenario.calls)
-        return undisturbed(scenario.schedule, scenario.steps, scenario.replayed_from)
+        rounds, criterion = scenario.rounds, scenario.criterion
+        return undisturbed(scenario.schedule, scenario.steps, rounds, criterion, scenario.replayed_from)
 
     def _watch(self, sends: list[Outgoing]) -> None:
         """What the broker announces is on the disk, and never goes back while its records are not tampered with."""

@@ -12,7 +12,14 @@ from time import monotonic
 from typing import Any
 
 FILE = "actions.jsonl"
-ACTION, DONE, CHECKPOINT, ANSWERED, KILLED = "action", "done", "checkpoint", "answered", "killed"
+ACTION, DONE, EVALUATED, CHECKPOINT, ANSWERED, KILLED = (
+    "action",
+    "done",
+    "evaluated",
+    "checkpoint",
+    "answered",
+    "killed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +27,9 @@ class Entry:
     """`process` ("worker-1", "broker") in its `generation` (0: the first) did `what`, at `when`, in seconds of one
     clock for all processes.
 
-    ACTION has begun and DONE has ended: `action` of `step`. CHECKPOINT: that of `step` is complete. ANSWERED: the
-    broker has handled its first message. KILLED: the process is about to kill itself.
+    ACTION has begun and DONE has ended: `action` of `step`. EVALUATED: an action of evaluated batch `step` has ended.
+    CHECKPOINT: that of `step` is complete. ANSWERED: the broker has handled its first message. KILLED: the process is
+    about to kill itself.
     """
 
     process: str
@@ -53,7 +61,7 @@ def record(folder: Path, process: str, generation: int, on_done: Callable[[], No
 def _record_worker(write: Callable[..., None], on_done: Callable[[], None]) -> None:
     from stageline.workers.runtime.progress import Progress
 
-    computing, done = Progress.computing, Progress.done
+    computing, done, evaluated = Progress.computing, Progress.done, Progress.evaluated
 
     def begun(self: Progress, instruction: Any, now: float) -> None:
         write(ACTION, instruction.step, str(instruction.action))
@@ -64,7 +72,13 @@ def _record_worker(write: Callable[..., None], on_done: Callable[[], None]) -> N
         write(DONE, instruction.step, str(instruction.action))
         on_done()
 
-    Progress.computing, Progress.done = begun, ended  # type: ignore[method-assign]
+    def ended_evaluation(self: Progress, now: float) -> None:
+        evaluated(self, now)
+        assert self.instruction is not None
+        write(EVALUATED, self.instruction.step, str(self.instruction.action))
+        on_done()
+
+    Progress.computing, Progress.done, Progress.evaluated = begun, ended, ended_evaluation  # type: ignore[method-assign]
 
 
 def _record_broker(write: Callable[..., None], on_done: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 Batch = tuple[Tensor, Tensor]
 
@@ -29,6 +30,7 @@ class PlainLoop:
     lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
     lr_every: int = 1  # steps
     autocast: bool = False
+    averaged: AveragedModel | None = None  # of `model`
     seed: int = 0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -41,6 +43,10 @@ class PlainLoop:
 
     def state(self) -> dict[str, Tensor]:
         return self.model.state_dict()
+
+    def averages(self) -> dict[str, Tensor]:
+        assert self.averaged is not None
+        return self.averaged.module.state_dict()  # type: ignore[no-any-return]
 
     def _step(self, batches: Sequence[Batch]) -> None:
         losses: list[Tensor] = []
@@ -59,6 +65,8 @@ class PlainLoop:
             self.norms.append(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm).item())
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.model)
         if self.lr_scheduler is not None and len(self.losses) % self.lr_every == 0:
             self.lr_scheduler.step()
 

@@ -16,10 +16,15 @@ from support.reference import Recipe, ReferenceResult, _alone, _optimizers, _run
 
 
 def train_cached(
-    recipe: Recipe, layers: int, samples: Callable[[int], Tensor], epoch: int, trainable: Sequence[str]
+    recipe: Recipe,
+    layers: int,
+    samples: Callable[[int], Tensor],
+    epoch: int,
+    trainable: Sequence[str],
+    after_step: Callable[[int, nn.Module], object] = lambda steps, model: None,
 ) -> ReferenceResult:
     """What leaves the first `layers` layers is kept; an epoch has `epoch` steps, and `samples` says which rows of the
-    data a step has."""
+    data a step has. `after_step` is called after each step with the number of steps and the model."""
     with _alone(recipe.seed):
         model = recipe.build()
         for name, parameter in model.named_parameters():
@@ -45,6 +50,7 @@ def train_cached(
                 found += [loss.detach()] if len(x) else []
             losses.append(reduce(torch.add, found).item())
             _update(model, optimizers)
+            after_step(step + 1, model)
     return ReferenceResult(model.state_dict(), losses)
 
 

@@ -252,7 +252,7 @@ class ScriptedRun:
             for part in parts
             if part.index in self.placement[worker]
         }
-        return Executor(stages, CallFeed(recipe.microbatches), last, self.metrics, evaluates_loss=True)
+        return Executor(stages, CallFeed(recipe.microbatches), last, self.metrics)
 
 
 @dataclass

@@ -83,4 +83,5 @@ def make_state(seed: int = 0) -> StageState:
             InFlight(8, 0, {"3.weight": block.flip(1)}, {}),
             InFlight(9, 0, {"3.weight": block, "3.bias": block[1, 2, 3, 4]}, {}),  # in memory of others
         ),
+        averages={"3.weight": block.to(memory_format=torch.channels_last) / 3, "3.bias": torch.tensor(0.3)},
     )

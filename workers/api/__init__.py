@@ -28,20 +28,27 @@ if TYPE_CHECKING:
     from stageline.workers.checkpoint.saved import NotSaved
     from stageline.workers.checkpoint.weights import load_weights
     from stageline.workers.errors import LineClosed, RunFailed
+    from stageline.workers.exchange.load import load
+    from stageline.workers.exchange.stored_weights import WeightsUnusable
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
     from stageline.workers.script.display.timetable import Timetable
+    from stageline.workers.script.fit.callback import Callback, Fitted
+    from stageline.workers.script.fit.tensorboard import TensorBoard
     from stageline.workers.script.line import Line
     from stageline.workers.script.processes.forkable import CannotFork
     from stageline.workers.script.train import Trained, train
+    from stageline.workers.taps.reading import NoTaps, TappedLayer, TappedMicrobatch, Taps, TapsUnusable, read_taps
 
 __all__ = [
     "Batch",
+    "Callback",
     "CannotFork",
     "ComputeFailed",
     "Costs",
     "DataError",
+    "Fitted",
     "GradientMismatch",
     "Layer",
     "Layers",
@@ -51,6 +58,7 @@ __all__ = [
     "LossNotScalar",
     "ModelRefused",
     "NoSuchRun",
+    "NoTaps",
     "NotSaved",
     "Plan",
     "PlanRefused",
@@ -64,16 +72,24 @@ __all__ = [
     "StageError",
     "StagelineError",
     "StreamLoader",
+    "TappedLayer",
+    "TappedMicrobatch",
+    "Taps",
+    "TapsUnusable",
+    "TensorBoard",
     "Timetable",
     "Trained",
     "UnsoundSchedule",
     "Verdict",
+    "WeightsUnusable",
     "check_schedule",
     "draw_svg",
     "draw_text",
+    "load",
     "load_weights",
     "make_schedule",
     "read_plan",
+    "read_taps",
     "schedule_names",
     "split_batch",
     "traced",
@@ -100,14 +116,19 @@ _MODULES = {  # where each name is defined
     "pipeline.timetable": ("draw_svg", "draw_text"),
     "workers.checkpoint.saved": ("NotSaved",),
     "workers.checkpoint.weights": ("load_weights",),
+    "workers.exchange.load": ("load",),
+    "workers.exchange.stored_weights": ("WeightsUnusable",),
     "workers.runs.folder": ("NoSuchRun",),
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),
+    "workers.script.fit.callback": ("Callback", "Fitted"),
+    "workers.script.fit.tensorboard": ("TensorBoard",),
     "workers.script.line": ("Line",),
     "workers.script.processes.forkable": ("CannotFork",),
     "workers.errors": ("LineClosed", "RunFailed"),
     "workers.script.display.timetable": ("Timetable",),
     "workers.script.train": ("Trained", "train"),
+    "workers.taps.reading": ("NoTaps", "TappedLayer", "TappedMicrobatch", "Taps", "TapsUnusable", "read_taps"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

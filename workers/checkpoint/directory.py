@@ -11,8 +11,8 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stageline.pipeline.errors import StagelineError
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, remove_folder, sync
+from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.tensor_file import Unsaveable
 
 from .snapshot import (
@@ -33,7 +33,7 @@ _STEP = re.compile(r"step-(\d{10,})")
 _DRAFT = re.compile(rf"\.{_STEP.pattern}-[0-9a-f]+")
 
 
-class SnapshotFailed(StagelineError):
+class SnapshotFailed(WriteFailed):
     """A snapshot could not be written; the text names stage, step, folder and reason."""
 
 
@@ -93,10 +93,11 @@ class SnapshotDirectory:
         names = (_STAGE.fullmatch(path.name) for path in _entries(self.folder))
         return sorted((int(name[1]), step) for name in names if name for step in self.steps(int(name[1])))
 
-    def delete_before(self, stage: int, complete: int) -> None:
-        """Deletes the stage's snapshots of steps before `complete`, an announced complete checkpoint. Never by count: a
-        stage that is ahead by several intervals has several newer ones. Raises `SnapshotFailed`."""
-        self._delete(stage, [step for step in self.steps(stage) if step < complete])
+    def delete_before(self, stage: int, complete: int, best: int | None = None) -> None:
+        """Deletes the stage's snapshots of steps before `complete`, an announced complete checkpoint, but for that of
+        step `best`. Never by count: a stage that is ahead by several intervals has several newer ones. Raises
+        `SnapshotFailed`."""
+        self._delete(stage, [step for step in self.steps(stage) if step < complete and step != best])
 
     def delete_after(self, stage: int, start: int) -> None:
         """Deletes the stage's snapshots of steps after `start`: for a run that is resumed from there as a whole,

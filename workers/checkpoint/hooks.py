@@ -19,11 +19,12 @@ from stageline.broker.control.messages import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.retry import lacks_memory, persist, reason_of
+from stageline.pipeline.retry import persist, reason_of
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import Position
+from stageline.workers.runtime.disk_wait import has_room
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
@@ -51,8 +52,9 @@ class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
         """Called when `stage` has finished `step`. Raises `SnapshotFailed`."""
 
-    def forget(self, complete: int) -> None:
-        """Called when the broker announces the checkpoint of step `complete`: older ones may be deleted."""
+    def forget(self, complete: int, best: int | None = None) -> None:
+        """Called when the broker announces the checkpoint of step `complete`: older ones may be deleted, but for that
+        of step `best`."""
 
     def flush(self) -> None:
         """Waits until all snapshots are on the disk. Raises `SnapshotFailed`."""
@@ -108,10 +110,12 @@ class LocalSnapshots:
 class SnapshotHooks(CheckpointHooks):
     """Recovery by snapshots of one worker's `stages`, whose state is that of the checkpoint at `start`.
 
-    A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
-    every `log_every`-th step. `writer`, whose limit is 1, runs what writes to `snapshots`; nothing else may write those
-    of `stages`. `forgotten(step)` is called when snapshots of steps before `step` need not be kept. `settle` is called
-    before each is written: what else the worker needs, if it begins there, is then on the disk.
+    A snapshot is written every `every` steps, after the last of `steps`, and where it is `due` besides; on stage
+    `last` it holds the losses of every `log_every`-th step. `writer`, whose limit is 1, runs what writes to
+    `snapshots`; nothing else may write those of `stages`. What else the writer was given before a snapshot is on the
+    disk when that is. `forgotten(step)` is called when snapshots of steps before `step` need not be kept; `settle()`
+    before each is written: what else the worker needs, if it begins there, is then on the disk; `measured()` before a
+    snapshot of stage `last` is written: it raises `OSError` while what was measured until then is not on the disk.
     """
 
     def __init__(
@@ -129,6 +133,8 @@ class SnapshotHooks(CheckpointHooks):
         log_every: int,
         forgotten: Callable[[int], None] = lambda step: None,
         settle: Callable[[], None] = lambda: None,
+        measured: Callable[[], object] = lambda: None,
+        due: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self._settle = settle
         self._stages = stages
@@ -146,6 +152,8 @@ class SnapshotHooks(CheckpointHooks):
         self._every = every
         self._log_every = log_every
         self._forgotten = forgotten
+        self._measured = measured
+        self._due = due
         for stage in stages:
             writer.submit(partial(snapshots.delete_drafts, stage), what=f"look into {snapshots.folder}")
 
@@ -158,7 +166,7 @@ class SnapshotHooks(CheckpointHooks):
             self._loss = loss
             if step % self._log_every == 0:
                 self._progress.losses[step] = loss
-        if not done % self._every or done in (self._steps, self._stop_at):
+        if not done % self._every or done in (self._steps, self._stop_at) or self._due(done):
             self._take(stage, done)
 
     def stop_at(self, step: int) -> None:
@@ -172,11 +180,7 @@ class SnapshotHooks(CheckpointHooks):
 
     def _take(self, stage: int, done: int) -> None:
         """The stage has finished `done` steps: copies its state, which is written in the background."""
-        if not (room := self._writer.has_room(stage, PATIENCE)):
-            self._progress.waits = self._progress.writes = True
-            room = self._writer.has_room(stage, LONGEST_WRITE)
-            self._progress.writes = False
-        self._require(room)
+        self._require(has_room(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE))
         self._taken[stage] = done
         # The loss of the last step, which may be the run's last, is kept too. The same losses in every incarnation.
         losses = self._progress.losses
@@ -190,18 +194,19 @@ class SnapshotHooks(CheckpointHooks):
             kept if stage == self._last else {},
             position.calls,
             position.evaluations,
+            tuple(self._progress.evaluations) if stage == self._last else (),
         )
         path = self._snapshots.path(stage, done)
         self._writer.submit(
             partial(self._write, snapshot), stage, 1, what=f"write its snapshot of step {done} to {path}"
         )
 
-    def forget(self, complete: int) -> None:
+    def forget(self, complete: int, best: int | None = None) -> None:
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
-        damaged. Newer snapshots are kept in any case."""
+        damaged; and that of step `best`. Newer snapshots are kept in any case."""
         if complete > self._newest:
             for stage in self._stages:  # before the snapshots that wait: it makes space on the disk
-                delete = partial(self._snapshots.delete_before, stage, self._newest)
+                delete = partial(self._snapshots.delete_before, stage, self._newest, best)
                 what = f"delete snapshots of stage {stage} before step {self._newest} in {self._snapshots.folder}"
                 self._writer.submit(delete, first=True, what=what)
             self._forgotten(self._newest)
@@ -211,28 +216,16 @@ class SnapshotHooks(CheckpointHooks):
         self._require(self._writer.flush(LONGEST_WRITE))
 
     def _require(self, done: bool) -> None:
-        """Raises the `SnapshotFailed` that ended the writing, or if what was waited for is not `done`."""
-        match self._writer.failure:
-            case SnapshotFailed() as error if self._writer.tried:
-                raise SnapshotFailed(f"{error}. It was tried for {self._writer.tried:.0f} s") from error
-            case SnapshotFailed() as error:
-                raise error
-            case Exception() as error if lacks_memory(error):
-                raise error
-            case Exception() as bug:
-                raise SnapshotFailed(
-                    f"a bug in stageline while it wrote snapshots: {type(bug).__name__}: {bug}"
-                ) from bug
-        if not done:
-            raise SnapshotFailed(
-                f"the disk is still busy after {LONGEST_WRITE:g} s: the worker could not {self._writer.doing}"
-            )
+        """Raises the error that ended the writing, or `SnapshotFailed` if what was waited for is not `done`."""
+        self._writer.demand(done, LONGEST_WRITE, SnapshotFailed)
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
             self._settle()
         except OSError as error:
             raise SnapshotFailed(f"what belongs to the snapshot of step {snapshot.step}: {error}") from error
+        if snapshot.stage == self._last:
+            self._measured()
         self._snapshots.write(snapshot)
         self._progress.durable(snapshot.stage, snapshot.step)
 
@@ -243,8 +236,11 @@ def open_snapshots(
     executor: Executor,
     progress: Progress,
     forgotten: Callable[[int], None] = lambda step: None,
+    measured: Callable[[], object] = lambda: None,
+    writer: BackgroundWriter | None = None,
 ) -> SnapshotHooks:
-    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten` as they take it.
+    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten`, `measured` and `writer` as
+    they take them. Without a writer they have one of their own.
 
     Raises `SnapshotDamaged` and `ForeignState`.
     """
@@ -268,7 +264,7 @@ def open_snapshots(
         executor.stages,
         progress,
         checkpoints,
-        BackgroundWriter("snapshots", limit=1, note=note),
+        writer or BackgroundWriter("snapshots", limit=1, note=note),
         incarnation=assigned.incarnation,
         start=start,
         steps=job.steps,
@@ -276,7 +272,9 @@ def open_snapshots(
         every=job.plan.recovery.snapshot_every,
         log_every=job.plan.run.log_every,
         forgotten=forgotten,
-        **({} if executor.prefix is None else {"settle": executor.prefix.sync}),
+        measured=measured,
+        settle=(lambda: None) if executor.prefix is None else executor.prefix.sync,
+        due=job.rounds.due if job.plan.keeps_best else (lambda step: False),
     )
 
 
@@ -293,7 +291,7 @@ def restore(
         if place and snapshot.position != position:
             raise ForeignState(f"stage {index} was at {snapshot.position} after {step} steps, another at {position}")
         stage.restore(snapshot.state)
-        progress.restored(snapshot.losses)
+        progress.restored(snapshot.losses, snapshot.rounds)
         position = snapshot.position
     return position
 

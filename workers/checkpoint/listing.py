@@ -14,7 +14,7 @@ from .source import CheckpointSource
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint of schema checkpoint-ls/1: of `step`, with snapshots of `stages` here; `complete` if these are
     all. `bytes` are those of its tensors, `written` when the last of it was, in seconds since the epoch. `damages` are
-    those of the manifests: no other file is read."""
+    those of the manifests: no other file is read. `best`: of the best evaluation so far, and kept for that."""
 
     step: int
     stages: tuple[int, ...]
@@ -22,6 +22,7 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     written: float | None
     damages: tuple[str, ...] = ()
+    best: bool = False
 
 
 class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +36,12 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
 
 def checkpoint_rows(source: CheckpointSource) -> list[CheckpointRow]:
     """All that are here, the oldest first. Raises `OSError`."""
-    rows = (_row(source, step, sorted(stages)) for step, stages in source.present.items())
-    return [row for row in rows if row.stages]
+    rows = [row for step, stages in source.present.items() if (row := _row(source, step, sorted(stages))).stages]
+    try:
+        best = source.best
+    except SnapshotDamaged:  # its row says so
+        best = None
+    return [msgspec.structs.replace(row, best=True) if row.step == best else row for row in rows]
 
 
 def snapshot_states(source: CheckpointSource, step: int | None) -> Iterator[SnapshotState]:

@@ -22,6 +22,7 @@ from stageline.pipeline.plan.difference import LAYOUT_KEYS
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics import EVALUATIONS, METRICS, keep_lines
 from stageline.workers.runs.recut_note import NOTE, RecutNote, recut_id
 
 from .directory import FOLDER, SnapshotDirectory
@@ -144,8 +145,8 @@ class Recut:
         return [stage for stage in stages if there.snapshots.verify(stage, self.step)]
 
     def write(self, folder: Path, stages: Iterable[int] | None = None) -> None:
-        """Writes the snapshots of the new `stages`, by default of all, into `folder`, the new run's; and then the run's
-        plan. What is there already has the same bits and stays.
+        """Writes the snapshots of the new `stages`, by default of all, into `folder`, the new run's; its metrics so
+        far; and then the run's plan. What is there already has the same bits and stays.
 
         Raises `ModelRefused` if they cannot be made, `SnapshotFailed`, `SnapshotDamaged`, or `OSError`.
         """
@@ -153,6 +154,9 @@ class Recut:
         load = lru_cache(maxsize=2)(lambda old: self.source.snapshots.load(old, self.step))
         for share in self._wanted(stages):
             target.write(self._snapshot(share, load))
+        for name in (METRICS, EVALUATIONS):
+            if (self.source.folder / name).exists() and not (folder / name).exists():
+                keep_lines(self.source.folder / name, self.step, folder / name)
         write_json(folder / NOTE, RecutNote(self.source.run, self.step))
         if not (folder / runs.PLAN).exists():  # from here on it is a run
             write_json(folder / runs.PLAN, self.plan.as_mapping())
@@ -160,12 +164,13 @@ class Recut:
     def _snapshot(self, share: Share, load: Callable[[int], Snapshot]) -> Snapshot:
         parts = [load(old) for old in share.sources]
         losses = {step: loss for part in parts for step, loss in part.losses.items()}
+        rounds = tuple(each for part in parts for each in part.rounds)
         last = share.layout is self.layouts[-1]
         try:
             state = regrouped(share, [part.state for part in parts])
         except ForeignState as error:
             raise ModelRefused(str(error)) from error
-        return Snapshot(share.layout.stage, self.step, 0, state, losses if last else {})
+        return Snapshot(share.layout.stage, self.step, 0, state, losses if last else {}, rounds=rounds if last else ())
 
     def _wanted(self, stages: Iterable[int] | None) -> list[Share]:
         chosen = None if stages is None else set(stages)

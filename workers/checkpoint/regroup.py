@@ -4,9 +4,9 @@ old stage 0   0.weight 0.bias                  new stage 0   of old stages 0 and
 old stage 1   2.weight 2.bias
 old stage 2   4.weight 4.bias                  new stage 1   of old stage 2
 
-What a stage keeps goes by names: weights and buffers, and the optimizer's state of each parameter. What it keeps once,
-the learning rate scheduler's state and the settings of the optimizer's groups, has to be the same in all stages that
-become one.
+What a stage keeps goes by names: weights and buffers, averages, and the optimizer's state of each parameter. What it
+keeps once, the learning rate scheduler's state and the settings of the optimizer's groups, has to be the same in all
+stages that become one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +95,7 @@ def regrouped(share: Share, states: Sequence[StageState]) -> StageState:
         optimizer=None if groups is None else groups.settings(),
         parameters=() if layout.groups is None else tuple(name for group in layout.groups for name in group),
         lr_scheduler=None if groups is None else _lr_scheduler(layout, states),
+        averages=_picked(names, [state.averages for state in states]),
     )
 
 

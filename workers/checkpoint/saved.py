@@ -2,6 +2,7 @@
 
     saved.json                                  written last: which run, how many steps, how many stages
     plan.json                                   the run's plan
+    evaluations.jsonl                           what its script has evaluated so far
     checkpoints/stage-0/step-0000000120/        a snapshot, as in a run's folder, of a position without calls
 
 Each worker writes the snapshots of its stages into a draft of the folder, or why it could not (`stage-0.lacks`); the
@@ -21,10 +22,11 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file, write_json
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
-from .snapshot import FILES, UNSEALED, Origin, Snapshot, SnapshotDamaged, read_manifest, write_manifest
+from .snapshot import UNSEALED, Origin, Snapshot, SnapshotDamaged, read_manifest, write_manifest
 
 SAVED = "saved.json"
 
@@ -50,11 +52,11 @@ def save_stages(
     A stage that cannot be written is lacking, and the folder has the reason if it takes that: the run need not fail
     for it. `step` steps are done; `progress` has the losses.
     """
-    progress.waits = progress.writes = True
+    progress.waits, progress.writes = True, "a snapshot is"
     try:
         _write(folder, plan, assigned, stages, step, progress)
     finally:
-        progress.writes = False
+        progress.writes = ""
 
 
 def _write(
@@ -136,6 +138,8 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
     try:
         for stage in range(saved.stages):
             _copy(folder, made, stage, saved, Origin(run, plan.digest()))
+        if (folder / EVALUATIONS).exists():
+            keep_lines(folder / EVALUATIONS, saved.step, made / EVALUATIONS)
         write_json(made / runs.PLAN, plan.as_mapping())
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -158,8 +162,9 @@ def _copy(folder: Path, made: Path, stage: int, saved: SavedRun, origin: Origin)
         raise SnapshotDamaged(theirs.path(stage, saved.step), found)
     source, target = theirs.path(stage, saved.step), SnapshotDirectory(made / FOLDER, origin).path(stage, saved.step)
     make_folder(target)
-    for name in FILES:
+    manifest = read_manifest(source)
+    for name in manifest.files:
         shutil.copyfile(source / name, target / name)  # not its permissions: what is saved may be read-only
         sync(target / name)
-    write_manifest(target, msgspec.structs.replace(read_manifest(source), run=origin.run, sha256=UNSEALED))
+    write_manifest(target, msgspec.structs.replace(manifest, run=origin.run, sha256=UNSEALED))
     sync(target)

@@ -1,13 +1,14 @@
-"""One snapshot on disk: a folder of three files.
+"""One snapshot on disk: a folder of three files, or four.
 
 weights.safetensors    the stage's part of the model's state_dict, under the unsplit model's names
+averages.safetensors   where weights are averaged, after the first update: the averages of the trained parameters
 training.safetensors   the other tensors: optimizer state, and what the forwards of microbatches in flight have read
 manifest.json          everything that is not a tensor, and the size and SHA-256 of the other files. It carries a
                        checksum of its own, so that a flipped digit in a learning rate is found.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -16,6 +17,9 @@ from typing import Any
 import msgspec
 import torch
 
+from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.ledger.evaluations import fact_of, record_of
+from stageline.broker.stores.base import Fact
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.state import InFlight, StageState
@@ -25,12 +29,14 @@ from stageline.workers.runtime.calls import Position
 
 from .state_tree import BadStateTree, Json, decode_state, encode_state
 
-FORMAT = "snapshot/4"
-READABLE = ("snapshot/3", FORMAT)  # the older lacks the names of the optimizer's parameters
+FORMAT = "snapshot/5"
+# 3 lacks the names of the optimizer's parameters; 3 and 4 know of no averages and no rounds of evaluation.
+READABLE = ("snapshot/3", "snapshot/4", FORMAT)
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
+AVERAGES = "averages.safetensors"
 TRAINING = "training.safetensors"
-FILES = (WEIGHTS, TRAINING)
+FILES = (WEIGHTS, TRAINING)  # of every snapshot
 
 UNSEALED = "0" * 64  # in place of the seal while that is computed
 
@@ -40,8 +46,9 @@ class Snapshot:
     """The state of one stage after `step` steps, taken by its worker under `incarnation`.
 
     `losses`, on the last stage, are the losses before `step` that the run still has to report, by step; None for a step
-    without rows. All of them and not only the latest, since older snapshots are deleted. `calls` and `evaluations` are
-    how many calls of the script, and evaluated batches among them, came before; 0 in a run without a script.
+    without rows. All of them and not only the latest, since older snapshots are deleted. So are `rounds` of evaluation,
+    all those before. `calls` is how many calls of the script came before, 0 in a run without one; `evaluations` counts
+    evaluated batches.
     """
 
     stage: int
@@ -51,6 +58,7 @@ class Snapshot:
     losses: Mapping[int, float | None] = field(default_factory=dict)
     calls: int = 0
     evaluations: int = 0
+    rounds: Sequence[EvaluationRecord] = ()
 
     @property
     def position(self) -> Position:
@@ -99,6 +107,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     torch: str
     files: dict[str, FileRecord]
     losses: dict[int, float | None]
+    rounds: list[Fact] = []
     training: dict[str, Json]
 
     @property
@@ -107,7 +116,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def same_state(self, other: "Manifest") -> bool:
         """Whether both snapshots hold the same bits, at the same position, whichever worker wrote them."""
-        names = ("files", "losses", "training", "position")
+        names = ("files", "losses", "rounds", "training", "position")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
@@ -126,6 +135,8 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Pat
     if former is None or not link_tensors(folder / WEIGHTS, former / WEIGHTS, snapshot.state.weights):
         write_tensors(folder / WEIGHTS, snapshot.state.weights)
     write_tensors(folder / TRAINING, tensors)
+    if snapshot.state.averages:
+        write_tensors(folder / AVERAGES, snapshot.state.averages)
     manifest = Manifest(
         run=origin.run,
         plan=origin.plan,
@@ -136,8 +147,9 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Pat
         incarnation=snapshot.incarnation,
         written=time(),
         torch=str(torch.__version__),
-        files={name: file_record(folder / name) for name in FILES},
+        files={name: file_record(folder / name) for name in (*FILES, *([AVERAGES] if snapshot.state.averages else []))},
         losses=dict(snapshot.losses),
+        rounds=[fact_of(each) for each in snapshot.rounds],
         training=training,
     )
     write_manifest(folder, manifest)
@@ -164,12 +176,16 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
     manifest = read_manifest(folder)
     try:
         weights, tensors = read_tensors(folder / WEIGHTS), read_tensors(folder / TRAINING)
-        state = _state(weights, {name: decode_state(each, tensors) for name, each in manifest.training.items()})
+        averages = read_tensors(folder / AVERAGES) if AVERAGES in manifest.files else {}
+        training = {name: decode_state(each, tensors) for name, each in manifest.training.items()}
+        state = _state(weights, averages, training)
+        rounds = [record_of(each) for each in manifest.rounds]
     except (OSError, ValueError, TypeError, RecursionError, BadStateTree) as error:
         if isinstance(error, OSError) and passing_fault(error):
             raise
         raise SnapshotDamaged(folder, [f"its checksums are right, its contents are not: {error}"]) from error
-    return Snapshot(stage, step, manifest.incarnation, state, manifest.losses, manifest.calls, manifest.evaluations)
+    position = manifest.calls, manifest.evaluations
+    return Snapshot(stage, step, manifest.incarnation, state, manifest.losses, *position, rounds)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -222,10 +238,12 @@ def _training(state: StageState) -> dict[str, Any]:
     }
 
 
-def _state(weights: Mapping[str, torch.Tensor], training: dict[str, Any]) -> StageState:
+def _state(
+    weights: Mapping[str, torch.Tensor], averages: Mapping[str, torch.Tensor], training: dict[str, Any]
+) -> StageState:
     """Raises `TypeError` if `training` has other fields."""
     in_flight = tuple(InFlight(**each) for each in training.pop("in_flight", ()))
-    return StageState(weights, in_flight=in_flight, **training)
+    return StageState(weights, in_flight=in_flight, averages=averages, **training)
 
 
 def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin) -> Iterator[str]:
@@ -238,7 +256,7 @@ def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin)
 
 
 def _damages(folder: Path, manifest: Manifest) -> list[str]:
-    if manifest.files.keys() != set(FILES):
+    if not set(FILES) <= manifest.files.keys() <= {*FILES, AVERAGES}:
         return [f"it lists the files {', '.join(manifest.files)}"]
     return list(filter(None, (_damage(folder / name, wanted) for name, wanted in manifest.files.items())))
 

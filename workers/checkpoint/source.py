@@ -11,13 +11,15 @@ from pathlib import Path
 
 import msgspec
 
+from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 from stageline.workers.runs import folder as runs
 
 from .directory import FOLDER, SnapshotDirectory
 from .saved import is_saved, read_saved
-from .snapshot import Origin, SnapshotDamaged
+from .snapshot import Origin, SnapshotDamaged, read_manifest
 
 
 class NoCheckpoint(StagelineError):
@@ -56,6 +58,36 @@ class CheckpointSource:
         """The steps of which all stages' snapshots are here, the newest first."""
         every = set(range(self.stages))
         return [step for step, stages in self.present.items() if stages >= every][::-1]
+
+    @property
+    def best(self) -> int | None:
+        """The step of the best evaluation whose checkpoint is kept: of a finished run, or before the newest checkpoint
+        that all stages have here; None if none is known. Raises `OSError`."""
+        if not self.plan.keeps_best or (criterion := self.plan.criterion) is None:
+            return None
+        if (result := runs.result_in(self.folder)) is not None:
+            return None if result.best is None else int(result.best["step"])
+        if not self.complete:
+            return None
+        manifest = read_manifest(self.snapshots.path(self.stages - 1, self.complete[0]))
+        found = ((each.step, each.values) for each in map(record_of, manifest.rounds))
+        best = Standing(criterion).after_all(found).best
+        return None if best is None else best.step
+
+    def best_step(self) -> int:
+        """The same, for who asks for it. Raises `NoCheckpoint`."""
+        if not self.plan.keeps_best:
+            raise NoCheckpoint(
+                f"the plan of {self.folder} keeps no best checkpoint: evaluation.keep_best = true does. Name a step "
+                "with --step"
+            )
+        best = self.best
+        if best is None:
+            raise NoCheckpoint(
+                f"no evaluation of {self.folder} has a best value yet, or not all stages' snapshots are here: copy "
+                "them from the machines of their workers, or name a step with --step"
+            )
+        return best
 
     def step_of(self, wanted: int | None) -> int:
         """`wanted`, of which there must be a snapshot, or without it the newest step that all stages have. Raises

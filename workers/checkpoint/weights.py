@@ -1,4 +1,8 @@
-"""Trained weights on disk: one safetensors file for each stage, under the unsplit model's names."""
+"""Trained weights on disk: one safetensors file for each stage, under the unsplit model's names.
+
+stage-0.safetensors      its part of the model's state_dict
+averages-0.safetensors   where weights are averaged: the averages of its trained parameters, if it has any
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,18 +26,31 @@ def save_weights(
     note: Note = lambda fault: None,
     wait: Callable[[float], object] = sleep,
 ) -> dict[str, TensorDigest]:
-    """Writes `stage-N.safetensors` for each stage into `folder`; returns the digests of what was written.
+    """Writes `stage-N.safetensors` for each stage into `folder`, and its averages; returns the weights' digests.
 
     After a fault that may pass, writes again, and `wait`s before that; `note` gets the fault meanwhile. Raises
     `SnapshotFailed` if they cannot be written, or read back as they are, and what `wait` raises.
     """
     digests: dict[str, TensorDigest] = {}
     for index, stage in stages.items():
-        state = {name: tensor.detach().cpu() for name, tensor in stage.state_dict().items()}
-        file = folder / f"stage-{index}.safetensors"
-        persist(partial(_write, file, index, state), f"write {file}", note, now=monotonic, wait=wait)
+        state, averages = _on_host(stage.state_dict()), _on_host(stage.averages)
+        files = {weights_file(folder, index): state, **({averages_file(folder, index): averages} if averages else {})}
+        for file, tensors in files.items():
+            persist(partial(_write, file, index, tensors), f"write {file}", note, now=monotonic, wait=wait)
         digests |= tensor_digests(state)
     return digests
+
+
+def weights_file(folder: Path, stage: int) -> Path:
+    return folder / f"stage-{stage}.safetensors"
+
+
+def averages_file(folder: Path, stage: int) -> Path:
+    return folder / f"averages-{stage}.safetensors"
+
+
+def _on_host(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in state.items()}
 
 
 def _write(file: Path, stage: int, state: Mapping[str, Tensor]) -> None:
@@ -48,9 +65,9 @@ def _write(file: Path, stage: int, state: Mapping[str, Tensor]) -> None:
         draft.unlink(missing_ok=True)
 
 
-def load_weights(folder: str | Path) -> dict[str, Tensor]:
+def load_weights(folder: str | Path, *, ema: bool = False) -> dict[str, Tensor]:
     """The trained model's state dict from a finished run's folder: tensors on the CPU, of the dtypes that the model
-    has, under the unsplit model's names.
+    has, under the unsplit model's names. With `ema`, averages stand for the parameters that were trained.
 
     A run on several machines leaves the stages of each machine's workers there. Raises `FileNotFoundError`.
     """
@@ -60,4 +77,9 @@ def load_weights(folder: str | Path) -> dict[str, Tensor]:
             f"{folder} holds no stage-*.safetensors: a run writes them at its end, on the machines of its workers. "
             f"`stageline run ls` shows which runs have finished; `stageline train --resume` goes on with one"
         )
-    return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
+    averages = sorted(Path(folder).glob("averages-*.safetensors")) if ema else []
+    if ema and not averages:
+        raise FileNotFoundError(
+            f"{folder} holds no averages-*.safetensors: the run averaged no weights, which optimizer.ema_decay says"
+        )
+    return {name: tensor for file in (*files, *averages) for name, tensor in read_tensors(file).items()}

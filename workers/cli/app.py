@@ -21,17 +21,23 @@ COMMANDS = {  # the file in commands/ that each is in
     "worker": "worker",
     "broker": "broker",
     "status": "queries",
+    "metrics": "metrics",
     "why": "queries",
     "story": "queries",
     "replay": "replay",
     "queue": "queries",
     "run": "run",
+    "predict": "forward",
+    "eval": "forward",
+    "export": "export",
     "checkpoint": "checkpoint",
     "schedule": "schedule",
+    "probe": "probe",
     "plan": "plan",
     "doctor": "doctor",
 }
 _HIDDEN = {"trial": "trial"}  # which other commands start
+_FUNCTIONS = {"eval": "evaluate"}  # where a command cannot have its own name
 _BUG = (
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
 )
@@ -47,7 +53,8 @@ class Commands(click.Group):
         file = {**COMMANDS, **_HIDDEN}.get(cmd_name)
         if file is None:
             return None
-        command: click.Command = getattr(import_module(f".commands.{file}", __package__), cmd_name)
+        module = import_module(f".commands.{file}", __package__)
+        command: click.Command = getattr(module, _FUNCTIONS.get(cmd_name, cmd_name))
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -50,6 +50,14 @@ def answer_about(where: str | None, broker: str | None, query: str, **of: str) -
     raise unreachable or BrokerUnreachable(found.absence)
 
 
+def folder_of(where: str | None) -> Path:
+    """The folder of the run that `where` names. Raises `CommandFailed` if none is there."""
+    found = _find(where)
+    if found.run is None:
+        raise CommandFailed(found.absence, ExitCode.USAGE)
+    return found.run
+
+
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
     """What was found of a run: its folder, and what a plan says of its broker. `absence`: the error if none of it is

@@ -103,6 +103,10 @@ config = click.argument("config", type=click.Path(), default=".")  # a folder st
 sets = click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a key of the plan: --set run.steps=20."
 )
+run = click.argument("run", metavar="RUN", type=click.Path())
+step = click.option(
+    "--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest that all stages have."
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema on stdout.")
 where = click.argument("where", type=click.Path(), required=False)
 broker = click.option(
@@ -151,6 +155,11 @@ def _plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plan
     kept = [each for each in owner.sets if not each.startswith(replaced)]
     say(f"stageline: the plan is {owner.plan}, whose code is called", err=True)
     return plan_of(owner.plan, [*kept, *sets])
+
+
+def tell(text: str) -> None:
+    """Prints what a command has to say besides its result on stderr."""
+    say(f"stageline: {text}", err=True)
 
 
 def warn(warnings: Sequence[str]) -> None:

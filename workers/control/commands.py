@@ -77,10 +77,10 @@ class CommandHandler:
                     there = {key: workers[index][1] for key, index in self._producers.items() if index in workers}
                     self._queues.connect(there)
                     self._joined = True
-                case Trim(step):
+                case Trim(step, best):
                     self._trim(self._loop.progress.position(step))
                     self._loop.progress.completed(step)
-                    self._hooks.forget(step)
+                    self._hooks.forget(step, best)
                 case Stop() as stop:
                     self._end(stop)
                 case Refused(reason, code):
@@ -134,19 +134,19 @@ class CommandHandler:
 
     def _begin_at(self, start: Position) -> None:
         self._loop.begin_at(start)
-        self._trim(start)
+        begin = self._loop.progress.position(start.step)
+        self._trim(begin)
         for inbound in self._inbound:
-            inbound.rewind(max(start.of(inbound.key.flow), self._loop.program.first_step(inbound.key)))
+            inbound.rewind(max(begin.of(inbound.key.flow), self._loop.program.first_step(inbound.key)))
 
     def _trim(self, position: Position) -> None:
         """Replies are kept until they have arrived: without snapshots, a step may be over before they have."""
         self._loop.note_answered()
         for outbound in self._outbound:
             flow = outbound.key.flow
-            program = self._loop.program
-            floor = min(position.of(flow), program.steps_of(outbound.key))
-            floor = max(min(floor, self._loop.progress.answered.get(flow, floor)), program.first_step(outbound.key))
-            outbound.trim(floor)
+            floor = position.of(flow)
+            floor = min(floor, self._loop.progress.answered.get(flow, floor))
+            outbound.trim(self._loop.program.within(outbound.key, floor))
 
     def _end(self, stop: Stop) -> None:
         """Ends at once, unless there is a step to finish first, or snapshots to report: those of a worker that has gone

@@ -5,7 +5,16 @@ from collections.abc import Callable
 from time import time
 
 from stageline.broker.codec.message import TO_SCRIPT
-from stageline.broker.control.messages import MOST_STEPS, WAITS, Event, Report, StepRecord, Wait
+from stageline.broker.control.messages import (
+    MOST_ROUNDS,
+    MOST_STEPS,
+    WAITS,
+    EvaluationRecord,
+    Event,
+    Report,
+    StepRecord,
+    Wait,
+)
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import QueueKey, Trouble
 from stageline.pipeline.schedule import Kind
@@ -37,6 +46,9 @@ class Reporter:
         self._number = 0
         self._records: list[StepRecord] = []  # sent, not confirmed
         self._snapshots: list[tuple[int, int]] = []  # likewise
+        self._rounds: list[EvaluationRecord] = []  # likewise
+        self._confirmed_rounds = 0
+        self._holds_snapshots = False  # until the rounds of evaluation before them are confirmed
         self._resent: deque[StepRecord] = deque()  # what only a former broker may have received; sent after the news
         self._sent = float("-inf")
         self._busy, self._at = progress.busy, clock()
@@ -44,26 +56,32 @@ class Reporter:
     def report(self, now: float) -> Report:
         """What is new. `now` is monotonic, in seconds."""
         progress = self._progress
-        if (self._records or self._snapshots) and now - self._sent < AGAIN:
+        if (self._records or self._snapshots or self._rounds) and now - self._sent < AGAIN:
             return self.heartbeat(now)
-        while progress.reportable:  # before the steps: those that they come after are there by now
+        while progress.reportable:  # before the steps and rounds: those that they come after are there by now
             self._snapshots.append(progress.snapshots.popleft())
+        first = self._confirmed_rounds
+        self._rounds = progress.evaluations[first : first + MOST_ROUNDS]
+        self._holds_snapshots = first + len(self._rounds) < len(progress.evaluations)
         for source in (progress.steps, self._resent):
             while source and len(self._records) < MOST_STEPS:
                 self._records.append(source.popleft())
         self._number += 1
         self._sent = now
-        return self._report(now, self._number, list(self._records), list(self._snapshots))
+        return self._report(now, self._number)
 
     def heartbeat(self, now: float) -> Report:
         """A report without what must arrive, which needs no confirmation."""
-        return self._report(now, 0, [], [])
+        return self._report(now, 0)
 
     def confirmed(self, number: int) -> None:
         """The broker has stored the report of this number."""
         if number == self._number:
             self._records.clear()
-            self._snapshots.clear()
+            self._confirmed_rounds += len(self._rounds)
+            self._rounds = []
+            if not self._holds_snapshots:
+                self._snapshots.clear()
 
     def resend_all(self, incarnation: int) -> None:
         """There may be another broker, whose records are old, or lost: sends all that it must know of this worker."""
@@ -71,16 +89,18 @@ class Reporter:
         self._resent = deque(self._progress.records(self._steps))
         written = {each for each in self._progress.written if self._progress.may_report(each[1])}
         self._snapshots = sorted({*self._snapshots, *written})
+        self._rounds, self._confirmed_rounds = [], 0
         self._sent = float("-inf")
 
     @property
     def all_confirmed(self) -> bool:
         """Whether nothing is left to send."""
-        new = self._progress.steps or self._progress.reportable
+        progress = self._progress
+        new = progress.steps or progress.reportable or self._confirmed_rounds < len(progress.evaluations)
         return not (self._records or self._resent or self._snapshots or new)
 
-    def _report(self, now: float, number: int, records: list[StepRecord], snapshots: list[tuple[int, int]]) -> Report:
-        progress = self._progress
+    def _report(self, now: float, number: int) -> Report:
+        progress, must_arrive = self._progress, number > 0
         depths, progress.depths_wanted = progress.depths, True
         trouble = progress.queues.trouble if progress.queues is not None else None
         fault = progress.fault
@@ -88,19 +108,19 @@ class Reporter:
             incarnation=self.incarnation,
             number=number,
             actions=progress.actions,
-            now=self._doing(trouble, blocked=bool(fault and fault.blocks) or progress.writes),
+            now=self._doing(trouble, blocked=bool((fault and fault.blocks) or progress.writes)),
             since=progress.since,
             idle=self._idle(),
-            steps=records,
+            steps=list(self._records) if must_arrive else [],
             events=self._events(),
             retained_bytes=sum(depth.bytes for depth in depths.values()),
             queues={
                 name: [depth.ready, depth.in_flight, depth.retained, depth.bytes, depth.oldest]
                 for name, depth in depths.items()
             },
-            metrics=dict(progress.metrics),
             training_steps=self._steps if progress.called is None else progress.called,
-            snapshots=snapshots,
+            snapshots=list(self._snapshots) if must_arrive and not self._holds_snapshots else [],
+            evaluations=list(self._rounds) if must_arrive else [],
             complete=progress.complete,
             waits=self._waits(),
             layer=self._layer(),
@@ -132,7 +152,7 @@ class Reporter:
         """What the compute loop does now, in words. `blocked`: it waits for something else than messages."""
         progress, instruction = self._progress, self._progress.instruction
         if blocked:
-            return f"{WAITS} until a snapshot is written" if progress.writes else f"{WAITS} to try again what failed"
+            return f"{WAITS} {f'until {progress.writes} written' if progress.writes else 'to try again what failed'}"
         if progress.over:
             return f"{WAITS} for the others to finish"
         if trouble is not None and (progress.waits or progress.full is not None):
@@ -185,7 +205,7 @@ class Reporter:
         ]
 
     def _states(self, instruction: Instruction) -> tuple[MicrobatchState, ...]:
-        forward_only = instruction.evaluates or instruction.action.stage < self._progress.first_trainable
+        forward_only = instruction.action.stage < self._progress.first_trainable
         if forward_only and instruction.action.kind is Kind.FORWARD:
             return MicrobatchState.FORWARD, MicrobatchState.DONE
         return _STATES.get(instruction.action.kind, ())

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -18,6 +19,8 @@ import structlog
 from stageline.pipeline.retry import ResourceFault, persist
 
 log = structlog.get_logger()
+
+_Written = TypeVar("_Written")
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
@@ -37,8 +40,9 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
         draft.unlink(missing_ok=True)
 
 
-def keep_trying(write: Callable[[], object], path: Path) -> None:
-    """Calls `write`, which writes `path`, and again for a minute if a fault that may pass stops it; warns of that."""
+def keep_trying(write: Callable[[], _Written], path: Path) -> _Written:
+    """Calls `write`, which writes `path`, and again for a minute if a fault that may pass stops it; warns of that.
+    Returns what `write` does."""
     told = False
 
     def note(fault: ResourceFault | None) -> None:
@@ -47,7 +51,7 @@ def keep_trying(write: Callable[[], object], path: Path) -> None:
             log.warning("waiting", reason=f"this process {fault.told(monotonic())}")
         told = True
 
-    persist(write, f"write {path}", note, now=monotonic, wait=sleep)
+    return persist(write, f"write {path}", note, now=monotonic, wait=sleep)
 
 
 def write_json(path: Path, value: object) -> None:

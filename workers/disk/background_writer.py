@@ -7,11 +7,19 @@ compute loop  --submit(job, key, size)-->  backlog, at most `limit` for each key
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from types import MappingProxyType
 
-from stageline.pipeline.retry import Note, Retry
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.retry import Note, Retry, lacks_memory
+
+_NO_LIMITS: Mapping[Hashable, int] = MappingProxyType({})
+
+
+class WriteFailed(StagelineError):
+    """A file could not be written; the text names it and the reason."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +34,8 @@ class _Job:
 class BackgroundWriter:
     """Runs jobs one after the other on a thread called `name`.
 
-    The jobs that wait under one key are limited: a key has room while their sizes add up to less than `limit`.
+    The jobs that wait under one key are limited: a key has room while their sizes add up to less than `limit`, or to
+    less than it has in `limits`.
     A job that is stopped by a fault that may pass runs again, for a minute at most; `note` gets the fault meanwhile.
     Another exception of a job is the `failure` that ends the writing: no other job runs, later ones are dropped.
     `failed(error)` is called from the thread then. Without `patience`, a fault ends the writing once a job has to wait
@@ -41,11 +50,13 @@ class BackgroundWriter:
         *,
         note: Note = lambda fault: None,
         patience: bool = True,
+        limits: Mapping[Hashable, int] = _NO_LIMITS,
     ) -> None:
         self.failure: Exception | None = None
         self.tried = 0.0  # seconds for which the job that failed was tried
         self.doing = ""  # what the newest job does, continuing "cannot"
         self._limit = limit
+        self._limits = limits
         self._failed = failed
         self._note = note
         self._patience = patience
@@ -65,7 +76,7 @@ class BackgroundWriter:
         True after a failure: nothing waits any more.
         """
         with self._changed:
-            return self._changed.wait_for(lambda: self.failure or self._sizes[key] < self._limit, timeout) is not False
+            return self._changed.wait_for(lambda: self.failure or not self._is_full(key), timeout) is not False
 
     def submit(
         self, job: Callable[[], None], key: Hashable = None, size: int = 0, *, first: bool = False, what: str = "write"
@@ -104,14 +115,31 @@ class BackgroundWriter:
             self._changed.notify_all()
         self._thread.join(timeout)
 
+    def demand(self, done: bool, waited: float, failed: type[WriteFailed] = WriteFailed) -> None:
+        """Raises what ended the writing; or `failed`, if what was waited for, `waited` seconds, is not `done`."""
+        match self.failure:
+            case WriteFailed() as error if self.tried:
+                raise type(error)(f"{error}. It was tried for {self.tried:.0f} s") from error
+            case WriteFailed() as error:
+                raise error
+            case Exception() as error if lacks_memory(error):
+                raise error
+            case Exception() as bug:
+                raise failed(f"a bug in stageline while it wrote files: {type(bug).__name__}: {bug}") from bug
+        if not done:
+            raise failed(f"the disk is still busy after {waited:g} s: the worker could not {self.doing}")
+
+    def _is_full(self, key: Hashable) -> bool:
+        return self._sizes[key] >= self._limits.get(key, self._limit)
+
     def _wait_for_room(self, key: Hashable) -> None:
         """`changed` is held."""
 
         def done() -> bool:
-            self._given_up = self._faulty and not self._patience and self._sizes[key] >= self._limit
+            self._given_up = self._faulty and not self._patience and self._is_full(key)
             if self._given_up:
                 self._changed.notify_all()
-            return self.failure is not None or self._sizes[key] < self._limit
+            return self.failure is not None or not self._is_full(key)
 
         self._changed.wait_for(done)
 

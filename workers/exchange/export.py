@@ -28,7 +28,7 @@ _FORMAT = {"format": "pt"}  # transformers asks for it
 
 def export_file(weights: StoredWeights, target: Path) -> None:
     """One safetensors file with all entries. Raises `WeightsUnusable`, `OSError`."""
-    _require_absent(target)
+    require_absent(target)
     make_folder(target.parent)
     draft = draft_of(target)
     try:
@@ -77,7 +77,7 @@ def export_dcp(weights: StoredWeights, target: Path) -> None:
 def export_folder(target: Path, write: Callable[[Path], None]) -> None:
     """Has a draft of the folder `target` written; then that is its name. Raises `WeightsUnusable` if there is something
     already, and what `write` raises."""
-    _require_absent(target)
+    require_absent(target)
     make_folder(target.parent)
     draft = draft_of(target)
     draft.mkdir()
@@ -139,6 +139,6 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     sync(file)
 
 
-def _require_absent(target: Path) -> None:
+def require_absent(target: Path) -> None:
     if target.exists() or target.is_symlink():
         raise WeightsUnusable(f"{target} is there already, and is not overwritten: name another place, or remove it")

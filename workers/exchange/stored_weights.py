@@ -4,7 +4,7 @@ a run's folder         the snapshots of a checkpoint, or stage-N.safetensors of 
 a saved folder         the snapshots in it
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.workers.checkpoint.snapshot import WEIGHTS, SnapshotDamaged
+from stageline.workers.checkpoint.snapshot import AVERAGES, WEIGHTS, SnapshotDamaged
 from stageline.workers.checkpoint.source import NoCheckpoint, source_in
+from stageline.workers.checkpoint.weights import averages_file, weights_file
 from stageline.workers.disk.tensor_file import forms_in, read_tensors
 from stageline.workers.runs import folder as runs
 
@@ -37,15 +38,19 @@ class RunMovedOn(WeightsUnusable):
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The weights in `files`, the parts of one model in their order. `title` says what they are, for people."""
+    """The weights in `files`, the parts of one model in their order; what is in `averages` stands in place of theirs.
+    `title` says what they are, for people; those of a run are of so many `step`s."""
 
     title: str
     files: tuple[Path, ...]
+    step: int | None = None
+    averages: tuple[Path, ...] = ()
 
     @cached_property
     def places(self) -> Mapping[str, Path]:
         """The file of each entry. Raises `WeightsUnusable`."""
-        return {name: file for file, forms in self._forms.items() for name in forms}
+        places = {name: file for file, forms in self._forms.items() for name in forms}
+        return {**places, **{name: file for file in self.averages for name in _forms_in(file)}}
 
     @cached_property
     def forms(self) -> Mapping[str, Form]:
@@ -90,27 +95,34 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return alike and torch.equal(_bytes(one), _bytes(other))
 
 
-def weights_in(folder: Path, step: int | None) -> StoredWeights:
+def weights_in(folder: Path, step: int | None, *, ema: bool = False) -> StoredWeights:
     """Of the checkpoint of `step`, by default the newest that all stages have; verified. Of a finished run without
-    snapshots, what it has come to.
+    snapshots, what it has come to. With `ema`, their averages.
 
-    Raises `NoCheckpoint`, `SnapshotDamaged`, `RunMovedOn`, or `OSError` for a fault that may pass.
+    Raises `WeightsUnusable` if there are no averages, `NoCheckpoint`, `SnapshotDamaged`, `RunMovedOn`, or `OSError` for
+    a fault that may pass.
     """
     source = source_in(folder)
     if step is None and not source.present:
-        return _finished(folder)
+        return _finished(folder, ema=ema)
     found = source.step_of(step)
     source.demand_all(found)
     for stage in range(source.stages):
         if wrong := source.snapshots.verify(stage, found):
             snapshot = source.snapshots.path(stage, found)
             raise SnapshotDamaged(snapshot, wrong) if snapshot.exists() else RunMovedOn(snapshot)
-    files = tuple(source.snapshots.path(stage, found) / WEIGHTS for stage in range(source.stages))
-    return StoredWeights(f"the weights of run {source.run} after {found} steps", files)
+    folders = [source.snapshots.path(stage, found) for stage in range(source.stages)]
+    files, averages = ([each / name for each in folders] for name in (WEIGHTS, AVERAGES))
+    return _stored(f"run {source.run} after {found} steps", found, files, averages if ema else None)
 
 
 def take_weights(
-    folder: Path, step: int | None, use: Callable[[StoredWeights], object], tell: Callable[[str], object]
+    folder: Path,
+    step: int | None,
+    use: Callable[[StoredWeights], object],
+    tell: Callable[[str], object],
+    *,
+    ema: bool = False,
 ) -> StoredWeights:
     """Calls `use` with what `weights_in` finds, and returns it. If the run deletes the newest checkpoint meanwhile,
     `tell` gets that, and the newest by then is used.
@@ -119,18 +131,30 @@ def take_weights(
     """
     for _ in range(_ATTEMPTS - 1) if step is None else ():
         try:
-            use(weights := weights_in(folder, None))
+            use(weights := weights_in(folder, None, ema=ema))
         except RunMovedOn as gone:
             tell(f"{gone}. The newest of them is taken")
         else:
             return weights
-    use(weights := weights_in(folder, step))
+    use(weights := weights_in(folder, step, ema=ema))
     return weights
 
 
-def _finished(folder: Path) -> StoredWeights:
-    stages = source_in(folder).stages
-    files = tuple(folder / f"stage-{stage}.safetensors" for stage in range(stages))
+def _stored(of: str, step: int | None, files: Sequence[Path], averages: Sequence[Path] | None) -> StoredWeights:
+    """The weights `of` a run at `step`, or what is in `averages`, which not every stage has. Raises
+    `WeightsUnusable` if none has."""
+    if averages is None:
+        return StoredWeights(f"the weights of {of}", tuple(files), step)
+    if not (found := tuple(each for each in averages if each.exists())):
+        raise WeightsUnusable(
+            f"{of} has no averages of its weights: a plan has them with optimizer.ema_decay, after the first step"
+        )
+    return StoredWeights(f"the averages of the weights of {of}", tuple(files), step, found)
+
+
+def _finished(folder: Path, *, ema: bool) -> StoredWeights:
+    stages = range(source_in(folder).stages)
+    files, averages = ([of(folder, stage) for stage in stages] for of in (weights_file, averages_file))
     if lacking := [str(file) for file in files if not file.exists()]:
         raise NoCheckpoint(
             f"{folder} has no snapshot, and not the weights of a finished run: {', '.join(lacking)} "
@@ -138,8 +162,9 @@ def _finished(folder: Path) -> StoredWeights:
             "workers"
         )
     result = runs.result_in(folder)
-    steps = "" if result is None else f" after {result.steps} steps"
-    return StoredWeights(f"the weights of run {folder.resolve().name}{steps}", files)
+    steps = None if result is None else result.steps
+    after = "" if steps is None else f" after {steps} steps"
+    return _stored(f"run {folder.resolve().name}{after}", steps, files, averages if ema else None)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -155,6 +180,6 @@ def _forms_in(file: Path) -> Mapping[str, Form]:
 
 def _unreadable(file: Path, error: Exception) -> WeightsUnusable:
     snapshot = file.parent
-    if file.name == WEIGHTS and snapshot.parent.exists() and not snapshot.exists():
+    if file.name in (WEIGHTS, AVERAGES) and snapshot.parent.exists() and not snapshot.exists():
         return RunMovedOn(snapshot)
     return WeightsUnusable(f"{file} cannot be read: {error}")

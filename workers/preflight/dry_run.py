@@ -10,6 +10,7 @@ have gone backward.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -87,6 +88,7 @@ class _DryRun:
         self._watch = watch
         self._received: list[list[Tree]] = []  # by stage: what its forward was given
         self._kept: list[int] = []  # by stage: bytes that autograd keeps
+        self._tapped: dict[int, int] = {}  # by stage: bytes that its tapped layers return
         self._backward: set[int] = set()  # stages that have one
         self._trains = False
         self._tied: dict[Flow, Tree] = {}  # what was given last
@@ -103,7 +105,7 @@ class _DryRun:
         for index in range(self._job.schedule.stages):
             with self._stages.there(index):
                 output = self._first_forward(index, [output] if index else [])
-                if self._job.evaluation:  # a wrong metric would show at the end of the run
+                if self._job.rounds.batches:  # a wrong metric would show in the first round of evaluation
                     received = [evaluated] if index else []
                     evaluated = self._carry_out(Kind.FORWARD, index, received, evaluates=True)
         if self._trains and self._job.program.last not in self._backward:
@@ -142,14 +144,20 @@ class _DryRun:
         self._gave_weights(stage, "as model.factory made it")
         self._trains = self._trains or stage.optimizer is not None
         saved = _Saved(stage)
+        stage.tap = partial(self._note_tapped, index)
         with saved_tensors_hooks(saved.note, lambda tensor: tensor):
             output = self._carry_out(Kind.FORWARD, index, received)
+        stage.tap = None
         for tensor in tensors(output):
             saved.note(tensor)
         self._kept.append(saved.bytes)
         if stage.in_flight:
             self._backward.add(index)
         return output
+
+    def _note_tapped(self, index: int, layer: str, output: Tree) -> None:
+        if layer in self._job.tapped.get(index, ()):
+            self._tapped[index] = self._tapped.get(index, 0) + _total(tensors(output))
 
     def _forward_again(self, index: int) -> None:
         """Of a stage that was not there in between."""
@@ -167,7 +175,7 @@ class _DryRun:
         if given is not None:
             self._tied[Flow.TOTAL] = given
         self._gave_weights(stage, "after the update")
-        self._estimates[index] = _estimate(self._job, stage, self._kept[index])
+        self._estimates[index] = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
 
     def _clip(self, index: int) -> None:
         """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""
@@ -193,8 +201,7 @@ class _DryRun:
         action = Action(kind, index)
         word = "evaluation and metrics" if evaluates else _WORDS[kind]
         self._watch.doing(f"the trial of one microbatch: stage {index}, {word}")
-        step = self._job.feed.evaluation.start if evaluates else 0
-        instruction = self._job.program.instruction(step, action, evaluates=evaluates)
+        instruction = self._job.program.instruction(0, action, evaluates=evaluates)
         before = {tensor.data_ptr(): tensor.clone() for tensor in tensors([*received])}
         result = self._stages[index].carry_out(instruction, received)
         self._watch.gave(f"what stage {index} gave in its {word}", result)
@@ -237,9 +244,9 @@ def _trainable(stage: Stage) -> list[torch.Tensor]:
     return [] if stage.optimizer is None else [p for group in stage.optimizer.param_groups for p in group["params"]]
 
 
-def _estimate(job: Job, stage: Stage, activations: int) -> StageEstimate:
+def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEstimate:
     """Of a stage after its first update. `activations`: bytes that one microbatch keeps alive between its forward and
-    its backward."""
+    its backward; `tapped`: those of it that are stored."""
     index, trainable = stage.index, _trainable(stage)
     in_flight = job.verdict.stage_peak[index]
     state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
@@ -248,6 +255,7 @@ def _estimate(job: Job, stage: Stage, activations: int) -> StageEstimate:
         "weights": _total(stage.state_dict().values()),
         "gradients": _total(trainable),
         "optimizer": _total(value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)),
+        "averages": _total({id(each): each for each in stage.averages.values()}.values()),
         "activations": activations * in_flight,
         "stashed_weights": _total(trainable) * versions,  # only what is trained has versions
     }
@@ -260,6 +268,7 @@ def _estimate(job: Job, stage: Stage, activations: int) -> StageEstimate:
         in_flight=in_flight,
         bytes=held,
         total=sum(held.values()),
+        tapped=tapped,
     )
 
 

@@ -71,7 +71,8 @@ def _demand_last_batches(job: Job, watch: TrialWatch) -> None:
     feed, choice = job.feed, job.plan.schedule
     last = [(f"batch({feed.last_of_epoch})", partial(feed.batch, feed.last_of_epoch), choice.microbatches)]
     held_out = "the last batch of the rows held out"
-    last += [(held_out, partial(feed.held_out_batch, step), choice.in_step) for step in job.evaluation[-1:]]
+    if job.rounds.batches:
+        last.append((held_out, partial(feed.held_out_batch, job.rounds.batches - 1), choice.in_step))
     for name, ask, microbatches in last:
         watch.doing(f"{job.plan.data.origin}: {name}")
         inputs, _ = ask()

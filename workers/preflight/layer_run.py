@@ -114,6 +114,7 @@ class LayerRun:
             **{f"weights {name}": size for name, size in weights.items()},
             **{f"gradient {name}": each.nbytes for name, each in trained.items()},
             **{f"optimizer {name}": _state_bytes(optimizer, each) for name, each in trained.items()},
+            **{f"average {name}": each.nbytes for name, each in trained.items() if self._job.plan.averages},
         }
         return held, {name: each.nbytes for name, each in trained.items()}
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.data.batch import rows, slice_rows
-from stageline.pipeline.data.numbering import checked
+from stageline.pipeline.data.source import NumberedSource, samples_of
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe, map_tensors, tensors
@@ -160,21 +160,20 @@ def _pairs(job: Job) -> Iterator[tuple[int, Tree, Tree]]:
     source = job.feed.numbered
     if source is None:
         return
-    inputs, first = _numbered_batch(job, 0)
+    inputs, first = _numbered_batch(job, source, 0)
     places = {sample: place for place, sample in enumerate(first.tolist())}
     for step in range(source.steps_per_epoch, 2 * source.steps_per_epoch):
-        if places.keys() & set(checked(source.samples(step), step).tolist()):
-            others, numbers = _numbered_batch(job, step)
+        if places.keys() & set(samples_of(source, step).tolist()):
+            others, numbers = _numbered_batch(job, source, step)
             for place, sample in enumerate(numbers.tolist()):
                 if sample in places:
                     yield sample, _row(inputs, places[sample]), _row(others, place)
 
 
-def _numbered_batch(job: Job, number: int) -> tuple[Tree, Tensor]:
+def _numbered_batch(job: Job, source: NumberedSource, number: int) -> tuple[Tree, Tensor]:
     """The inputs of a batch, and their samples."""
-    source = job.feed.numbered
     inputs, _ = job.feed.batch(number)
-    found = checked(None if source is None else source.samples(number), number)
+    found = samples_of(source, number)
     if len(found) != rows(inputs):
         raise DataError(f"the data source's samples({number}) has {len(found)} numbers for {rows(inputs)} rows")
     return inputs, found

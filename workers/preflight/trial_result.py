@@ -15,7 +15,7 @@ from .transcript import Transcript
 
 class StageEstimate(msgspec.Struct, frozen=True):
     """One stage. Of its `parameters`, `trained` are; `in_flight` microbatches are held at most; `bytes` says what takes
-    how much, `total` all of it."""
+    how much, `total` all of it. What its tapped layers return for a microbatch is `tapped` bytes."""
 
     stage: int
     worker: int
@@ -25,6 +25,7 @@ class StageEstimate(msgspec.Struct, frozen=True):
     in_flight: int
     bytes: dict[str, int]
     total: int
+    tapped: int = 0
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):

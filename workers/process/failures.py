@@ -7,10 +7,11 @@ from stageline.broker.control.messages import Failed, Goodbye
 from stageline.broker.errors import BrokerError, Fenced
 from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused
 from stageline.pipeline.retry import lacks_memory, passing_fault
-from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped
+from stageline.workers.disk.background_writer import WriteFailed
+from stageline.workers.runs.metrics_file import MetricsNotWritten
 from stageline.workers.runtime.calls import CallRefused
 from stageline.workers.runtime.executor import ComputeFailed
 
@@ -44,7 +45,7 @@ def failures_reported(
 
 def lacks_resources(error: BaseException) -> bool:
     """Whether another process could do better. Not so where a fault was waited for in vain: on a disk, for example."""
-    if isinstance(error, SnapshotFailed | SnapshotDamaged | BrokerError):
+    if isinstance(error, WriteFailed | SnapshotDamaged | MetricsNotWritten | BrokerError):
         return lacks_memory(error)
     return passing_fault(error) is not None
 
@@ -65,7 +66,9 @@ def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tup
             return explain(error), error.exit_code
         case SnapshotDamaged():
             return f"{error}. {RESUME_AS_A_WHOLE}", error.exit_code
-        case DataError() | ModelRefused() | BrokerError() | SnapshotFailed() | ForeignState() | CallRefused():
+        case DataError() | ModelRefused() | BrokerError() | WriteFailed() | ForeignState() | CallRefused():
+            return str(error), error.exit_code
+        case MetricsNotWritten():
             return str(error), error.exit_code
         case KeyboardInterrupt():  # no signal: those end the loop between two actions
             return "the model, the data or a metric raised KeyboardInterrupt", ExitCode.FAILED

@@ -6,7 +6,7 @@ The same machines, executors, messages and coordinator as in a run of many proce
 import os
 import socket
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
@@ -27,14 +27,17 @@ from stageline.pipeline.stage.tied_stage import copies_in
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import Stopped
+from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
 from stageline.workers.prefix_cache.opening import open_prefix_cache
 from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics_file import MetricsFile
 from stageline.workers.runs.result import Facts, LaunchOutcome
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
 from stageline.workers.runtime.skipping import SkipLog
+from stageline.workers.taps.tap_writer import BACKLOG, TapWriter
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator
 
@@ -49,8 +52,11 @@ def run_memory(
     """Runs `job` to the end under the run id `run`; saves weights in `folder`. `interrupted` is asked in between."""
     torch.set_num_threads(job.plan.workers[0].threads)
     folder.mkdir(parents=True, exist_ok=True)
-    with closing(SqliteStore(folder / runs.STORE)) as store:
-        local = _Local(job, run, store)
+    with (
+        closing(SqliteStore(folder / runs.STORE)) as store,
+        MetricsFile(folder, 0) as metrics,
+        _Local(job, run, store, metrics) as local,
+    ):
         outcome = _run(local, folder, on_status, interrupted)
         local.keep(outcome)
     return outcome
@@ -65,7 +71,7 @@ def _run(
         return LaunchOutcome(stop.code, str(stop), local.status())
     except ComputeFailed as error:
         return LaunchOutcome(ExitCode.FAILED, local.explain(error), local.status())
-    except (BrokerError, Stuck) as error:
+    except (BrokerError, Stuck, WriteFailed) as error:
         return LaunchOutcome(ExitCode.FAILED, str(error), local.status())
     return local.finish(folder)
 
@@ -78,21 +84,27 @@ class _Place:
     executor: Executor
     loop: WorkerLoop
     reporter: Reporter
+    taps: TapWriter | None
 
 
-class _Local:
+class _Local(AbstractContextManager["_Local"]):
     """All workers of a job, and the coordinator that they report to."""
 
-    def __init__(self, job: Job, run: str, store: Store) -> None:
+    def __init__(self, job: Job, run: str, store: Store, metrics: MetricsFile) -> None:
         self._job = job
-        config = RunConfig.of(job.plan, job.schedule)
+        self._metrics = metrics
+        config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
         for key in job.program.queues:
             self._queues.inbound(key).rewind(job.program.first_step(key))
         self._decisions = SkipLog(runs.folder(job.plan, run))
+        self._open = ExitStack()
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
     def run(self, on_status: Callable[[Facts], None], interrupted: Callable[[], bool]) -> None:
         due = observed = 0.0
@@ -121,7 +133,10 @@ class _Local:
         return record_failure(self._job, place.executor, self._queues, error, run, incarnation)
 
     def finish(self, folder: Path) -> LaunchOutcome:
+        self._metrics.finish()
         for place in self._places:
+            if place.taps is not None:
+                place.taps.flush()
             stages = place.executor.stages
             digests, copies = save_weights(stages, folder), copies_in(stages.values())
             finished = Finished(place.reporter.incarnation, digests, copies)
@@ -152,8 +167,22 @@ class _Local:
         executor = job.executor(job.schedule.placement[index], self._decisions)
         run = self._coordinator.run.id
         executor.prefix = open_prefix_cache(job, index, run)
-        loop = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
-        return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.training_steps))
+        taps = self._taps(executor, run)
+        carry_out = None if taps is None else taps.tapping(executor.carry_out)
+        loop = WorkerLoop(
+            job.program, index, executor, self._queues, carry_out=carry_out, run=run, incarnation=incarnation
+        )
+        loop.measures_with(self._metrics.add)
+        if taps is not None:
+            taps.progress = loop.progress
+        return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.training_steps), taps)
+
+    def _taps(self, executor: Executor, run: str) -> TapWriter | None:
+        """Each worker's has a writer of its own, whose thread ends with this."""
+        if self._job.plan.taps is None:
+            return None
+        writer = BackgroundWriter("taps", limit=BACKLOG)
+        return self._open.enter_context(TapWriter(self._job, executor, runs.folder(self._job.plan, run), writer))
 
     def _report(self) -> None:
         for place in self._places:
@@ -162,5 +191,6 @@ class _Local:
             place.reporter.confirmed(report.number)
         for _, message in self._coordinator.tick(time()):
             if isinstance(message, Trim):
+                position = self._job.program.position(message.step)
                 for key in self._job.program.queues:
-                    self._queues.outbound(key).trim(min(message.step, self._job.program.steps_of(key)))
+                    self._queues.outbound(key).trim(self._job.program.within(key, position.of(key.flow)))

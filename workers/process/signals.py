@@ -5,6 +5,7 @@
     doctor                    removes its folder and exits   -
     train, over memory://     ends the run                   what it did before the run
     train, with processes     stops the run                  kills its processes
+    predict, eval             ends its processes and exits   kills them
     broker                    stops the run                  exits without waiting for workers
     worker                    exits between two actions      exits at once
 
@@ -13,8 +14,8 @@ It imports nothing that takes time: the first line's handlers are installed befo
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from stageline.pipeline.errors import ExitCode
@@ -23,6 +24,17 @@ from stageline.pipeline.errors import ExitCode
 def exit_at_once(number: int) -> None:
     """Not by an exception: it could be swallowed where it happens to come up, in an import or in a model's own code."""
     os._exit(ExitCode.INTERRUPTED)
+
+
+@contextmanager
+def as_interrupts() -> Iterator[None]:
+    """A context in which SIGINT and SIGTERM raise `KeyboardInterrupt` in the main thread, as in a script."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Signals(AbstractContextManager["Signals"]):

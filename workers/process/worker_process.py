@@ -25,8 +25,7 @@ from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.retry import ResourceFault
-from stageline.workers.checkpoint.directory import SnapshotFailed
-from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, open_snapshots
+from stageline.workers.checkpoint.hooks import SOURCE, CheckpointHooks, LocalSnapshots, open_snapshots
 from stageline.workers.checkpoint.joined_folder import note_own, why_not_own
 from stageline.workers.checkpoint.saved import save_stages
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
@@ -36,17 +35,19 @@ from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.lifeline import NONE, Lifeline
 from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
+from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.prefix_cache.cache import PrefixCache
 from stageline.workers.prefix_cache.opening import open_prefix_cache
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics_file import MetricsFile, MetricsNotWritten
 from stageline.workers.runtime.calls import CallRefused, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.loop import CarryOut, WorkerLoop
 from stageline.workers.runtime.skipping import SkipLog
+from stageline.workers.taps.tap_writer import LIMITS, TapWriter
 
 from .failures import failures_reported, lacks_resources, why_it_leaves
 from .join import tell_script
@@ -58,10 +59,11 @@ EXPECTED = (
     ComputeFailed,
     DataError,
     BrokerError,
-    SnapshotFailed,
+    WriteFailed,
     SnapshotDamaged,
     ForeignState,
     CallRefused,
+    MetricsNotWritten,
     runs.FolderUnusable,
 )
 
@@ -199,9 +201,13 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         work.make_loop(queues)
         here = reachable(queues.endpoint, options.broker)
         control.start(assigned, here, work.loop, steps=job.training_steps, ring=queues.ring)
-        recorder = work.recorder
         work.open_cache()
-        with recorder or nullcontext(), _hooks(job, assigned, work.executor, work.loop.progress, recorder) as hooks:
+        with (
+            work.metrics or nullcontext(),
+            work.recorder or nullcontext(),
+            work.taps or nullcontext(),
+            work.hooks() as hooks,
+        ):
             work.commands = CommandHandler(assigned, control, queues, hooks, work.loop)
             work.serve_others()
             work.commands.run(work.save, workers_timeout=options.workers_timeout, lease=job.plan.recovery.lease)
@@ -213,7 +219,10 @@ class _Work:
 
     queues: WorkerQueues
     executor: Executor
+    metrics: MetricsFile | None
     recorder: RecordWriter | None
+    taps: TapWriter | None
+    writer: BackgroundWriter | None  # of snapshots, and of what is tapped
     loop: WorkerLoop
     commands: CommandHandler
     cache: PrefixCache | None = None
@@ -225,26 +234,34 @@ class _Work:
         self._folder = runs.folder(job.plan, assigned.run)
 
     def make_loop(self, queues: WorkerQueues) -> None:
-        """Makes the loop over `queues`, with the stages and what records them."""
+        """Makes the loop over `queues`, with the stages and what records and taps them."""
         job, assigned = self._job, self._assigned
         stages, decisions = job.schedule.placement[assigned.index], SkipLog(self._folder)
         self.queues = queues
+        self.metrics = MetricsFile(self._folder, assigned.step) if job.program.last in stages else None
         self.executor = executor = job.executor(stages, decisions)
         self.recorder = self._new_recorder(stages)
+        self.writer = self._new_writer()
+        self.taps = self._new_taps()
         self.loop = WorkerLoop(
             job.program,
             assigned.index,
             executor,
             queues,
-            carry_out=None if self.recorder is None else self.recorder.recording(executor.carry_out),
+            carry_out=self._watched(executor.carry_out),
             run=assigned.run,
             incarnation=assigned.incarnation,
             start=assigned.step,
         )
         progress = self.loop.progress
         progress.stages, progress.queues = executor.stages, queues
+        if self.taps is not None:
+            self.taps.progress = progress
         if not self._joined:
             self.loop.saves_with(self.save_checkpoint)
+        if self.metrics is not None:
+            self.loop.measures_with(self.metrics.add)
+            self.metrics.note = partial(progress.note_fault, "metrics")
         decisions.note, decisions.wait = partial(progress.note_fault, "skip log"), self.serve
 
     def open_cache(self) -> None:
@@ -288,9 +305,47 @@ class _Work:
         plan, stages = self._job.plan, self.executor.stages
         save_stages(folder, plan, self._assigned, stages, position.step, self.loop.progress)
 
+    def hooks(self) -> CheckpointHooks:
+        """Restores the checkpoint that the worker begins at."""
+        if not self._job.plan.recovery.on:
+            return CheckpointHooks()
+        recorder, metrics = self.recorder, self.metrics
+        return open_snapshots(
+            self._job,
+            self._assigned,
+            self.executor,
+            self.loop.progress,
+            forgotten=(lambda step: None) if recorder is None else recorder.delete_before,
+            measured=(lambda: None) if metrics is None else metrics.flush,
+            writer=self.writer,
+        )
+
     def save(self) -> dict[str, TensorDigest]:
+        if self.taps is not None:
+            self.taps.flush()
+        if self.metrics is not None:
+            self.metrics.finish(self.serve)
         note = partial(self.loop.progress.note_fault, "weights")
         return save_weights(self.executor.stages, self._folder, note, self.serve)
+
+    def _watched(self, carry_out: CarryOut) -> CarryOut:
+        """`carry_out`, tapped and recorded."""
+        if self.taps is not None:
+            carry_out = self.taps.tapping(carry_out)
+        return carry_out if self.recorder is None else self.recorder.recording(carry_out)
+
+    def _new_writer(self) -> BackgroundWriter | None:
+        if not self._job.plan.recovery.on and self._job.plan.taps is None:
+            return None
+        return BackgroundWriter("snapshots", limit=1, limits=LIMITS, note=self._note_write)
+
+    def _new_taps(self) -> TapWriter | None:
+        if self.writer is None or self._job.plan.taps is None:
+            return None
+        return TapWriter(self._job, self.executor, self._folder, self.writer)
+
+    def _note_write(self, fault: ResourceFault | None) -> None:
+        self.loop.progress.note_fault(SOURCE, fault)
 
     def _new_recorder(self, stages: Sequence[int]) -> RecordWriter | None:
         if self._job.plan.recovery.record != "all":
@@ -318,17 +373,6 @@ def _open_queues(
             else Failed(assigned.incarnation, reason, ExitCode.FAILED)
         )
         raise
-
-
-def _hooks(
-    job: Job, assigned: Assigned, executor: Executor, progress: Progress, recorder: RecordWriter | None
-) -> CheckpointHooks:
-    """Restores the checkpoint that the worker begins at."""
-    if not job.plan.recovery.on:
-        return CheckpointHooks()
-    if recorder is None:
-        return open_snapshots(job, assigned, executor, progress)
-    return open_snapshots(job, assigned, executor, progress, recorder.delete_before)
 
 
 def _identity(job: Job, options: WorkerOptions) -> WorkerIdentity:

@@ -19,7 +19,7 @@ def ending_of(run: RecordedRun) -> Ending:
     """What has become of `run`, and the command that goes on with it."""
     match run.state:
         case RecordedState.FINISHED:
-            return Ending("all steps are done", f"nothing: `stageline status {run.folder}` shows the result")
+            return Ending(_finished(run), f"nothing: `stageline status {run.folder}` shows the result")
         case RecordedState.STARTING:
             return Ending("the run is starting: its plan is tried, then its processes start", "wait")
         case RecordedState.RUNNING:
@@ -29,6 +29,10 @@ def ending_of(run: RecordedRun) -> Ending:
         case _:
             reason = run.outcome.reason if run.outcome is not None else ""
             return Ending(reason, _after_stop(run))
+
+
+def _finished(run: RecordedRun) -> str:
+    return run.outcome.reason if run.outcome is not None else "all steps are done"
 
 
 def _running(run: RecordedRun) -> Ending:

@@ -14,6 +14,7 @@ from stageline.broker.coordinator.restart import Restart
 from stageline.broker.coordinator.run import RunConfig
 from stageline.broker.coordinator.shutdown import Shutdown
 from stageline.broker.coordinator.supervision import Supervision
+from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 
@@ -83,6 +84,8 @@ def _add_result(records: RunRecords, result: Result) -> None:
     finished = {stage: max(result.steps, records.ledger.finished[stage]) for stage in stages}
     losses = {int(step): loss for step, loss in result.losses.items()}
     records.ledger.restore(finished, {**losses, result.steps - 1: result.loss})
+    for each in result.evaluations:
+        records.note_evaluation(record_of(each))
     records.metrics = {name: float(value) for name, value in result.metrics.items()}
 
 
@@ -95,6 +98,7 @@ def _unplanned(run: RecordedRun, what: str) -> Facts:
             "name": run.owner.name if run.owner is not None else run.id,
             "plan": None, "missing": [], "reason": None, "code": None, "weights_sha256": None, "training_steps": None,
             "finished": [], "finished_floor": 0, "last_loss": None, "finished_loss": None, "losses": {}, "metrics": {},
+            "evaluations": [], "last_evaluation": None, "best": None, "stopped_early": None,
             "checkpoint": None, "listening": False, "recollecting": False, "damaged": [], "restarts": 0,
             "recovering": [], "spares": [], "oddities": {}, "workers": [], "script": None,
         },

@@ -81,7 +81,8 @@ class RecordedRun:
     def outcome(self) -> RunOutcome | None:
         """How the run ended; None if no end is recorded, or if the run has been resumed since."""
         if self.result is not None:
-            return RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, self.result.weights_sha256)
+            early, digest = self.result.stopped_early, self.result.weights_sha256
+            return RunOutcome(RunPhase.FINISHED, early or "all steps are done", ExitCode.OK, digest, early=bool(early))
         kept = self.stored.facts.get("outcome")
         resumed = self.alive and self.owner is not None and self.owner.began > self.as_of
         return msgspec.convert(kept, RunOutcome) if kept and not resumed else None

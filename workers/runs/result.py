@@ -21,6 +21,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Schema train/1. `loss` is the last step's, None if it had no rows; `losses` are by step, counted from 0. A metric
     that is no finite number is a text, since JSON has no such number; `float` reads it.
 
+    `evaluations` has an entry for each round of evaluation, in order: after which `step`, over how many `rows`, the
+    mean `loss` and `metrics`; `metrics` are those of the last one. `best` is the best of them, where they are compared.
+    `stopped_early`: why the run has ended before its last step, which `steps` then is; None if it has not.
     `microbatches` are those of one step. `gradient_norm` is that of the last step, where gradients are clipped.
     `seconds` is from the start of the processes to the end of the run.
     """
@@ -36,6 +39,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     restarts: int = 0
     gradient_norm: float | None = None
+    evaluations: list[Facts] = []
+    best: Facts | None = None
+    stopped_early: str | None = None
 
 
 def result_of(run: str, microbatches: int, facts: Facts, seconds: float) -> Result:
@@ -52,4 +58,7 @@ def result_of(run: str, microbatches: int, facts: Facts, seconds: float) -> Resu
         seconds=round(seconds, 3),
         restarts=int(facts.get("restarts") or 0),
         gradient_norm=norm and norm["norm"],
+        evaluations=facts.get("evaluations", []),
+        best=facts.get("best"),
+        stopped_early=facts.get("stopped_early"),
     )

@@ -4,6 +4,7 @@ take the next call -> its instructions -> computed -> the reply is put -> take t
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from stageline.broker.codec.emptied import emptied
 from stageline.broker.codec.message import TO_SCRIPT, Message
 from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.errors import DataError
 from stageline.pipeline.stage.memory import copied
 from stageline.pipeline.tree import Tree
 
@@ -37,12 +39,30 @@ class CallSequence:
         self._worker = worker
         self._executor = executor
         self._outputs: list[Tree] = []  # of the last stage, if the open call wants them
+        self._next: Message | None = None  # with the call after the open one
         self._settled = self._emptied = position.evaluations  # batches that are, and those whose activations are gone
 
     def begin_at(self, position: Position) -> None:
         """No call was begun yet."""
         self.position = self.start = position
         self._settled = self._emptied = position.evaluations
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the call after the open one may be taken while there is nothing else to do."""
+        return self._next is None and self.open is not None and self.open.kind is CallKind.TRAIN
+
+    def look_at(self, message: Message) -> None:
+        """Cuts the batch of the call that comes after the open one, so that it can begin at once."""
+        self._next = message
+        if isinstance(self._executor.feed, CallFeed):
+            with suppress(CallRefused, DataError):  # `begin` raises it
+                self._executor.feed.prepare(decode_call(message.payload))
+
+    def take_next(self) -> Message | None:
+        """The message that was looked at."""
+        found, self._next = self._next, None
+        return found
 
     def begin(self, message: Message) -> Iterator[Instruction]:
         """Opens the call that `message` brought; what is to be computed for it. Raises `CallRefused`, and `DataError`
@@ -54,6 +74,7 @@ class CallSequence:
             self._executor.feed.open(call)
         self._executor.sums = Sums()
         self._executor.gives_up = call.settled
+        self._executor.ema = call.ema
         self.open = call
         return instructions
 
@@ -91,8 +112,8 @@ class CallSequence:
                 return {"rows": sums.rows, "loss": sums.loss, **sums.metrics}
             case Call(CallKind.PREDICT) if last:
                 return tuple(self._outputs)
-            case Call(CallKind.STATE):
-                return {name: copied(tensor.detach()) for name, tensor in self._weights().items()}
+            case Call(CallKind.STATE) as call:
+                return {name: copied(tensor.detach()) for name, tensor in self._weights(ema=call.ema).items()}
             case Call(CallKind.LOAD) as call:
                 self.keep(self.position.step)
                 self._load(call)
@@ -111,8 +132,8 @@ class CallSequence:
             self._executor.feed.close()
         self._outputs.clear()
 
-    def _weights(self) -> dict[str, Tensor]:
-        parts = (stage.state_dict() for stage in self._executor.stages.values())
+    def _weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        parts = (stage.state_dict(ema=ema) for stage in self._executor.stages.values())
         return {name: tensor for part in parts for name, tensor in part.items()}
 
     def _load(self, call: Call) -> None:

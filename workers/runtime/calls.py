@@ -12,6 +12,7 @@ the owner of stage 0, the targets to the owner of the last stage. A worker cuts 
     EVALUATE   one batch forward, with loss and metrics       {"rows": 7, "loss": 9.1, ...}: sums   (last stage)
     PREDICT    one batch forward                              a tuple: the microbatches' outputs    (last stage)
     STATE      nothing                                        the weights of the worker's stages
+               (with `ema`, these three are of the averages of the weights)
     LOAD       set the weights of their stages                None
     SAVE       write snapshots into the folder `inputs`       None; a stage that could not is lacking there
     STOP       end: save the weights                          None
@@ -69,8 +70,8 @@ class Call:
 
     `inputs` and `targets` are trees of tensors whose dimension 0 counts the rows of the whole batch; None where the
     worker has no use for them; of a SAVE, `inputs` is a folder's path. `state` holds weights, by the unsplit model's
-    names. A call that is `settled` has been carried out by all workers, and the script has their replies: this
-    worker's was `reply`.
+    names. With `ema`, averages stand for weights. A call that is `settled` has been carried out by all workers, and the
+    script has their replies: this worker's was `reply`.
     """
 
     kind: CallKind
@@ -80,6 +81,7 @@ class Call:
     inputs: Tree = None
     targets: Tree = None
     state: Mapping[str, Tensor] | None = None
+    ema: bool = False
     settled: bool = False
     reply: Tree = None
 
@@ -94,11 +96,12 @@ class CallRefused(StagelineError):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How many training steps, calls and evaluated batches are done."""
+    """How many training steps, calls, evaluated batches and rounds of those are done."""
 
     step: int = 0
     calls: int = 0
     evaluations: int = 0
+    rounds: int = 0  # of evaluation, in a run that no script calls
 
     @classmethod
     def of_checkpoint(cls, step: int, calls: int, evaluations: int) -> "Position":
@@ -111,8 +114,8 @@ class Position(msgspec.Struct, frozen=True):
         return Position(step, self.calls + 1, self.evaluations + kind.runs_forward_only)
 
     def of(self, flow: Flow) -> int:
-        """The first step, call, reply or evaluated batch from here on: whichever the messages of `flow` are counted
-        by."""
+        """The first step, call, reply, evaluated batch or round from here on: whichever the messages of `flow` are
+        counted by."""
         match flow:
             case Flow.CALL:
                 return self.calls
@@ -120,6 +123,8 @@ class Position(msgspec.Struct, frozen=True):
                 return max(0, self.calls - self.step)  # a call to train has none
             case Flow.EVALUATION:
                 return self.evaluations
+            case Flow.VERDICT:
+                return self.rounds
             case _:
                 return self.step
 
@@ -136,7 +141,7 @@ class Position(msgspec.Struct, frozen=True):
 def encode_call(call: Call) -> Tree:
     """What travels on a CALL queue."""
     state: Tree = None if call.state is None else {**call.state}
-    return (call.kind.value, call.number, call.step, call.evaluation, call.inputs, call.targets, state)
+    return (call.kind.value, call.number, call.step, call.evaluation, call.inputs, call.targets, state, call.ema)
 
 
 def settled_call(call: Call, reply: Tree) -> Tree:
@@ -151,13 +156,21 @@ def decode_call(payload: Tree) -> Call:
     match rest_of(payload) if is_emptied(payload) else payload:
         case (str(kind), int(number), int(step), int(evaluation), reply) if kind in _KINDS:
             return Call(CallKind(kind), number, step, evaluation, settled=True, reply=reply)
-        case (str(kind), int(number), int(step), int(evaluation), inputs, targets, dict() | None as state) if (
-            kind in _KINDS and all(isinstance(each, Tensor) for each in (state or {}).values())
-        ):
-            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state)
+        case (
+            str(kind),
+            int(number),
+            int(step),
+            int(evaluation),
+            inputs,
+            targets,
+            dict() | None as state,
+            bool(ema),
+        ) if kind in _KINDS and all(isinstance(each, Tensor) for each in (state or {}).values()):
+            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state, ema)
         case _:
             raise CallRefused(
-                f"a call is (kind, number, step, evaluation, inputs, targets, state); this one is {describe(payload)}"
+                f"a call is (kind, number, step, evaluation, inputs, targets, state, ema); this one is "
+                f"{describe(payload)}"
             )
 
 
@@ -168,10 +181,17 @@ class CallFeed:
         self._count = microbatches
         self._accumulate = accumulate
         self._cut: list[Microbatch] = []
+        self._prepared: tuple[int, list[Microbatch]] = -1, []  # with the call's number
+
+    def prepare(self, call: Call) -> None:
+        """Cuts the batch of a call that is opened later. Raises as `open` does."""
+        self._prepared = call.number, cut_call(call, self._count, self._accumulate)
 
     def open(self, call: Call) -> None:
         """Raises `DataError` if its batch cannot be cut into microbatches, or rows of inputs and targets differ."""
-        self._cut = cut_call(call, self._count, self._accumulate)
+        if self._prepared[0] != call.number:
+            self.prepare(call)
+        self._cut = self._prepared[1]
 
     def close(self) -> None:
         self._cut = []
@@ -179,6 +199,13 @@ class CallFeed:
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
         """The microbatch of the open call; `step` is the call's."""
         return self._cut[microbatch]
+
+    held_out_microbatch = microbatch
+
+    def samples(self, step: int, microbatch: int) -> None:
+        """A script's batches come without the numbers of their rows."""
+
+    held_out_samples = samples
 
 
 def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microbatch]:

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from stageline.broker.codec.emptied import emptied, is_emptied
+from stageline.broker.control.messages import EvaluationRecord
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
@@ -28,7 +29,16 @@ class MicrobatchSource(Protocol):
     """Where the first stage has its inputs from, and the last its targets; a `Feed` is one."""
 
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
-        """Raises `DataError` if there is none to be had."""
+        """Of a training step. Raises `DataError` if there is none to be had."""
+
+    def held_out_microbatch(self, batch: int, microbatch: int) -> Microbatch:
+        """The same of evaluated batch `batch` of the run."""
+
+    def samples(self, step: int, microbatch: int) -> Tensor | None:
+        """The numbers of its rows in the data set, int64 [rows]; None if they are not known. Raises `DataError`."""
+
+    def held_out_samples(self, batch: int, microbatch: int) -> Tensor | None:
+        """The same of an evaluated batch."""
 
 
 class PrefixRows(Protocol):
@@ -46,7 +56,7 @@ class PrefixRows(Protocol):
 
 @dataclass(slots=True)
 class Sums:
-    """What was evaluated, added up over `rows`: the metrics by name, and the loss where that is wanted."""
+    """What was evaluated, added up over `rows`: the loss, None before the first row, and the metrics by name."""
 
     rows: int = 0
     loss: float | None = None
@@ -79,20 +89,23 @@ class Executor:
     """The stages of one worker with what they need besides messages.
 
     `last` is the number of the model's last stage, the one with the loss. `metrics` are means over rows, by name.
-    `evaluates_loss`: evaluation computes the loss too.
+    `ema`: evaluation measures the averages of the weights.
     """
 
     stages: Mapping[int, Stage]
     feed: MicrobatchSource | None  # None for a worker that has neither the first stage nor the last
     last: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    evaluates_loss: bool = False
+    ema: bool = False
     loss: float | None = None  # of the last step, on the worker that has the last stage
     gradient_norm: float | None = None  # likewise, if gradients are clipped
+    rows: int = 0  # likewise
+    learning_rates: tuple[float, ...] = ()  # likewise, of the last stage's groups
     sums: Sums = field(default_factory=Sums)  # of what was evaluated so far
     prefix: PrefixRows | None = None  # on the worker that has the first stage that trains, if they are kept
     gives_up: bool = False  # the batch that is evaluated: its script has the result already
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
+    _rows: list[int] = field(default_factory=list)  # likewise; 0 for one that does not count
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         """What `instruction` gives, computed from what it `received` from its queues.
@@ -118,8 +131,7 @@ class Executor:
                     return stage.clip(*received)
                 case _:
                     if stage.index == self.last:
-                        self.loss, self.gradient_norm = self._summed_loss(instruction.step), stage.gradient_norm
-                        self._losses.clear()
+                        self._end_step(stage, instruction.step)
                     if isinstance(stage, TiedStage):
                         return stage.exchange(*received, step=instruction.step)
                     stage.update(instruction.step)
@@ -135,6 +147,13 @@ class Executor:
                 Culprit(instruction.step, instruction.action) if alone else None,
             ) from error
 
+    def _end_step(self, last: Stage, step: int) -> None:
+        """What the step came to, before the update of the last stage."""
+        self.loss, self.gradient_norm = self._summed_loss(step), last.gradient_norm
+        self.rows, self.learning_rates = sum(self._rows), last.learning_rates
+        self._losses.clear()
+        self._rows.clear()
+
     def _summed_loss(self, step: int) -> float | None:
         """The loss of the step that ends now, None if it had no rows. Raises `BadMicrobatch`."""
         counted = [loss for loss in self._losses if loss is not None]
@@ -143,9 +162,12 @@ class Executor:
             self._blame(step)
         return value
 
-    def measured(self) -> dict[str, float]:
-        """The metrics over all rows evaluated so far; nothing before the first."""
-        return {name: total / self.sums.rows for name, total in self.sums.metrics.items()}
+    def evaluated(self, step: int) -> EvaluationRecord:
+        """What the round of evaluation after `step` steps found, which ends now: means over its rows."""
+        sums, self.sums = self.sums, Sums()
+        rows, loss = sums.rows, sums.loss
+        metrics = {name: sums.metrics[name] / rows if rows else math.nan for name in self.metrics}
+        return EvaluationRecord(step, rows, None if loss is None else loss / rows, metrics)
 
     def _forward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         given = self._given(stage.index, instruction, received)
@@ -159,6 +181,7 @@ class Executor:
         )
         if stage.index == self.last:
             self._losses.append(output if given.rows and isinstance(output, Tensor) else None)
+            self._rows.append(given.rows)
         return output
 
     def _given(self, stage: int, instruction: Instruction, received: Sequence[Tree]) -> Microbatch:
@@ -166,8 +189,9 @@ class Executor:
         first, last = stage == 0, stage == self.last
         if self.feed is None or not (first or last):
             return Microbatch(received[0], None, 0, 1.0)
-        self.stages[stage].at_layer = DATA
-        supplied = self.feed.microbatch(instruction.step, instruction.action.microbatch)
+        self.stages[stage].now_at(DATA)
+        ask = self.feed.held_out_microbatch if instruction.evaluates else self.feed.microbatch
+        supplied = ask(instruction.step, instruction.action.microbatch)
         inputs = supplied.inputs if first else received[0]
         return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
 
@@ -186,18 +210,17 @@ class Executor:
             return emptied()
         given = self._given(stage.index, instruction, received)
         step, number = instruction.step, instruction.action.microbatch
-        output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received))
+        output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received), ema=self.ema)
         if stage.index == self.last and given.rows:
             self._measure(stage, output, given)
         return output
 
     def _measure(self, stage: Stage, output: Tree, given: Microbatch) -> None:
         sums = self.sums
-        if self.evaluates_loss:
-            sums.loss = (sums.loss or 0.0) + stage.evaluate_loss(output, given.targets) * given.rows
+        sums.loss = (sums.loss or 0.0) + stage.evaluate_loss(output, given.targets) * given.rows
         targets = map_tensors(lambda t: t.to(stage.device), given.targets)
         for name, metric in self.metrics.items():
-            stage.at_layer = f"the metric {name}"
+            stage.now_at(f"the metric {name}")
             sums.metrics[name] += float(metric(output, targets)) * given.rows
         sums.rows += given.rows
 

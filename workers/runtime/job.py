@@ -9,21 +9,24 @@ from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed, Numbering
 from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages, make_stage
+from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
+from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.pure import impure_modules
 from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.plan.metric_names import function_of, numbered
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed
 from .executor import Executor, Metric
-from .metric_names import numbered
-from .program import AHEAD, ENDLESS, Program
+from .program import AHEAD, ENDLESS, NO_ROUNDS, Program
 from .sample_order import made_order, order_of
 from .skipping import SkipLog, SkippingExecutor
 
@@ -81,8 +84,14 @@ class Job:
         choice = plan.schedule
         feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, accumulate=choice.accumulate, keep=keep)
         epoch = _steps_of_epoch(plan, source.steps_per_epoch) if plan.counts_epochs else 0
+        if plan.evaluation is not None and not feed.batches_held_out:
+            raise plan.refused(
+                "evaluation" if plan.evaluation.every is None else "evaluation.every",
+                f"there are no rows to evaluate: what {plan.data.origin} names holds none back. Have its held_out() "
+                "return some, or leave the table [evaluation] out",
+            )
         order = order_of(plan, feed) if plan.caches_prefix else None
-        length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0, epoch, order)
+        length = RunLength(steps, feed.batches_held_out if plan.evaluates else 0, epoch, order)
         return replace(self, own_feed=feed, length=length)
 
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
@@ -92,40 +101,53 @@ class Job:
         made = {stage: self._stage(stage, device[stage]) for stage in stages}
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
-        parts = made, feed, self.program.last, self.metrics, self.plan.scripted
+        ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
+        parts = made, feed, self.program.last, self.metrics, ema
         if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
             return Executor(*parts)
         return SkippingExecutor(*parts, decisions=decisions)
 
     @property
     def program(self) -> Program:
-        first = self.known_length.epoch if self.plan.caches_prefix else None
-        return Program(self.schedule, self.steps, self.evaluation, scripted=self.plan.scripted, replayed_from=first)
+        return Program(
+            self.schedule,
+            self.steps,
+            self.rounds,
+            scripted=self.plan.scripted,
+            criterion=self.plan.criterion,
+            replayed_from=self.known_length.epoch if self.plan.caches_prefix else None,
+        )
 
     @property
     def numbering(self) -> Numbering | None:
         """Which samples each microbatch has; None if neither the data nor the broker has told it."""
-        order, source = self.known_length.order, None if self.own_feed is None else self.own_feed.numbered
-        choice = self.plan.schedule
+        order, choice = self.known_length.order, self.plan.schedule
         if order is not None:
             return Numbering(made_order(order).rows, choice.microbatches, choice.accumulate)
-        return None if source is None else Numbering(source.samples, choice.microbatches, choice.accumulate)
+        return None if self.own_feed is None else self.own_feed.numbering
+
+    @property
+    def tapped(self) -> dict[int, tuple[str, ...]]:
+        """The names of the layers whose outputs are stored, by stage."""
+        return tapped_layers(self.plan, self.segments)
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """By the functions' names; a script numbers those that share one, wherever its workers are."""
         names = self.plan.model.metrics
-        short = [name.replace(":", ".").rpartition(".")[2] for name in names]
-        titles = numbered(short) if self.plan.scripted else _told_apart(names, short)
+        titles = numbered([function_of(name) for name in names]) if self.plan.scripted else self.plan.metric_names
         folder = base_folder(self.plan)
         metrics = (load_function(name, folder, "model.metrics") for name in names)
         return dict(zip(titles, metrics, strict=True))
 
     @property
-    def evaluation(self) -> range:
-        """The steps that evaluate, after the training steps; none without metrics. A script calls for evaluation."""
-        length = RunLength(0, 0) if self.plan.scripted else self.known_length
-        return range(length.training, length.training + length.evaluation)
+    def rounds(self) -> Rounds:
+        """When the run evaluates the rows held out. Never in a scripted run: the script calls for it."""
+        if self.plan.scripted:
+            return NO_ROUNDS
+        length, choice = self.known_length, self.plan.evaluation
+        every = None if choice is None else choice.every
+        return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
 
     def windows(self) -> dict[QueueKey, int]:
         """How many messages each queue's consumer lets its producer send ahead: about twice the most that the schedule
@@ -136,9 +158,9 @@ class Job:
     def _window(self, key: QueueKey) -> int:
         microbatches = self.schedule.microbatches
         match key.flow:
-            case Flow.CALL | Flow.LOSS | Flow.REPLY:
-                return 3 * AHEAD  # `AHEAD` bounds how many are under way: the rest spares credits
-            case Flow.EVALUATION:  # nothing bounds how far a stage is ahead but the calls
+            case Flow.CALL | Flow.LOSS | Flow.REPLY | Flow.VERDICT:
+                return 8 * AHEAD  # at most `AHEAD` are under way: the rest spares requests
+            case Flow.EVALUATION:  # two batches: one may wait while the next one is computed
                 return 2 * microbatches + 2
             case Flow.REPLAYED:  # without content; nothing waits until it is sent
                 return REPLAYED_AHEAD
@@ -170,11 +192,12 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
     demand_matched(plan, segments)
+    tapped_layers(plan, segments)
     plan = plan.resolved(len(segments))
     schedule = schedule_of(plan, segments)
     if plan.caches_prefix:
         _demand_prefix(plan, segments, schedule.first_trainable)
-    told = plan.run.steps is None or plan.model.metrics or plan.counts_epochs  # by the data
+    told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)
 
@@ -189,13 +212,25 @@ def schedule_of(plan: Plan, segments: Sequence[Segment]) -> Schedule:
 
 
 def _demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int) -> None:
-    """Raises `PlanRefused` if no stage is frozen before the first that trains, or if one draws, or counts."""
+    """Raises `PlanRefused` if no stage is frozen before the first that trains, or if one draws, counts or is tapped."""
     key = "model.prefix_cache"
     if not first_trainable:
         raise plan.refused(key, _no_prefix(segments))
     wrong = [plan.refused(key, reason) for reason in impure_modules(segments[:first_trainable])]
+    tapped = [
+        layer for stage, layers in tapped_layers(plan, segments).items() if stage < first_trainable for layer in layers
+    ]
+    if tapped:
+        wrong.append(plan.refused("taps.layers", _tapped_prefix(tapped)))
     if wrong:
         raise PlanRefused([error for each in wrong for error in each.errors])
+
+
+def _tapped_prefix(layers: Sequence[str]) -> str:
+    return (
+        f"{', '.join(layers)}: in frozen first stages, which model.prefix_cache = true runs in the first epoch alone; "
+        "tap layers after them, or leave model.prefix_cache out"
+    )
 
 
 def _no_prefix(segments: Sequence[Segment]) -> str:
@@ -226,16 +261,19 @@ def _steps_of_epoch(plan: Plan, batches: int) -> int:
     """Raises `PlanRefused` if a step has batches of two epochs."""
     if batches % plan.schedule.accumulate:
         raise plan.refused(
-            "model.prefix_cache" if plan.caches_prefix else "lr_scheduler.every",
+            _counting_epochs(plan),
             f"an epoch has {batches} batches, which are no whole steps of schedule.accumulate = "
             f"{plan.schedule.accumulate}; use {'another number' if plan.caches_prefix else 'a number of steps'}",
         )
     return batches // plan.schedule.accumulate
 
 
-def _told_apart(names: Sequence[str], short: Sequence[str]) -> list[str]:
-    """By the files that they are in, where functions share a name."""
-    return [name if short.count(title) > 1 else title for name, title in zip(names, short, strict=True)]
+def _counting_epochs(plan: Plan) -> str:
+    """The key for which an epoch must have whole steps: first the one that has no other way out."""
+    if plan.caches_prefix:
+        return "model.prefix_cache"
+    every_epoch = plan.evaluation is not None and plan.evaluation.every == "epoch"
+    return "evaluation.every" if every_epoch else "lr_scheduler.every"
 
 
 def _reads_data(job: Job, worker: int | None) -> bool:

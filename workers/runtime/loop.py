@@ -4,6 +4,7 @@ poll():  AwaitCredit   in a stage that runs forward only: the consumer is too fa
                                                                                                        -> machine
          Take     the queue gives a message, or nothing yet: then this turn is over   -> machine
          Compute  the executor computes, the queue gets the result; then it is over   -> machine
+                  (after an evaluation, of a run that may end early: the verdict, from its figures or from the queue)
          Finish   in a scripted run: the reply to the call is put; then the script's next call is taken
 """
 
@@ -12,10 +13,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
+from msgspec import UNSET
+
 from stageline.broker.codec.message import Flow, Message
-from stageline.broker.queues.base import Outbound, QueueKey, Queues
+from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
+from stageline.pipeline.evaluation import Criterion, Standing
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
+from stageline.workers.runs.metrics import MetricsLine, StepMetrics, evaluation_line
 
 from .call_sequence import CallSequence, SaveStages
 from .calls import CallKind, Position
@@ -27,6 +33,7 @@ from .replays import CacheUse
 
 CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
+Measured = Callable[[MetricsLine], object]
 
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands
 
@@ -68,9 +75,12 @@ class WorkerLoop:
         self.progress = Progress(clock.time(), complete=start, last=program.last, finished=finished)
         self.progress.tied_sources = program.tied_sources
         self.progress.first_trainable = program.schedule.first_trainable
+        if not program.scripted:
+            self.progress.position_after = program.position
         self.program = program
         self.attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
+        self._measured: Measured | None = None
         self._machine = Machine(program.instructions(worker, start))
         self._script = CallSequence(program, worker, executor, Position(start)) if program.scripted else None
         self._executor = executor
@@ -82,6 +92,9 @@ class WorkerLoop:
         self._inbound = cache(queues.inbound)
         self._outbound = cache(self._open_outbound)
         self._evaluation = [key for key in program.outbound(worker) if key.flow is Flow.EVALUATION]
+        self._keep: Callable[[int], object] = lambda step: None
+        self._standing = Standing(program.criterion or Criterion())
+        self._judged = 0  # rounds of evaluation that the standing is of
         self._by_name: dict[str, Outbound] = {}  # those that something was put into
         self._received: list[Tree] = []
 
@@ -100,7 +113,7 @@ class WorkerLoop:
         self.progress.waits = self.progress.over = True
 
     def begin_at(self, position: Position) -> None:
-        """A scripted run goes on from there: its checkpoint has been restored."""
+        """A scripted run goes on from there: its checkpoint has been restored. Another one knows where it is."""
         if self._script is not None:
             self._script.begin_at(position)
             self.progress.positions[position.step] = position
@@ -112,9 +125,14 @@ class WorkerLoop:
             self._script.save = save
 
     def keeps_with(self, keep: Callable[[int], object]) -> None:
-        """What saves the state after so many steps before a script sets other weights."""
+        """What saves the state after so many steps: before a script sets other weights, and where a run ends early."""
+        self._keep = keep
         if self._script is not None:
             self._script.keep = keep
+
+    def measures_with(self, measured: Measured) -> None:
+        """What takes the metrics of each training step, on the worker of the last stage; it takes evaluations too."""
+        self._measured = measured
 
     @property
     def finished(self) -> bool:
@@ -128,12 +146,12 @@ class WorkerLoop:
 
     @property
     def step(self) -> int | None:
-        """The step of the current instruction, or, in a scripted run, of the script's next training step; None when
-        the program is over."""
+        """How many training steps come before the current instruction, or, in a scripted run, before the script's next
+        call to train; None when the program is over."""
         command = self._machine.command
         if self._script is not None:
             return None if self._script.over else self._script.position.step
-        return None if isinstance(command, Finish) else command.instruction.step
+        return None if isinstance(command, Finish) else self.program.step_at(command.instruction)
 
     @property
     def doing(self) -> str:
@@ -178,7 +196,7 @@ class WorkerLoop:
                 return False
         while type(command) is Take:
             self.progress.waiting(command)
-            message = self._inbound(command.key).take(timeout)
+            message = self._take(self._inbound(command.key), timeout)
             if message is None:
                 return False
             command = self._machine.arrived(command.key, message.step, message.microbatch)
@@ -187,6 +205,18 @@ class WorkerLoop:
             self._compute(command.instruction)
             return True
         return self._script is not None and self._between_instructions(self._script, timeout)
+
+    def _take(self, inbound: Inbound, timeout: float) -> Message | None:
+        """The next message. While there is none, the script's next call is looked at, which takes a while."""
+        script = self._script
+        if script is None or not script.looks_ahead:
+            return inbound.take(timeout)
+        message = inbound.take(0)
+        if message is not None:
+            return message
+        if (call := self._inbound(script.calls).take(0)) is not None:
+            script.look_at(call)
+        return inbound.take(timeout)
 
     def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
         outbound, number = self._outbound(wanted.key), wanted.instruction.number
@@ -200,11 +230,14 @@ class WorkerLoop:
         self.progress.computing(instruction, self._now())
         if instruction.cache is not None:
             self._use_cache(instruction, instruction.cache)
-        result = self._carry_out(instruction, self._received)
+        verdict = instruction.action.kind is Kind.VERDICT
+        result = self._verdict() if verdict else self._carry_out(instruction, self._received)
         self._received.clear()
         if instruction.gives is not None:
             self._put(instruction, instruction.gives, result)
-        if instruction.evaluates:
+        if verdict:
+            self._go_by(instruction, ends=bool(result))
+        elif instruction.evaluates:
             self._end_evaluation(instruction, result)
         else:
             self.progress.done(instruction, self._now())
@@ -231,23 +264,56 @@ class WorkerLoop:
         return outbound
 
     def _end_evaluation(self, instruction: Instruction, result: Tree) -> None:
-        stage = instruction.action.stage
+        stage, batch, program = instruction.action.stage, instruction.step, self.program
+        self.progress.evaluated(self._now())
         if self._script is not None:
-            self.progress.evaluated(self._now())
             self._script.evaluated(stage, result)
-            return
-        self.progress.done(instruction, self._now())
-        self.progress.metrics = self._executor.measured()
-        if instruction.action.microbatch == self.program.schedule.microbatches - 1:
-            self.progress.closed(stage, instruction.step, None)
+        elif instruction.action.microbatch == program.schedule.microbatches - 1:
+            if stage == program.last and program.rounds.ends_round(batch):
+                self._note_round(self._executor.evaluated(program.rounds.step_of(batch)))
             self._queues.pump(0)
+
+    def _note_round(self, found: EvaluationRecord) -> None:
+        self.progress.found(found)
+        if self._measured is not None:
+            self._measured(evaluation_line(found.step, found.values, self._now(), None))
+
+    def _verdict(self) -> bool:
+        """Whether the run ends after the newest round of evaluation: as the last stage's worker was told by the figures
+        of all rounds, and the others by that worker. Nothing else decides: each time, it is the same step."""
+        if self._received:
+            return bool(self._received[0])
+        for record in self.progress.evaluations[self._judged :]:
+            self._standing = self._standing.after(record.step, record.values)
+        self._judged = len(self.progress.evaluations)
+        return self._standing.stops
+
+    def _go_by(self, instruction: Instruction, *, ends: bool) -> None:
+        self.progress.evaluated(self._now())
+        if ends and instruction.gives is None:  # all others are told
+            self._keep(self.program.step_at(instruction))
+            self._machine.end()
+        self._queues.pump(0)
 
     def _end_step(self, stage: int, step: int) -> None:
         last = stage == self.program.last
         loss, norm = (self._executor.loss, self._executor.gradient_norm) if last else (None, None)
         self.progress.closed(stage, step, loss, norm)
+        if last and self._measured is not None:
+            self._measured(self._metrics(step))
         self._on_step(stage, step, loss)
         self._queues.pump(0)
+
+    def _metrics(self, step: int) -> StepMetrics:
+        found = self._executor
+        return StepMetrics(
+            step=step,
+            loss=found.loss,
+            gradient_norm=UNSET if found.gradient_norm is None else found.gradient_norm,
+            learning_rates=found.learning_rates,
+            rows=found.rows,
+            time=self._now(),
+        )
 
     def _between_instructions(self, script: CallSequence, timeout: float) -> bool:
         """One turn while nothing is to be computed: the open call is answered, or the next one is taken."""
@@ -269,9 +335,12 @@ class WorkerLoop:
             self._queues.pump(0)
 
     def _take_call(self, script: CallSequence, timeout: float) -> bool:
-        self.note_answered()
-        self.progress.waiting_for_script(script.calls, script.position.calls, self._now())
-        message = self._inbound(script.calls).take(timeout)
+        if self.progress.snapshots:  # which are reported once the script has the replies before them
+            self.note_answered()
+        message = script.take_next()
+        if message is None:
+            self.progress.waiting_for_script(script.calls, script.position.calls, self._now())
+            message = self._inbound(script.calls).take(timeout)
         if message is None:
             return False
         instructions = script.begin(message)

@@ -100,6 +100,10 @@ class Machine:
         self.command = self._next()
         return self.command
 
+    def end(self) -> None:
+        """Nothing follows the current instruction: the run ends there, early."""
+        self._instructions = iter(())
+
     def _next(self) -> Command:
         instruction = next(self._instructions, None)
         if instruction is None:

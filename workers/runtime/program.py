@@ -4,8 +4,7 @@ schedule of worker 1    1F0 1F1 1B0 1B1 1U
 its program             step 0: 1F0 takes forward-1 and gives forward-2, ..., 1U; step 1: 1F0, ...
 
 In a scripted run there is no program beforehand: each call of the script brings the instructions of one step, or of one
-evaluated batch. Evaluation then has queues of its own (evaluation-1, ...), which number its batches. So it has where
-what leaves the frozen first stages is replayed: in their other queues the numbers of those steps would be missing.
+evaluated batch. Evaluation has queues of its own (evaluation-1, ...), which number its batches over the whole run.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,14 +16,16 @@ import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, forward_only
 from stageline.pipeline.schedule.ties import tied_queues
 
-from .calls import Call, CallKind
+from .calls import Call, CallKind, Position
 from .replays import CacheUse, Replays
 
 CHUNK = 64  # instructions that are made at once
 ENDLESS = 2**62  # steps: a script says when it is over
+NO_ROUNDS = Rounds()
 AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
 
 _Touched = tuple[str, tuple[QueueKey, ...], QueueKey | None]  # an action's name, what it takes from, what it gives to
@@ -36,8 +37,8 @@ class Instruction(msgspec.Struct, frozen=True):
     `needs_credit`: no gradient comes back for what it gives, so the consumer says when it may be computed.
 
     `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
-    run's, which the ledger knows; the evaluated batches of a script are not, and `step` then numbers those. `cache`:
-    what is done with the cache of what leaves the frozen first stages.
+    run's, which the ledger knows; evaluated batches are not, and `step` then numbers those. `cache`: what is done with
+    the cache of what leaves the frozen first stages.
     """
 
     step: int
@@ -59,12 +60,15 @@ class Instruction(msgspec.Struct, frozen=True):
         return self.takes
 
     def __str__(self) -> str:
+        if self.action.kind is Kind.VERDICT:
+            return f"{self.name} of round {self.step} of evaluation"
         return f"{self.name} of {'step' if self.counted else 'evaluated batch'} {self.step}"
 
 
 @dataclass(frozen=True)
 class Program:
-    """`schedule` over `steps` steps, then forward only over the steps of `evaluation`.
+    """`schedule` over `steps` steps, with `rounds` of evaluation between them, forward only. By the `criterion`, the
+    last stage's worker decides after each whether the run goes on, and tells the others; None: it always does.
 
     `scripted` says that the calls of a script bring the batches, for as long as it likes. What leaves the frozen first
     stages is kept, and from step `replayed_from` on replayed; None: it is computed in every step.
@@ -72,8 +76,9 @@ class Program:
 
     schedule: Schedule
     steps: int
-    evaluation: range = range(0)
+    rounds: Rounds = NO_ROUNDS
     scripted: bool = False
+    criterion: Criterion | None = None
     replayed_from: int | None = None
 
     @property
@@ -95,9 +100,11 @@ class Program:
     def queues(self) -> tuple[QueueKey, ...]:
         """Every queue between stages, and between script and workers."""
         between_stages = tuple(map(queue_key, self.schedule.routes))
-        evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages)]
+        evaluates = self.scripted or self.rounds.batches
+        evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages) if evaluates]
         if not self.scripted:
-            return between_stages if self.replays is None else (*between_stages, *evaluation, *self.replays.queues)
+            replayed = () if self.replays is None else self.replays.queues
+            return (*between_stages, *evaluation, *replayed, *map(verdict_key, self._told))
         calls = [key(worker) for worker in range(self.script) for key in (call_key, reply_key)]
         return (*between_stages, *evaluation, *calls, self._losses)
 
@@ -115,12 +122,7 @@ class Program:
         made some at a time, ahead of their use."""
         if self.scripted:
             return iter(())
-        ordered = self.schedule if self.replays is None else self.replays
-        training = ordered.program(worker, range(start, self.steps))
-        return chain(
-            self._instructions(training, evaluates=False),
-            self._instructions(self._forward_only.program(worker, self.evaluation), evaluates=True),
-        )
+        return chain.from_iterable(self._parts(worker, start))
 
     def instructions_of(self, call: Call, worker: int) -> Iterator[Instruction]:
         """What `worker` computes for a call of the script."""
@@ -164,7 +166,7 @@ class Program:
     def consumer(self, key: QueueKey) -> int:
         """The worker that takes from `key`; `script` for a loss or a reply."""
         match key.flow:
-            case Flow.CALL:
+            case Flow.CALL | Flow.VERDICT:
                 return key.stage
             case Flow.LOSS | Flow.REPLY:
                 return self.script
@@ -182,12 +184,14 @@ class Program:
                 return self.schedule.owner(self.source(key))
 
     def source(self, key: QueueKey) -> int:
-        """The stage that puts into `key`, a queue between stages."""
+        """The stage that puts into `key`, a queue between stages, or of what the last one decides."""
         match key.flow:
             case Flow.EVALUATION:
                 return key.stage - 1
             case Flow.REPLAYED:
                 return key.stage + 1
+            case Flow.VERDICT:
+                return self.last
             case _:
                 return self.schedule.routes[str(key)][0]
 
@@ -197,19 +201,16 @@ class Program:
         queues = tied_queues(self.schedule.ties, self.schedule.tied)
         return {queue_key(name): source for name, (source, _) in queues.items()}
 
-    def steps_of(self, key: QueueKey) -> int:
-        """The step from which on `key` carries nothing: evaluation has no gradients."""
-        if self.scripted:
-            return ENDLESS
-        if self.replays is not None and key.flow is Flow.FORWARD:
-            return self.steps if key.stage > self.schedule.first_trainable else self.replays.first
-        return self.steps + (len(self.evaluation) if key.flow in (Flow.FORWARD, Flow.EVALUATION) else 0)
-
     def first_step(self, key: QueueKey) -> int:
         """The step with which the messages of `key` begin."""
-        if self.replays is None:
-            return 0
-        return {Flow.EVALUATION: self.steps, Flow.REPLAYED: self.replays.first}.get(key.flow, 0)
+        return 0 if self.replays is None or key.flow is not Flow.REPLAYED else self.replays.first
+
+    def within(self, key: QueueKey, floor: int) -> int:
+        """`floor`, before which messages of `key` are forgotten, or the first or last step of those if it lies beyond
+        them: a consumer that takes no more stays where it is, and would be told of messages that were never there."""
+        if self.replays is not None and key.flow is Flow.FORWARD and key.stage <= self.schedule.first_trainable:
+            return min(floor, self.replays.first)
+        return max(floor, self.first_step(key))
 
     @cached_property
     def replays(self) -> Replays | None:
@@ -217,10 +218,47 @@ class Program:
         first = self.replayed_from
         return None if first is None or first >= self.steps else Replays(self.schedule, first)
 
+    def position(self, step: int) -> Position:
+        """Where a run that no script calls is after `step` steps, before the round of evaluation that follows them."""
+        return Position(step, evaluations=self.rounds.batches_before(step), rounds=self.rounds.before(step))
+
+    def step_at(self, instruction: Instruction) -> int:
+        """How many training steps come before `instruction`, in a run that no script calls."""
+        if instruction.action.kind is Kind.VERDICT:
+            return self.rounds.step_of_round(instruction.step)
+        return instruction.step if instruction.counted else self.rounds.step_of(instruction.step)
+
     @cached_property
     def _runs_ahead(self) -> Callable[[Action], bool]:
         ahead = self.schedule.ahead
         return lambda action: action.outbound in ahead and action.kind is Kind.FORWARD
+
+    @property
+    def _may_end(self) -> bool:
+        """Whether the run may end early."""
+        return self.criterion is not None and self.criterion.patience is not None and self.rounds.every is not None
+
+    @cached_property
+    def _told(self) -> tuple[int, ...]:
+        """The workers that are told whether a run that may end early goes on."""
+        others = (worker for worker in range(self.script) if worker != self.schedule.owner(self.last))
+        return tuple(others) if self._may_end else ()
+
+    def _verdict(self, worker: int, number: int) -> Iterator[Instruction]:
+        """After round `number`, and before any further step: the last stage's worker tells each other one, then goes by
+        its verdict, as they do."""
+        stages = self.schedule.placement[worker]
+        action = Action(Kind.VERDICT, self.last if self.last in stages else min(stages))
+
+        def instruction(takes: tuple[QueueKey, ...], gives: QueueKey | None) -> Instruction:
+            return Instruction(number, action, number, str(action), takes, gives, counted=False)
+
+        if self.last not in stages:
+            yield instruction((verdict_key(worker),), None)
+            return
+        for other in self._told:
+            yield instruction((), verdict_key(other))
+        yield instruction((), None)
 
     @cached_property
     def _losses(self) -> QueueKey:
@@ -259,13 +297,23 @@ class Program:
 
         return cache(touched)
 
+    def _parts(self, worker: int, start: int) -> Iterator[Iterator[Instruction]]:
+        """Training up to each round of evaluation, and the round. No worker waits for another between them, unless the
+        run may end there: then for the verdict."""
+        ordered = self.replays or self.schedule
+        for end in self.rounds.ends(start) if self.rounds.batches else (self.steps,):
+            yield self._instructions(ordered.program(worker, range(start, end)), evaluates=False)
+            yield self._instructions(self._forward_only.program(worker, self.rounds.batches_of(end)), evaluates=True)
+            if self._may_end and end < self.steps:
+                yield self._verdict(worker, self.rounds.before(end))
+            start = end
+
     def _instructions(self, actions: Iterator[tuple[int, Action]], *, evaluates: bool) -> Iterator[Instruction]:
         replays = None if evaluates else self.replays
-        aside = evaluates and (self.scripted or self.replays is not None)
-        of_every_step = self._in_evaluation if aside else self._in_training
+        of_every_step = self._in_evaluation if evaluates else self._in_training
         later = of_every_step if replays is None else self._in_replay
         until = ENDLESS if replays is None else replays.first
-        count, counted = self.schedule.microbatches, not (evaluates and self.scripted)
+        count, counted, throttled = self.schedule.microbatches, not evaluates, not self.scripted
         # Messages of which a step has one are numbered by the step.
         once = ONCE_PER_STEP if self.schedule.ties or self.schedule.clips or replays else ()
 
@@ -278,7 +326,7 @@ class Program:
                     *(of_every_step if step < until else later)(each),
                     evaluates,
                     counted,
-                    not evaluates and self._runs_ahead(each),
+                    throttled if evaluates else self._runs_ahead(each),
                     None if replays is None else replays.use(step, each),
                 )
                 for step, each in islice(actions, CHUNK)
@@ -302,6 +350,11 @@ def call_key(worker: int) -> QueueKey:
 def loss_key(worker: int) -> QueueKey:
     """The queue of the training steps' losses, from `worker`, which has the last stage, to the script."""
     return QueueKey(Flow.LOSS, worker)
+
+
+def verdict_key(worker: int) -> QueueKey:
+    """The queue of the verdicts on rounds of evaluation, to `worker`."""
+    return QueueKey(Flow.VERDICT, worker)
 
 
 def reply_key(worker: int) -> QueueKey:

@@ -6,14 +6,14 @@ though perhaps a moment old; nothing in here ever makes the loop wait.
 
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import time
 
 import msgspec
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import StepRecord, Wait, WorkerRecord
+from stageline.broker.control.messages import EvaluationRecord, StepRecord, Wait, WorkerRecord
 from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
@@ -46,7 +46,7 @@ class Progress:
     instruction: Instruction | None = None
     open: defaultdict[int, list[Done]] = field(default_factory=lambda: defaultdict(list))
     steps: deque[StepRecord] = field(default_factory=deque)
-    metrics: dict[str, float] = field(default_factory=dict)
+    evaluations: list[EvaluationRecord] = field(default_factory=list)  # of all rounds, in order; on the last stage
     depths: dict[str, Depth] = field(default_factory=dict)
     depths_wanted: bool = False
     lacking: Take | AwaitCredit | None = None  # what the loop waits for, if `waits`, or wants room for
@@ -60,7 +60,7 @@ class Progress:
     written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
     stages: Mapping[int, Stage] = field(default_factory=dict)  # for the layer that they are in
     queues: WorkerQueues | None = None  # for the trouble that they have
-    writes: bool = False  # the loop waits until a snapshot is written
+    writes: str = ""  # what the loop waits for until it is written, "a snapshot is"; "" if it does not
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
     call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take
     answered: dict[Flow, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent
@@ -70,6 +70,7 @@ class Progress:
     first_trainable: int = 0  # stages below it run forward only
     tied_sources: Mapping[QueueKey, int] = field(default_factory=dict)  # stages, by queues of what is shared
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
+    position_after: Callable[[int], Position] = Position  # so many steps, where none of those is
 
     def computing(self, instruction: Instruction, now: float) -> None:
         """The loop starts on `instruction`."""
@@ -113,8 +114,8 @@ class Progress:
 
     def position(self, step: int) -> Position:
         """The position after `step` steps. A scripted run that has not come there, or is beyond it, knows the step
-        alone: nothing is trimmed then but what is counted by steps."""
-        return self.positions.get(step, Position(step))
+        alone: nothing is trimmed then but what is counted by steps. A run that no script calls always knows it."""
+        return self.positions[step] if step in self.positions else self.position_after(step)
 
     def may_report(self, step: int) -> bool:
         """Whether a snapshot of `step` may become part of a checkpoint: not before the script has the replies to all
@@ -151,6 +152,10 @@ class Progress:
         self.busy += (now if self.full is None else self.full) - self.since
         self.since, self.full = now, None
 
+    def found(self, record: EvaluationRecord) -> None:
+        """A round of evaluation has ended on the last stage."""
+        self.evaluations.append(record)
+
     def closed(self, stage: int, step: int, loss: float | None, norm: float | None = None) -> None:
         """`stage` has finished `step`."""
         mine = [d for d in self.open[stage] if d.instruction.step == step]
@@ -161,10 +166,11 @@ class Progress:
         if stage == self.last and loss is not None:
             self.newest = step, loss
 
-    def restored(self, losses: Mapping[int, float | None]) -> None:
-        """The loop has begun with a snapshot in which `losses` are; the broker's records may have lost them."""
+    def restored(self, losses: Mapping[int, float | None], evaluations: Iterable[EvaluationRecord]) -> None:
+        """The loop has begun with a snapshot in which these are; the broker's records may have lost them."""
         self.losses.update(losses)
         self.steps.extend(self._of_losses(losses))
+        self.evaluations.extend(evaluations)
 
     def durable(self, stage: int, step: int) -> None:
         """A snapshot is on disk. For the thread that writes them."""

@@ -137,6 +137,7 @@ class SkippingExecutor(Executor):
         if stage != self.last:
             return MARK
         self._losses[instruction.action.microbatch :] = [None]  # the last one run forward, or the one after it
+        self._rows[instruction.action.microbatch :] = [0]
         return None
 
     def _skip_backward(self, instruction: Instruction) -> Tree:

@@ -9,6 +9,7 @@ from stageline.pipeline.model.cut import with_stored_weights
 from stageline.pipeline.model.groups import demand_matched, groups_of
 from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, Schedule
@@ -16,7 +17,6 @@ from stageline.pipeline.stage.layer import BatchCheck
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import schedule_of
 from stageline.workers.script.arguments.checks import demand_usable
-from stageline.workers.script.arguments.line_arguments import Workers
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.plan_errors import in_arguments_words
 from stageline.workers.script.arguments.script_plan import LineOptions, Model, build_model, plan_of, registered
@@ -32,13 +32,14 @@ InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times
 
 
 def begin_run(
-    model: Model, options: LineOptions, workers: Workers, resume: str | Path | None = None
+    model: Model, options: LineOptions, resume: str | Path | None = None
 ) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     """The run, the model's weights, and a check of inputs. `resume`: the folder of the run to go on with.
 
     Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `NoSuchRun`, `RunFailed`, and `ValueError` for
     another `workers`, or one that cannot resume.
     """
+    workers = options.workers
     if workers not in ("processes", "inline"):
         raise ValueError(f'workers = {workers!r}; wanted is "processes" or "inline"')
     if workers == "inline" and options.broker is not None:
@@ -47,12 +48,10 @@ def begin_run(
         raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
     demand_usable(options, inline=workers == "inline", resume=resume)
     with in_arguments_words():
-        return _begin(model, options, workers, None if resume is None else Path(resume))
+        return _begin(model, options, None if resume is None else Path(resume))
 
 
-def _begin(
-    model: Model, options: LineOptions, workers: Workers, resume: Path | None
-) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     whole, segments = build_model(model, options)
     weights = weights_of(whole, segments)
     check = partial(_check_inputs, segments[0].check_inputs, options.microbatches)
@@ -63,9 +62,10 @@ def _begin(
         for part in segments:
             part.check()
     demand_matched(plan, segments)
+    tapped_layers(plan, segments)
     schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
-    if workers == "inline":
+    if options.workers == "inline":
         return weights, check, InlineRun(segments, schedule, names, options, groups_of(plan))
     if remote is not None:
         return weights, check, _begin_remotely(plan, schedule, names, remote, resume)

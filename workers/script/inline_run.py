@@ -35,6 +35,8 @@ RUN = "line"
 class InlineRun:
     """The stages of `segments` as workers of `schedule`. `submit` computes, and raises `ComputeFailed`."""
 
+    cannot_save = "an inline line saves no checkpoints: leave out workers, or keep its state_dict()"
+
     def __init__(
         self,
         segments: Sequence[Segment],
@@ -63,13 +65,19 @@ class InlineRun:
         return self._calls.position.step
 
     def submit(
-        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         if self._broken:
             raise ComputeFailed(f"this line cannot go on: an earlier call failed ({self._broken}). Make a new one")
         try:
             with _threads(self._threads), generators_kept(self._device):
-                return self._carry_out(self._calls.call(kind, inputs, targets, state))
+                return self._carry_out(self._calls.call(kind, inputs, targets, state, ema=ema))
         except BaseException as error:  # Ctrl-C too: messages of the call remain in the queues
             self._broken = str(error) or type(error).__name__
             raise
@@ -78,7 +86,7 @@ class InlineRun:
         self._queues.close()
 
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
-        raise NotSaved("an inline line saves no checkpoints: leave out workers, or keep its state_dict()")
+        raise NotSaved(self.cannot_save)
 
     def waits_for(self) -> str:
         return ""
@@ -94,11 +102,14 @@ class InlineRun:
         """As it is planned: here all workers compute in turn."""
         return planned(self._program.schedule)
 
-    def weights(self) -> dict[str, Tensor]:
-        parts = (stage.state_dict() for executor in self._executors for stage in executor.stages.values())
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        parts = (stage.state_dict(ema=ema) for executor in self._executors for stage in executor.stages.values())
         return {name: tensor.detach().cpu().clone() for part in parts for name, tensor in part.items()}
 
     def abort(self, reason: str) -> None:
+        self._queues.close()
+
+    def discard(self) -> None:
         self._queues.close()
 
     def _carry_out(self, call: Call) -> "Future[Replies]":
@@ -126,7 +137,7 @@ class InlineRun:
     def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
         stages = {stage: self._stage(segments[stage], options) for stage in owned}
         feed = CallFeed(options.microbatches, options.accumulate)
-        return Executor(stages, feed, self._program.last, options.named_metrics, evaluates_loss=True)
+        return Executor(stages, feed, self._program.last, options.named_metrics)
 
     def _stage(self, part: Segment, options: LineOptions) -> Stage:
         """The stage that computes `part`; only the last stage has a loss. Raises `ModelRefused` for its weights."""
@@ -139,6 +150,7 @@ class InlineRun:
             loss=options.loss if part.index == self._program.last else None,
             device=options.device,
             clip_norm=options.clip_norm,
+            ema_decay=options.ema_decay,
             autocast=options.autocast,
             groups=self._groups,
         )

@@ -11,34 +11,37 @@ Here is what a script sees; `ScriptRun` carries the calls out, in this process o
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import Self, Unpack, cast
 
-import torch
 from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
-from stageline.pipeline.errors import DataError
-from stageline.pipeline.stage.optimizer import OptimizerFactory
-from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
 from stageline.workers.runtime.calls import CallKind, batches_of_step
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
-from stageline.workers.script.arguments.line_arguments import LineArguments, Workers
-from stageline.workers.script.arguments.script_plan import LineOptions, Metric, Model
-from stageline.workers.script.calls.open_call import Replies
+from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
+from stageline.workers.script.arguments.script_plan import Model
+from stageline.workers.script.calls.open_call import Replies, only, total
 from stageline.workers.script.calls.step_loss import StepLoss
 from stageline.workers.script.display.display import display_of
 from stageline.workers.script.display.page import page
 from stageline.workers.script.display.seen import Seen
 from stageline.workers.script.display.timetable import Timetable
+from stageline.workers.script.fit.callback import Callback, Fitted
+from stageline.workers.script.fit.evaluation_log import EvaluationLog
+from stageline.workers.script.fit.loop import Fit
+from stageline.workers.script.fit.options import BetterName, FitOptions, demand_fit
+from stageline.workers.script.fit.stream import FitBatches, held_out_of, steps_from
 
 from .begin import begin_run
 
 CLOSED, FINISHED = "closed", "finished"
+MOST = 2 * AHEAD  # calls without replies: a script that has so many sleeps until half are done, not after each call
 
 
 class Line(AbstractContextManager["Line"]):
@@ -49,8 +52,9 @@ class Line(AbstractContextManager["Line"]):
     that returns one of these. `loss` is a mean over rows;
     `optimizer` makes an optimizer from a stage's parameters; `groups` give some of these settings of their own, by
     their names: {"match": ["*.bias"], "weight_decay": 0.0}. Before its steps gradients are scaled down so that their
-    norm over all stages is at most `clip_norm`. With `autocast` = "bf16", forwards and the loss are computed as in
-    torch.autocast. `metrics` are means over rows, which `evaluate` gives.
+    norm over all stages is at most `clip_norm`. With `ema_decay`, workers keep an exponential moving average of the
+    weights, as torch's `AveragedModel` does: `ema=True` asks for it. With `autocast` = "bf16", forwards and the loss
+    are computed as in torch.autocast. `metrics` are means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
     thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
@@ -60,77 +64,26 @@ class Line(AbstractContextManager["Line"]):
     None if that is a terminal. `weights`: the file or folder that each worker reads those of its stages from; a
     function that makes the model is then called without memory for parameters. `trainable`: patterns of the names of
     parameters that are trained, as `fnmatch` has them; all others get `requires_grad = False`, also in `model` itself.
+    `taps`: patterns of the names of layers whose outputs are written to the run's folder, where `read_taps` reads them.
 
     Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
     `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `NoSuchRun` for what cannot be resumed,
     `RunFailed` if the processes do not start.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        loss: Loss,
-        optimizer: OptimizerFactory,
-        lr_scheduler: LrSchedulerFactory | None = None,
-        lr_every: int = 1,
-        clip_norm: float | None = None,
-        groups: Sequence[Mapping[str, object]] | None = None,
-        cut: Sequence[int | str] | None = None,
-        stages: int | None = None,
-        placement: Sequence[Sequence[int]] | None = None,
-        schedule: str = "1f1b",
-        microbatches: int = 1,
-        accumulate: int = 1,
-        window: Sequence[int] | None = None,
-        seed: int = 0,
-        device: str | torch.device = "cpu",
-        autocast: Autocast | None = None,
-        threads: int = 1,
-        metrics: Sequence[Metric] = (),
-        workers: Workers = "processes",
-        broker: str | None = None,
-        name: str = "line",
-        folder: str | Path = "runs",
-        settings: Mapping[str, object] | None = None,
-        resume: str | Path | None = None,
-        progress: bool | None = None,
-        weights: str | Path | None = None,
-        trainable: Sequence[str] | None = None,
-    ) -> None:
-        options = LineOptions(
-            loss=loss,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            lr_every=lr_every,
-            clip_norm=clip_norm,
-            groups=groups,
-            cut=cut,
-            stages=stages,
-            placement=placement,
-            schedule=schedule,
-            microbatches=microbatches,
-            accumulate=accumulate,
-            window=window,
-            seed=seed,
-            device=device,
-            autocast=autocast,
-            threads=threads,
-            metrics=metrics,
-            name=name,
-            folder=folder,
-            settings=settings or {},
-            broker=broker,
-            weights=weights,
-            trainable=trainable,
-        )
+    __signature__ = line_signature()  # of `arguments` with their defaults; type checkers read LineArguments
+
+    def __init__(self, model: Model, *, resume: str | Path | None = None, **arguments: Unpack[LineArguments]) -> None:
+        options = options_of(arguments)
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
-        self._name, self._accumulate = name, accumulate
-        self._weights, self._check_inputs, self._run = begin_run(model, options, workers, resume)
+        self._options = options
+        self._weights, self._check_inputs, self._run = begin_run(model, options, resume)
+        self._evaluations, self._fits = self._open_log(), 0
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
-        self._display = display_of(name, self._seen, self._run.waits_for, progress, news)  # its thread is in no fork
+        waits_for, progress = self._run.waits_for, options.progress
+        self._display = display_of(options.name, self._seen, waits_for, progress, news)  # its thread is in no fork
 
     @classmethod
     def resume(cls, saved: str | Path, /, model: Model, **arguments: Unpack[LineArguments]) -> Self:
@@ -180,41 +133,90 @@ class Line(AbstractContextManager["Line"]):
         done.add_done_callback(self._seen.step_ended)
         return StepLoss(lambda: _measured(done.result()))
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients.
+    def fit(
+        self,
+        batches: FitBatches,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        held_out: FitBatches | None = None,
+        evaluate_every: int | None = None,
+        metric: str = "loss",
+        better: BetterName | None = None,
+        patience: int | None = None,
+        best: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Fitted:
+        """Trains on `batches` as a loop over `step` does: a list or a loader of (x, y), walked once for each epoch.
 
-        Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets).
+        `epochs` and `steps` count from the beginning of the run: a line that was resumed goes on at its position. With
+        neither, it is one pass. After every `evaluate_every` steps it evaluates the batches of `held_out`, by default
+        those that a `Loader` holds out. They are compared by `metric`: by the loss, of which the lower is `better`, or
+        another, of which you say "lower" or "higher". After `patience` of them in a row that were not better, the fit
+        ends. Of a line with `ema_decay`, the averages are evaluated. `best`: the path at which it keeps a checkpoint of
+        the best one, which `Line.resume` goes on from. `callbacks`: see `Callback`.
+
+        Raises `ValueError` for options that cannot be, `DataError` for batches, `NotSaved`, and what `step` and the
+        callbacks raise.
         """
-        sums: dict[str, float] = {}
-        for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]:
-            found: Mapping[str, float | None] = _only(done.result())
-            for name, value in found.items():
-                if value is not None:  # in a batch without rows there is nothing to measure
-                    sums[name] = sums.get(name, 0.0) + value
-        total = sums.pop("rows", 0)
-        if not total:
-            raise DataError("there are no rows to evaluate. Give at least one batch with rows")
-        return {name: value / total for name, value in sums.items()}
+        wanted = FitOptions(
+            epochs=epochs,
+            steps=steps,
+            held_out=held_out_of(batches) if held_out is None and evaluate_every is not None else held_out,
+            evaluate_every=evaluate_every,
+            metric=metric,
+            better=better,
+            patience=patience,
+            best=best,
+            callbacks=callbacks,
+        )
+        demand_fit(wanted, self._options.named_metrics, self._run.cannot_save)
+        each = steps_from(batches, self.position, epochs, steps, self._options.accumulate)
+        self._fits += 1
+        measure = partial(self._evaluate, ema=self._keeps_averages)
+        return Fit(self, each, wanted, self._evaluations, self._fits, measure).run()
 
-    def predict(self, x: Tree) -> Tree:
-        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> dict[str, float]:
+        """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients; with
+        `ema`, of the averages of the weights.
+
+        Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets); `ModelRefused` for
+        averages of a line without `ema_decay`.
+        """
+        self._demand_averages(ema=ema)
+        found = self._evaluate(batches, ema=ema)
+        self._evaluations.note(self.position, found)
+        return found
+
+    def _evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> dict[str, float]:
+        calls = [self._submit(CallKind.EVALUATE, x, y, ema=ema) for x, y in batches_of(batches)]
+        sums = total([done.result() for done in calls])
+        rows = sums.pop("rows")
+        return {name: value / rows for name, value in sums.items()}
+
+    def predict(self, x: Tree, *, ema: bool = False) -> Tree:
+        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype. With
+        `ema`, as the averages of the weights compute it. Raises `ModelRefused` as `evaluate` does."""
+        self._demand_averages(ema=ema)
         rows(x)
-        self._check_inputs(x, self._accumulate)
-        return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
+        self._check_inputs(x, self._options.accumulate)
+        return concatenate(only(self._call(CallKind.PREDICT, _copied(x), ema=ema).result()))
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """The weights under the unsplit model's names, in its order, on the CPU. For a list: as `nn.Sequential(*model)`
-        has them.
+        has them. With `ema`, averages stand for the parameters that are trained; before the first step, these are the
+        weights themselves.
 
-        Also of a line that was closed without an error.
+        Also of a line that was closed without an error. Raises `ModelRefused` as `evaluate` does.
         """
+        self._demand_averages(ema=ema)
         if self._closed == FINISHED:
-            return self._weights.in_order(self._run.weights())
-        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE).result())
+            return self._weights.in_order(self._run.weights(ema=ema))
+        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE, ema=ema).result())
         return self._weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Sets the weights, which have the unsplit model's names. The optimizers keep their state.
+        """Sets the weights, which have the unsplit model's names. The optimizers keep their state, averages too.
 
         Raises `ModelRefused` for names that are missing or not the model's, and other shapes or dtypes; nothing has
         changed then.
@@ -249,25 +251,46 @@ class Line(AbstractContextManager["Line"]):
     def _repr_html_(self) -> str:
         """For a notebook: where it is, its workers, its losses, and a step as it ran."""
         state = self._closed or f"position {self.position}"
-        return page(self._name, state, self._seen, self._run.workers(), self.timetable())
+        return page(self._options.name, state, self._seen, self._run.workers(), self.timetable())
+
+    def _open_log(self) -> EvaluationLog:
+        try:
+            return EvaluationLog(self._run.folder, self._run.position)
+        except OSError as error:  # no process is left behind
+            self._run.abort(f"what it has evaluated cannot be kept: {error}")
+            raise
 
     def _hide(self) -> None:
         """Ends the display of progress."""
         if self._display is not None:
             self._display.close()
 
-    def _submit(self, kind: CallKind, x: Tree, y: Tree) -> "Future[Replies]":
+    @property
+    def _keeps_averages(self) -> bool:
+        return self._options.ema_decay is not None
+
+    def _demand_averages(self, *, ema: bool) -> None:
+        if ema and not self._keeps_averages:
+            raise ModelRefused("ema=True: this line keeps no averages of its weights. Make it with ema_decay = 0.999")
+
+    def _submit(self, kind: CallKind, x: Tree, y: Tree, *, ema: bool = False) -> "Future[Replies]":
         self._demand(kind, x, y)
-        return self._call(kind, _copied(x), _copied(y))
+        return self._call(kind, _copied(x), _copied(y), ema=ema)
 
     def _demand(self, kind: CallKind, x: Tree, y: Tree) -> None:
-        of_step = self._accumulate if kind is CallKind.TRAIN else 1
+        of_step = self._options.accumulate if kind is CallKind.TRAIN else 1
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
-            self._check_inputs(inputs, self._accumulate // of_step)
+            self._check_inputs(inputs, self._options.accumulate // of_step)
 
     def _call(
-        self, kind: CallKind, x: Tree = None, y: Tree = None, state: Mapping[str, Tensor] | None = None
+        self,
+        kind: CallKind,
+        x: Tree = None,
+        y: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         """Waits while too many calls are under way; what they raise is raised here at the latest."""
         if self._closed:
@@ -275,9 +298,10 @@ class Line(AbstractContextManager["Line"]):
                 "this line is closed, as it is at the end of its `with`: its run is over. Call it before, or make a "
                 "new line" + ("; state_dict() still has the weights" if self._closed == FINISHED else "")
             )
-        while len(self._waiting) >= AHEAD:
-            self._waiting.pop(0).result()
-        done = self._run.submit(kind, x, y, state)
+        if len(self._waiting) >= MOST:
+            while len(self._waiting) > AHEAD:
+                self._waiting.pop(0).result()
+        done = self._run.submit(kind, x, y, state, ema=ema)
         self._waiting.append(done)
         return done
 
@@ -287,12 +311,7 @@ def _copied(tree: Tree) -> Tree:
     return map_tensors(lambda tensor: tensor.detach().clone(), tree)
 
 
-def _only(replies: Replies) -> Any:
-    """The one reply that says something: that of the last stage's owner."""
-    return next((reply for reply in replies.values() if reply is not None), None)
-
-
 def _measured(replies: Replies) -> tuple[float | None, float | None]:
     """A step's loss, and the norm of its gradients."""
-    found: float | tuple[float | None, float] | None = _only(replies)
+    found: float | tuple[float | None, float] | None = only(replies)
     return found if isinstance(found, tuple) else (found, None)

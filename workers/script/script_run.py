@@ -17,6 +17,7 @@ class ScriptRun(Protocol):
     """A run that a script drives. Its methods are for the script's thread alone."""
 
     size: int  # how many workers it has
+    cannot_save: str  # why it saves no checkpoints; "" if it does
 
     @property
     def folder(self) -> Path | None:
@@ -27,9 +28,16 @@ class ScriptRun(Protocol):
         """The number of training steps that have been called."""
 
     def submit(
-        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
-        """Calls the workers, in order; what they reply. The tensors must not be written to afterwards.
+        """Calls the workers, in order; what they reply. The tensors must not be written to afterwards. With `ema`,
+        averages stand for weights.
 
         Raises `RunFailed` if the run is over.
         """
@@ -52,8 +60,11 @@ class ScriptRun(Protocol):
     def timetable(self) -> Timetable:
         """Of the newest step whose times are known; as it is planned while there is none."""
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights of a run that was closed, under the unsplit model's names."""
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """The weights of a run that was closed, or their averages, under the unsplit model's names."""
 
     def abort(self, reason: str) -> None:
         """Ends the run as it is; what has been saved stays."""
+
+    def discard(self) -> None:
+        """Ends the run as it is; nothing of it is of use any more, and nothing is said of it."""

@@ -28,9 +28,10 @@ class Trained:
     result: Result
     folder: Path
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The trained weights under the unsplit model's names, on the CPU."""
-        return load_weights(self.folder)
+    def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """The trained weights under the unsplit model's names, on the CPU; with `ema`, their averages. Raises
+        `FileNotFoundError` for averages of a plan without optimizer.ema_decay."""
+        return load_weights(self.folder, ema=ema)
 
 
 def train(config: str | Path, *sets: str, on_status: Callable[[Facts], None] = lambda facts: None) -> Trained:

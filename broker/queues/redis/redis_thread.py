@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stageline.broker.network.redis_connection import RedisAway, RedisLink, RedisRefusal, RedisUnfit
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.network.redis_errors import RedisAway, RedisRefusal, RedisUnfit
 
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter

@@ -13,17 +13,11 @@ from typing import Any
 import structlog
 
 from stageline.broker.errors import BrokerError, QueueFull
-from stageline.broker.network.redis_connection import (
-    INQUIRY,
-    Exchange,
-    RedisKeyTaken,
-    RedisLink,
-    RedisRefusal,
-    RedisUnfit,
-    Unit,
-    pack,
-    sound,
-)
+from stageline.broker.network.redis_answers import sound
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.network.redis_errors import RedisKeyTaken, RedisRefusal, RedisUnfit
+from stageline.broker.network.redis_fitness import INQUIRY
+from stageline.broker.network.redis_units import Exchange, Unit, pack
 from stageline.broker.queues.base import Trouble
 
 from .redis_thread import RedisThread, SharedEnds

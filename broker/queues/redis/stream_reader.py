@@ -20,7 +20,7 @@ from stageline.broker.codec.message import (
     read_header,
 )
 from stageline.broker.errors import ForeignMessage, QueueGap
-from stageline.broker.network.redis_connection import Exchange
+from stageline.broker.network.redis_units import Exchange
 from stageline.broker.queues.delivery import Receiver, Retention
 
 from .entries import Announcer, EntryId, Keys, StreamEntry, pour, read_entry

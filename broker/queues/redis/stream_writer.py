@@ -16,7 +16,8 @@ from redis.exceptions import ResponseError
 
 from stageline.broker.codec.message import Frame, Header, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.broker.network.redis_connection import Command, Exchange, sound
+from stageline.broker.network.redis_answers import sound
+from stageline.broker.network.redis_units import Command, Exchange
 from stageline.broker.queues.delivery import Credit, Retention, Sender
 
 from .entries import Announcer, Keys, additions, last_entry, read_entry, read_id

@@ -17,6 +17,7 @@ from .packets import LARGEST, MEMORY, MESSAGE, NUMBER, PLACE, RANGE, preamble
 REQUEST_BYTES = 2**12  # the most that a packet of a consumer may have
 
 _MESSAGE = bytes([MESSAGE])
+_OVERHEAD = 64  # bytes of a socket's buffer that the system takes of each packet, and a byte that says its kind
 
 log = structlog.get_logger()
 
@@ -28,6 +29,8 @@ class ConsumerConnection:
     def __init__(self, socket: sockets.socket) -> None:
         socket.setblocking(False)
         self.socket = socket
+        buffer = socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF)
+        self._largest = min(LARGEST, buffer - _OVERHEAD)
         self.blocked = False
         self.trouble: Trouble | None = None
         self._memory: SharedMemory | None = None
@@ -38,7 +41,7 @@ class ConsumerConnection:
         """False if there is no room for it now. Raises `RouteGone`."""
         content = [preamble(frames), *frames]
         size = sum(map(len, content))
-        if size < LARGEST:
+        if size < self._largest:
             return self.transmit([_MESSAGE, *content])
         place = self._places.take(size) if self._has_room_for(size) else None
         if place is None or self._memory is None:

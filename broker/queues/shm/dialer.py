@@ -14,11 +14,14 @@ from stageline.broker.queues.inbound_link import InboundLink
 
 from .memory import SharedMemory
 from .packets import COPIED, LARGEST, MEMORY, MESSAGE, NUMBER, PLACE, RANGE, REPLY, REQUEST, split
+from .peer import is_trusted, user_of
 
 FIRST_PAUSE = 0.02  # seconds until another attempt to connect; doubles up to LONGEST_PAUSE
 LONGEST_PAUSE = 1.0
 
 _DESCRIPTOR = sockets.CMSG_SPACE(4)  # bytes of ancillary data that one descriptor takes
+# Nothing listens there, or the one that does has not accepted others yet.
+_NOT_YET = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
 _POLLIN_POLLOUT = select.POLLIN | select.POLLOUT
 _PROGRESS = (MESSAGE, PLACE)  # a reply comes over each new connection, also if nothing else does
 _REQUEST = bytes([REQUEST])
@@ -163,19 +166,12 @@ class Dialer(InboundLink):
         if now < self._next_attempt:
             return False
         try:
-            socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
-        except OSError as error:  # no descriptor is left
+            self._socket = _connected(self._path)
+        except OSError as error:
             self._delay(now)
-            log.warning("cannot connect", reason=str(error), endpoint=self.endpoint)
+            if not isinstance(error, _NOT_YET):  # no descriptor is left, or it is another user's
+                log.warning("cannot connect", reason=str(error), endpoint=self.endpoint)
             return False
-        socket.setblocking(False)
-        try:
-            socket.connect(self._path)
-        except OSError:  # nothing listens there, or the one that does has not accepted others yet
-            socket.close()
-            self._delay(now)
-            return False
-        self._socket = socket
         self._copied = self._reported = 0
         for requester in self.requesters.values():
             requester.introduce()
@@ -188,6 +184,20 @@ class Dialer(InboundLink):
     def _delay(self, now: float) -> None:
         self._next_attempt = now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def _connected(path: str) -> sockets.socket:
+    """A socket connected to the one that listens at `path`. Raises `OSError`."""
+    socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
+    try:
+        socket.setblocking(False)
+        socket.connect(path)
+        if not is_trusted(user := user_of(socket)):
+            raise PermissionError(f"a process of user {user} listens there, and this one is of user {os.geteuid()}")
+    except BaseException:
+        socket.close()
+        raise
+    return socket
 
 
 def _descriptors(extra: Iterable[tuple[int, int, bytes]]) -> Sequence[int]:

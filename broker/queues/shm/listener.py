@@ -3,10 +3,8 @@
 Nothing blocks: what a connection does not take now stays due.
 """
 
-import os
 import select
 import socket as sockets
-import struct
 from collections.abc import Sequence
 from time import monotonic
 
@@ -19,6 +17,7 @@ from stageline.broker.queues.outbound_link import OutboundLink, RouteGone
 
 from .connection import ConsumerConnection
 from .packets import COPIED, NUMBER, REPLY, REQUEST
+from .peer import is_trusted, user_of
 
 REQUESTS = 256  # taken from a connection in one turn at most, so that the compute loop goes on
 BACKLOG = 64  # connections that wait to be accepted
@@ -26,7 +25,6 @@ PAUSE = 0.5  # seconds until another attempt, after a connection could not be ac
 
 _POLLIN_POLLOUT = select.POLLIN | select.POLLOUT
 _REPLY = bytes([REPLY])
-_CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
 log = structlog.get_logger()
 
@@ -123,9 +121,8 @@ class Listener(OutboundLink):
 
     def _admit(self, socket: sockets.socket) -> None:
         """Only processes of this user: the socket's file has the mode 0600, its folder may be another's."""
-        found = socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, _ = _CREDENTIALS.unpack(found)
-        if user not in (os.geteuid(), 0):
+        user = user_of(socket)
+        if not is_trusted(user):
             self._log_refusal(f"a process of user {user} connected to {self._url}")
             socket.close()
             return

@@ -10,14 +10,16 @@ Layers(model, [
 What a layer returns goes to the next one, in the same stage or across a cut.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layer import BoundLayer, HeldTensor, LayerFunction
 from stageline.pipeline.tree import Tree
+
+_SHOWN = 4  # names in an error
 
 
 def _call(x: Tree, module: torch.nn.Module) -> Tree:
@@ -52,13 +54,14 @@ class Layer:
 
 class Layers:
     """`model` as the `layers` that its forward goes through, in order. `bound` are the modules that compute them;
-    `parameters` are the model's, by name, in its own order.
+    `parameters` are those of the model, by name, in its own order.
 
     Raises `ModelRefused` if a name is not the model's, two layers have one name, or a parameter or buffer of the model
     is in no layer.
     """
 
     def __init__(self, model: torch.nn.Module, layers: Sequence[Layer]) -> None:
+        self.model = model
         self.names = [layer.names[0] for layer in layers]
         self.parameters = dict(model.named_parameters())
         if twice := [name for name in self.names if self.names.count(name) > 1]:
@@ -73,15 +76,6 @@ class Layers:
 
     def check_cut(self, cut: Sequence[int | str]) -> None:
         """Raises `ModelRefused` for a name in `cut` of which it is known why no layer begins there."""
-
-
-_SHOWN = 4  # names in an error
-
-
-def near(name: str, names: Sequence[str]) -> str:
-    """The nearest of `names`, for an error."""
-    found = difflib.get_close_matches(name, names, _SHOWN, cutoff=0.4) or names[:_SHOWN]
-    return ", ".join(found)
 
 
 def _part(model: torch.nn.Module, name: str) -> torch.nn.Module:

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layer import joined
-
-from ..families.layers import near
 
 
 def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.body import evaluating
 from stageline.pipeline.tree import Tree, map_leaves
 
-from ..families.layers import Layers, near
+from ..families.layers import Layers
 from .example import Example
 from .export import COMPUTED, Forward, traced_forward
 from .layer import TracedFunction, TwoModes

@@ -65,7 +65,7 @@ class Costs:
                 return self.weight[action.stage]
             case Kind.UPDATE:
                 return self.update[action.stage]
-            case Kind.TIED | Kind.SUBTOTAL | Kind.NORMS | Kind.CLIP:
+            case Kind.TIED | Kind.SUBTOTAL | Kind.NORMS | Kind.CLIP | Kind.VERDICT:
                 return 0
 
 

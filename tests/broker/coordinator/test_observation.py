@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Ask, Event
+from stageline.broker.control.messages import Ask, EvaluationRecord, Event
 from stageline.broker.coordinator.observation import OBSERVED, recall
 from stageline.broker.coordinator.queries import RunView, answer
 from stageline.broker.coordinator.records import RunRecords
@@ -14,6 +14,7 @@ from stageline.broker.coordinator.shutdown import Shutdown
 from stageline.broker.coordinator.supervision import Supervision
 from support.conversation import TERMS, Conversation, name, report, steps
 
+BAD = EvaluationRecord(2, 8, 0.5, {"bad": float("nan")})
 QUESTIONS = [Ask("status"), Ask("queues"), Ask("why"), Ask("story", {"step": "3", "microbatch": "2"})]
 
 
@@ -26,7 +27,7 @@ def talk() -> Conversation:
     )
     talk.send(
         name(1),
-        report(1, now="1F2 of step 3", steps=steps(1, 0, 1, 2), metrics={"bad": float("nan")}, training_steps=9),
+        report(1, now="1F2 of step 3", steps=steps(1, 0, 1, 2), evaluations=[BAD], training_steps=9),
     )
     talk.core.run.events.count("damaged", "a message arrived damaged")
     talk.now += 0.25

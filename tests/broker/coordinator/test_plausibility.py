@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stageline.broker.control.messages import Confirmed, Event, Report, Trim, Wait
+from stageline.broker.control.messages import Confirmed, EvaluationRecord, Event, Report, Trim, Wait
 from stageline.broker.coordinator.plausibility import implausible, is_due
 from support.conversation import SNAPSHOTS, Conversation, name, report, steps
 
@@ -78,7 +78,7 @@ NAN = float("nan")
     [
         {"since": NAN}, {"since": float("inf")}, {"since": -1.0}, {"idle": NAN}, {"idle": 1.5}, {"idle": -0.5},
         {"retained_bytes": -1}, {"troubled": NAN}, {"queues": {"forward-1": [1.0, -2.0]}},
-        {"queues": {"forward-1": [NAN]}}, {"queues": {"x" * 5000: []}}, {"metrics": {"x" * 5000: 1.0}},
+        {"queues": {"forward-1": [NAN]}}, {"queues": {"x" * 5000: []}}, {"evaluations": [EvaluationRecord(1, 1)] * 501},
         {"waits": [Wait("forward-1", 1, "1F1", 0, NAN)]},
     ],
     ids=str,

@@ -5,7 +5,16 @@ import dataclasses
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Answer, Ask, Declined, Event, Refused, StepRecord, StopRun
+from stageline.broker.control.messages import (
+    Answer,
+    Ask,
+    Declined,
+    EvaluationRecord,
+    Event,
+    Refused,
+    StepRecord,
+    StopRun,
+)
 from stageline.broker.coordinator.run import ScriptCode
 from support.conversation import Conversation, hello, name, report, steps
 
@@ -19,8 +28,10 @@ def talk() -> Conversation:
 
 
 def test_status_names_run_workers_and_progress(talk: Conversation):
-    talk.send(name(0), report(0, actions=18, steps=steps(0, 0, 1), metrics={"accuracy": 0.5, "bad": float("-inf")}))
-    talk.send(name(1), report(1, now="1F3 of step 1", steps=steps(1, 0, loss=0.25), training_steps=100))
+    found = EvaluationRecord(1, 8, 0.5, {"accuracy": 0.5, "bad": float("-inf")})
+    talk.send(name(0), report(0, actions=18, steps=steps(0, 0, 1)))
+    told = report(1, now="1F3 of step 1", steps=steps(1, 0, loss=0.25), training_steps=100, evaluations=[found])
+    talk.send(name(1), told)
     talk.now += 2.0
     status = talk.status()
     assert (status["run"], status["name"], status["phase"], status["missing"]) == ("run-1", "digits", "running", [])
@@ -28,6 +39,8 @@ def test_status_names_run_workers_and_progress(talk: Conversation):
     assert (status["last_loss"], status["losses"]) == ({"step": 0, "loss": 0.25}, {"0": 0.25})
     assert status["finished_loss"] == {"step": 0, "loss": 0.25}
     assert status["metrics"] == {"accuracy": 0.5, "bad": "-inf"}
+    told = {"step": 1, "rows": 8, "loss": 0.5, "metrics": {"accuracy": 0.5, "bad": "-inf"}}
+    assert (status["evaluations"], status["last_evaluation"]) == ([told], told)
     assert status["workers"][1] == {
         "index": 1,
         "stages": [1],

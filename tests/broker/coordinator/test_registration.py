@@ -147,4 +147,6 @@ def test_workers_whose_data_give_runs_of_different_lengths_are_told_so():
     ((_, refused),) = talk.send(name(1), with_data(1, RunLength(480, 6)))
     assert isinstance(refused, Refused)
     assert refused.code == 78
-    assert "worker-1 has data for 480 training and 6 evaluation steps, the run has 460 training" in refused.reason
+    assert (
+        "worker-1 has data for 480 training steps and 6 batches to evaluate, the run has 460 training" in refused.reason
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.broker.control.messages import Exited, Goodbye, Refused, Report, Stop, StopRun
+from stageline.broker.control.messages import EvaluationRecord, Exited, Goodbye, Refused, Report, Stop, StopRun
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
 from stageline.broker.coordinator.shutdown import DELAY
@@ -214,7 +214,8 @@ def test_a_finished_run_stays_finished():
 def test_a_finished_run_has_its_result_although_its_broker_was_killed_at_once():
     """Its steps were None and its metrics missing in the result that `train --resume` wrote."""
     talk = talk_at(37)
-    talk.send(name(0), report(1, training_steps=37, metrics={"accuracy": 0.5}))
+    found = EvaluationRecord(37, 8, 0.5, {"accuracy": 0.5})
+    talk.send(name(1), report(1, training_steps=37, evaluations=[found]))
     talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
     found = resumed(talk).status()
     assert (found["training_steps"], found["metrics"]) == (37, {"accuracy": 0.5})

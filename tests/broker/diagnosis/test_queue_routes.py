@@ -17,6 +17,8 @@ SCRIPT = 2
         ("backward-1", RouteEnd(1, 1), RouteEnd(0, 2)),
         ("backward-2", RouteEnd(0, 2), None),
         ("evaluation-1", RouteEnd(1, 1), RouteEnd(0, 0)),
+        ("verdict-0", RouteEnd(0), RouteEnd(0, 2)),
+        ("verdict-1", RouteEnd(1), RouteEnd(0, 2)),
         ("call-1", RouteEnd(1), RouteEnd(SCRIPT)),
         ("reply-0", RouteEnd(SCRIPT), RouteEnd(0)),
         ("loss-1", RouteEnd(SCRIPT), RouteEnd(1)),
@@ -27,7 +29,8 @@ def test_a_queue_has_a_consumer_and_a_producer(queue: str, consumer: RouteEnd, p
 
 
 @pytest.mark.parametrize(
-    "queue", ["", "target-2", "call", "call-", "call-2", "reply-9", "forward-3", "forward--1", "x-1", "call-١"]
+    "queue",
+    ["", "target-2", "call", "call-", "call-2", "verdict-2", "reply-9", "forward-3", "forward--1", "x-1", "call-١"],
 )
 def test_a_name_of_no_queue_has_none(queue: str):
     assert route_of(queue, SCHEDULE, SCRIPT) is None

@@ -159,14 +159,6 @@ def test_a_loss_that_is_not_a_number_is_none_as_in_json():
     assert ledger.losses == {0: None, 1: None}
 
 
-def test_evaluation_has_no_training_loss():
-    ledger = told()
-    ledger.finish(record(1, 0, loss=0.5))
-    ledger.finish(record(1, 1, actions=2, loss=0.7))  # two microbatches forward, no update
-    assert ledger.losses == {0: 0.5}
-    assert ledger.finished == [0, 2]
-
-
 def test_a_late_record_still_brings_its_loss():
     ledger = told()
     ledger.finish(record(1, 1, loss=0.1))

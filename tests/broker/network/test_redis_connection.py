@@ -4,7 +4,10 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from stageline.broker.network.redis_connection import RedisAway, RedisLink, RedisUnfit, Unit, check_fitness, pack
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.network.redis_errors import RedisAway, RedisUnfit
+from stageline.broker.network.redis_fitness import check_fitness
+from stageline.broker.network.redis_units import Unit, pack
 from support.proxy import Proxy
 from support.queue_pair import wait_for
 from support.redis_queues import acl, line_at, payloads, put_all, take_all, use, worker

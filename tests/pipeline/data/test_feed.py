@@ -22,15 +22,17 @@ def test_a_microbatch_knows_its_rows_and_its_share_of_the_batch():
     assert [each.share for each in cut(torch.zeros(5), torch.zeros(5), 2)] == [0.6, 0.4]
 
 
-def test_held_out_rows_follow_the_training_steps_in_batches_of_the_same_size():
-    assert feed().evaluation == range(3, 5)
-    assert [feed().microbatch(4, microbatch).targets.tolist() for microbatch in range(2)] == [[104], []]
+def test_rows_held_out_come_in_batches_of_the_same_size_in_every_round():
+    assert feed().batches_held_out == 2
+    for batch in (1, 3, 5):
+        found = [feed().held_out_microbatch(batch, microbatch) for microbatch in range(2)]
+        assert [each.targets.tolist() for each in found] == [[104], []]
 
 
-def test_a_step_beyond_the_run_is_refused():
-    assert feed(held_out=None).evaluation == range(3, 3)
-    with pytest.raises(DataError, match="step 3 is beyond the run's 3 steps, and no rows are held out"):
-        feed(held_out=None).microbatch(3, 0)
+def test_a_source_that_holds_nothing_back_has_no_batch_to_evaluate():
+    assert feed(held_out=None).batches_held_out == 0
+    with pytest.raises(DataError, match="batch 3 cannot be evaluated: no rows are held out"):
+        feed(held_out=None).held_out_microbatch(3, 0)
 
 
 def test_an_error_of_the_users_source_is_named_with_its_line():
@@ -47,7 +49,7 @@ def test_an_error_of_the_users_source_is_named_with_its_line():
 def test_a_source_of_rows_held_out_is_asked_for_its_batches_when_their_turn_comes():
     held_out = Rows(HELD_OUT[0], HELD_OUT[1], 2, 0, shuffle=False)
     fed = feed(held_out=held_out)
-    assert fed.evaluation == range(3, 6)
-    assert [fed.microbatch(5, microbatch).targets.tolist() for microbatch in range(2)] == [[104], []]
+    assert fed.batches_held_out == 3
+    assert [fed.held_out_microbatch(5, microbatch).targets.tolist() for microbatch in range(2)] == [[104], []]
     assert fed.held_out_sample[1].tolist() == [100, 101]
     assert feed().held_out_sample is HELD_OUT

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from stageline.pipeline.data import Numbering, Rows, split_batch
-from stageline.pipeline.errors import DataError
 
 
 @pytest.mark.parametrize(("microbatches", "accumulate"), [(1, 1), (3, 1), (2, 2)])
@@ -22,11 +21,3 @@ def test_there_is_room_for_the_highest_number_of_some_steps() -> None:
     numbering = Numbering(lambda batch: torch.tensor([batch, 10 - batch]), 1)
     assert [numbering.count(steps) for steps in (0, 1, 3)] == [0, 11, 11]
     assert [each.tolist() for each in numbering.batches(2)] == [[0, 10], [1, 9]]
-
-
-@pytest.mark.parametrize(
-    "found", [torch.zeros(2), torch.zeros(2, 1, dtype=torch.int64), torch.tensor([1, -1]), [1, 2]], ids=str
-)
-def test_what_are_no_numbers_of_samples_is_refused(found: object) -> None:
-    with pytest.raises(DataError, match=r"the data source's samples\(3\) is .*; wanted are numbers from 0 on, int64"):
-        Numbering(lambda batch: found, 1).microbatch(3, 0)  # type: ignore[arg-type, return-value]

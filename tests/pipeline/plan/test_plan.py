@@ -15,6 +15,12 @@ def unresolved(**changes: object) -> Plan:
     return plan(model__cut=None, **changes)
 
 
+def test_a_plan_without_snapshots_is_read_back_as_it_was():
+    """The folder of such a run could not be read: `restarts` was refused as if it had been given."""
+    found = plan(recovery={"snapshot_every": 0})
+    assert from_mapping(found.as_mapping()) == found
+
+
 def test_a_plan_without_a_number_of_stages_waits_for_the_model() -> None:
     waiting = unresolved()
     assert (waiting.model.stages, waiting.workers) == (None, ())

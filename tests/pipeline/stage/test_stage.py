@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stageline.pipeline.errors import LossNotScalar
-from stageline.pipeline.stage.stage import Stage, layer_seed
+from stageline.pipeline.stage.seeded_layers import layer_seed
+from stageline.pipeline.stage.stage import Stage
 from support.towers import TwoTowers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -123,3 +124,23 @@ def test_the_seed_of_a_layer_depends_on_its_place_alone():
     # The figures are the contract with every script that wants the same bits.
     assert layer_seed(0, 0, 0, 0) == 12803515573143611444
     assert layer_seed(1, 2, 3, 4) == 10246464913169517987
+
+
+@pytest.mark.parametrize("stash_weights", [False, True])
+def test_a_tap_is_given_what_each_layer_returns_before_the_next_may_write_to_it(stash_weights):
+    """Layer 1 writes to what layer 0 returns."""
+    stage = Stage(layers(), optimizer=SGD, loss=functional.cross_entropy, names="abcdefg", stash_weights=stash_weights)
+    seen: list[tuple[str, Tensor]] = []
+    stage.tap = lambda layer, output: seen.append((layer, output.detach().clone()))
+    x, target = batch(0)
+    stage.forward(x, target)
+    model = layers()
+    for number, layer in enumerate(model):
+        torch.default_generator.manual_seed(layer_seed(0, 0, 0, number))
+        x = layer(x)
+        assert seen[number][0] == "abcdefg"[number]
+        assert torch.equal(seen[number][1], x)
+    assert len(seen) == 7
+    seen.clear()
+    stage.evaluate(batch(1)[0])
+    assert [layer for layer, _ in seen] == list("abcdefg")

@@ -20,6 +20,7 @@ from time import sleep
 import net
 import psutil
 import torch
+from pids import processes
 from torch import Tensor, nn
 
 from stageline import Line, NotSaved
@@ -37,19 +38,6 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(9, 6, generator=generator)
     return x, (x[:, :3]).argmax(1)
-
-
-def processes(folder: str) -> dict[str, int]:
-    """The pids of the run's processes by the names of their logs."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            log = os.readlink(f"/proc/{pid}/fd/2")
-        except OSError:
-            continue
-        if log.startswith(os.path.abspath(folder)):
-            found[os.path.basename(log).removesuffix(".log")] = int(pid)
-    return found
 
 
 def happen(line: Line, step: int) -> None:
@@ -79,6 +67,7 @@ def happen(line: Line, step: int) -> None:
         case ["evaluate", every] if step % int(every) == 0:
             x, y = batch(step + 1000)
             line.evaluate([(x, y), (x[:2], y[:2])])
+            line.evaluate([(x, y)], ema=True)
             line.predict(x)
         case ["save", at] if step == int(at):
             x, y = batch(step + 1000)
@@ -94,6 +83,10 @@ def happen(line: Line, step: int) -> None:
             found = line.evaluate([(x, y)] * 60)
             os.kill(processes("runs")["worker-1"], signal.SIGKILL)
             assert line.evaluate([(x, y)] * 60) == found
+
+
+def digest(state: dict[str, Tensor]) -> str:
+    return sha256(b"".join(state[name].contiguous().numpy().tobytes() for name in sorted(state))).hexdigest()
 
 
 def main() -> None:
@@ -113,6 +106,7 @@ def main() -> None:
         loss=nn.functional.cross_entropy,
         optimizer=(lambda parameters: 3) if HAPPENS == ["optimizer"] else partial(torch.optim.AdamW, lr=0.01),  # type: ignore[arg-type]
         lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.9),
+        ema_decay=0.9,
         microbatches=MICROBATCHES,
         workers="processes" if joins else WORKERS,
         broker=WORKERS if joins else None,
@@ -127,9 +121,8 @@ def main() -> None:
         for step in range(first, STEPS):
             happen(line, step)
             losses.append(line.step(*batch(step + (HAPPENS == ["resume-other"]))))
-    weights = line.state_dict()
-    digest = sha256(b"".join(weights[name].contiguous().numpy().tobytes() for name in sorted(weights)))
-    print(json.dumps({"first": first, "losses": [loss.item() for loss in losses], "weights": digest.hexdigest()}))
+    digests = {"weights": digest(line.state_dict()), "averages": digest(line.state_dict(ema=True))}
+    print(json.dumps({"first": first, "losses": [loss.item() for loss in losses], **digests}))
 
 
 main()

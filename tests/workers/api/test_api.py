@@ -17,7 +17,9 @@ PAGE = DOCS / "api.md"
 
 
 @pytest.mark.parametrize(
-    "page", [PAGE, DOCS / "data.md", DOCS / "models.md", ROOT / "README.md"], ids=lambda page: page.name
+    "page",
+    [PAGE, DOCS / "data.md", DOCS / "models.md", DOCS / "taps.md", ROOT / "README.md"],
+    ids=lambda page: page.name,
 )
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace, monkeypatch):
     monkeypatch.syspath_prepend(workspace.folder)  # as a script has its own folder

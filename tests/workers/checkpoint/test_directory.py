@@ -15,7 +15,15 @@ import torch
 
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed, SnapshotsDiffer
-from stageline.workers.checkpoint.snapshot import MANIFEST, TRAINING, WEIGHTS, Origin, Snapshot, SnapshotDamaged
+from stageline.workers.checkpoint.snapshot import (
+    AVERAGES,
+    MANIFEST,
+    TRAINING,
+    WEIGHTS,
+    Origin,
+    Snapshot,
+    SnapshotDamaged,
+)
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
@@ -43,7 +51,7 @@ def test_a_written_snapshot_can_be_loaded_and_no_draft_is_left(checkpoints):
     assert path == checkpoints.folder / "stage-1" / "step-0000000120"
     assert everything(checkpoints.folder / "stage-1") == {
         path.name,
-        *(f"{path.name}/{name}" for name in (MANIFEST, WEIGHTS, TRAINING)),
+        *(f"{path.name}/{name}" for name in (MANIFEST, WEIGHTS, AVERAGES, TRAINING)),
     }
     back = checkpoints.load(1, 120)
     assert not difference(back.state, STATES[0])
@@ -67,7 +75,7 @@ def test_all_of_a_snapshot_is_on_the_disk_before_it_has_its_name(checkpoints, mo
     home = checkpoints.write(Snapshot(0, 20, 1, STATES[0])).parent
     before, after = events[: events.index("renamed")], events[events.index("renamed") + 1 :]
     drafts = [Path(event).relative_to(home).parts[1:] for event in before if event.startswith(f"{home}/")]
-    assert sorted(drafts) == [(), (MANIFEST,), (TRAINING,), (WEIGHTS,)]
+    assert sorted(drafts) == [(), (AVERAGES,), (MANIFEST,), (TRAINING,), (WEIGHTS,)]
     assert {str(home.parent), str(home.parent.parent)} <= set(before)  # they are new, too
     assert after == [str(home)]
 
@@ -115,7 +123,7 @@ def test_another_state_at_the_same_step_is_refused_and_changes_nothing(checkpoin
     assert not list(checkpoints.folder.glob("*/.*"))
 
 
-@pytest.mark.parametrize("name", [MANIFEST, WEIGHTS, TRAINING])
+@pytest.mark.parametrize("name", [MANIFEST, WEIGHTS, AVERAGES, TRAINING])
 def test_a_damaged_snapshot_is_replaced(checkpoints, name):
     write(checkpoints, (0, 20))
     (checkpoints.path(0, 20) / name).write_bytes(b"")

@@ -162,6 +162,21 @@ def test_only_an_announced_checkpoint_lets_older_ones_go(tmp_path):
         assert checkpoints.steps(1) == [20]
 
 
+def test_the_best_checkpoint_stays_until_another_is_the_best(tmp_path):
+    checkpoints = SnapshotDirectory(tmp_path, ORIGIN)
+    with Watched(checkpoints, (0,)) as hooks:
+        for step in (20, 40, 60, 80, 100):
+            hooks.write(step)
+        for complete, best, left in (
+            (60, 20, [20, 40, 60, 80, 100]),
+            (80, 20, [20, 60, 80, 100]),
+            (100, 60, [60, 80, 100]),
+        ):
+            hooks.forget(complete, best)
+            hooks.flush()
+            assert checkpoints.steps(0) == left
+
+
 def test_what_killed_writers_left_is_cleared_away_for_the_writers_own_stages(tmp_path):
     for stage in (0, 1):
         (tmp_path / f"stage-{stage}" / ".step-0000000020-1f0c").mkdir(parents=True)

@@ -55,7 +55,12 @@ def trained(cut: Sequence[int], optimizer: Any) -> tuple[list[StageState], list[
     layouts = layouts_of(segments, optimizer)
     cross_entropy = nn.functional.cross_entropy
     stages = [
-        part.stage(optimizer=optimizer, lr_scheduler=STEP_LR, loss=cross_entropy if part is segments[-1] else None)
+        part.stage(
+            optimizer=optimizer,
+            lr_scheduler=STEP_LR,
+            ema_decay=0.9,
+            loss=cross_entropy if part is segments[-1] else None,
+        )
         for part in segments
     ]
     for step in range(STEPS):

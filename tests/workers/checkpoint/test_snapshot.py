@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.checkpoint.snapshot import (
+    AVERAGES,
     FILES,
     MANIFEST,
     TRAINING,
@@ -53,9 +54,18 @@ def test_all_comes_back_as_it_was(folder):
     assert (back.stage, back.step, back.incarnation) == (2, 120, 7)
 
 
+@pytest.mark.parametrize("older", ["snapshot/3", "snapshot/4"])
+def test_a_snapshot_of_an_older_format_is_read(tmp_path, older):
+    state = replace(SNAPSHOT.state, averages={})
+    write_snapshot(tmp_path, replace(SNAPSHOT, state=state), ORIGIN)
+    rewritten(tmp_path, lambda fields: fields.update(format=older))
+    assert not difference(read_snapshot(tmp_path, 2, 120, ORIGIN).state, state)
+
+
 def test_a_stage_without_parameters_has_a_snapshot_too(tmp_path):
     write_snapshot(tmp_path, replace(SNAPSHOT, state=StageState({})), ORIGIN)
     assert read_snapshot(tmp_path, 2, 120, ORIGIN).state == StageState({})
+    assert {path.name for path in tmp_path.iterdir()} == {*FILES, MANIFEST}  # no averages, no file
 
 
 def test_the_weights_can_be_used_without_stageline(folder):
@@ -67,7 +77,7 @@ def test_the_weights_can_be_used_without_stageline(folder):
 def test_the_manifest_holds_where_the_snapshot_is_from(folder):
     manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
     assert {key: manifest[key] for key in ("format", "run", "plan", "stage", "step", "incarnation", "torch")} == {
-        "format": "snapshot/4",
+        "format": "snapshot/5",
         "run": "digits-1",
         "plan": "5fa0" * 16,
         "stage": 2,
@@ -101,7 +111,9 @@ def test_what_cannot_be_stored_is_refused_and_not_left_out(tmp_path, odd):
         write_snapshot(tmp_path, replace(SNAPSHOT, state=state), ORIGIN)
 
 
-@given(name=st.sampled_from([*FILES, MANIFEST]), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@given(
+    name=st.sampled_from([*FILES, AVERAGES, MANIFEST]), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7)
+)
 def test_a_flipped_bit_anywhere_is_found(folder_of_module, name, place, bit):
     path = folder_of_module / name
     whole = path.read_bytes()
@@ -124,7 +136,7 @@ def folder_of_module(tmp_path_factory) -> Path:
     return folder
 
 
-@given(name=st.sampled_from([*FILES, MANIFEST]), length=st.floats(0, 1, exclude_max=True))
+@given(name=st.sampled_from([*FILES, AVERAGES, MANIFEST]), length=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_found(folder_of_module, name, length):
     path = folder_of_module / name
     whole = path.read_bytes()
@@ -136,13 +148,13 @@ def test_a_truncated_file_is_found(folder_of_module, name, length):
         path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("name", [*FILES, MANIFEST])
+@pytest.mark.parametrize("name", [*FILES, AVERAGES, MANIFEST])
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     assert found(folder) == [f"{name} is missing"]
 
 
-@pytest.mark.parametrize("name", [*FILES, MANIFEST])
+@pytest.mark.parametrize("name", [*FILES, AVERAGES, MANIFEST])
 def test_a_file_that_cannot_be_read_is_named(folder, name):
     # A folder in its place cannot be read, by root neither.
     size = (folder / name).stat().st_size
@@ -215,9 +227,9 @@ def test_forged_notes_on_tensors_are_refused_with_the_reason(folder, metadata):
         b"null",
         b"[]",
         b"{}",
-        b'{"format": "snapshot/4"}',
+        b'{"format": "snapshot/5"}',
         b"\xff\xfe",
-        b'{"format": "snapshot/4", "x": ' + b"[" * 100_000,
+        b'{"format": "snapshot/5", "x": ' + b"[" * 100_000,
     ],
     ids=range(7),
 )

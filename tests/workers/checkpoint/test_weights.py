@@ -37,6 +37,27 @@ def test_the_files_can_be_used_without_stageline(tmp_path):
     assert all(torch.equal(plain[name], tensor) for name, tensor in made[0].state_dict().items())
 
 
+def test_averages_are_beside_the_weights_where_a_stage_has_any(tmp_path):
+    adam = torch.optim.AdamW
+    frozen = Stage(nn.Linear(2, 2).requires_grad_(False), optimizer=adam, ema_decay=0.5)
+    trains = Stage([nn.Linear(3, 3), nn.BatchNorm1d(3)], index=1, first_layer=1, optimizer=adam, ema_decay=0.5)
+    for _ in range(2):
+        trains.forward(torch.randn(4, 3))
+        trains.backward(torch.ones(4, 3))
+        trains.update()
+    save_weights({0: frozen, 1: trains}, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "stage-0.safetensors",
+        "stage-1.safetensors",
+        "averages-1.safetensors",
+    }
+    weights, averages = load_weights(tmp_path), load_weights(tmp_path, ema=True)
+    wanted = frozen.state_dict() | trains.state_dict(ema=True)
+    assert averages.keys() == weights.keys() == wanted.keys()
+    assert all(torch.equal(averages[name], wanted[name]) for name in wanted)
+    assert {name for name in weights if not torch.equal(weights[name], averages[name])} == set(trains.averages)
+
+
 def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no stage-\*\.safetensors"):
         load_weights(tmp_path)

@@ -20,7 +20,7 @@ def output_of(capsys, *arguments):
     return captured.out
 
 
-_OF_CHECKPOINTS = [f"checkpoint {name}" for name in ("ls", "verify", "split", "merge", "export", "import")]
+_OF_CHECKPOINTS = [f"checkpoint {name}" for name in ("ls", "verify", "split", "import")]
 
 
 @pytest.mark.parametrize(

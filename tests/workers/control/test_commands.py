@@ -60,7 +60,7 @@ class NotedHooks(CheckpointHooks):
         self.stops: list[int] = []
         self.flushed = 0
 
-    def forget(self, complete: int) -> None:
+    def forget(self, complete: int, best: int | None = None) -> None:
         self.forgotten.append(complete)
 
     def stop_at(self, step: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import WAITS, Report, Wait
+from stageline.broker.control.messages import WAITS, EvaluationRecord, Report, Wait
 from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues
@@ -53,8 +53,8 @@ class Stages:
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         return torch.zeros(1000)
 
-    def measured(self) -> dict[str, float]:
-        return {}
+    def evaluated(self, step: int) -> EvaluationRecord:
+        return EvaluationRecord(step, 0)
 
 
 def test_credit_that_is_waited_for_is_told_with_the_stage_that_grants_it() -> None:

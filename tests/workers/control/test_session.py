@@ -6,8 +6,10 @@ import pytest
 
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
+    MOST_ROUNDS,
     Assigned,
     Confirmed,
+    EvaluationRecord,
     Failed,
     Finished,
     Goodbye,
@@ -20,6 +22,7 @@ from stageline.broker.control.messages import (
     Stop,
     ToBroker,
 )
+from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import AGAIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
 from stageline.workers.runtime.progress import Progress
 from support.conversation import PLAN
@@ -69,7 +72,7 @@ def new_session(identity: WorkerIdentity, progress: Progress, outbox: Outbox) ->
 def progress() -> Progress:
     """The last stage's, which began at step 20 and has done 20 and 21."""
     progress = Progress(since=0.0, complete=20, last=0, finished={0: 20})
-    progress.restored({0: 0.9, 10: 0.8})
+    progress.restored({0: 0.9, 10: 0.8}, [])
     for step in (20, 21):
         progress.losses |= {20: 0.7} if step == 20 else {}
         progress.closed(0, step, {20: 0.7, 21: 0.6}[step])
@@ -256,3 +259,23 @@ def test_finished_is_sent_when_all_else_is_confirmed_and_until_the_run_is_stoppe
 def test_what_concerns_the_compute_loop_is_handed_on(session):
     for message in (Peers({}), Stop("enough", 1), Refused("stale", 1)):
         assert session.receive(message, 1.0) == message
+
+
+def test_rounds_of_evaluation_are_told_until_they_are_confirmed_and_before_later_snapshots():
+    progress = Progress()
+    reporter = Reporter(progress, 1, 10_000, clock=lambda: 0.0)
+    rounds = [EvaluationRecord(step, 8, 0.5) for step in range(1, MOST_ROUNDS + 3)]
+    progress.evaluations.extend(rounds)
+    progress.durable(0, 10_000)
+    first = reporter.report(0.0)
+    assert (first.evaluations, first.snapshots) == (rounds[:MOST_ROUNDS], [])
+    assert reporter.report(AGAIN + 1.0).evaluations == rounds[:MOST_ROUNDS]  # the confirmation was lost
+    reporter.confirmed(2)
+    second = reporter.report(9.0)
+    assert (second.evaluations, second.snapshots) == (rounds[MOST_ROUNDS:], [(0, 10_000)])
+    assert not reporter.all_confirmed
+    reporter.confirmed(second.number)
+    assert reporter.all_confirmed
+    reporter.resend_all(7)
+    assert not reporter.all_confirmed
+    assert reporter.report(10.0).evaluations == rounds[:MOST_ROUNDS]

@@ -9,7 +9,7 @@ import pytest
 
 from stageline.pipeline import retry
 from stageline.pipeline.retry import ResourceFault
-from stageline.workers.disk.background_writer import BackgroundWriter
+from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
 
 
 class Gate:
@@ -186,3 +186,44 @@ def test_a_full_disk_ends_the_writing_at_once_where_a_job_would_have_to_wait_for
         assert writer.failure is None
         writer.submit(lambda: None, size=1)
         assert isinstance(writer.failure, OSError)
+
+
+def test_a_key_may_have_a_limit_of_its_own():
+    gate = Gate()
+    with closing(BackgroundWriter("test", limit=1, limits={"large": 100})) as writer:
+        writer.submit(gate)
+        assert gate.begun.wait(30)
+        writer.submit(lambda: None, "large", 99)
+        writer.submit(lambda: None, "small", 1)
+        assert writer.has_room("large")
+        assert not writer.has_room("small")
+        writer.submit(lambda: None, "large", 1)
+        assert not writer.has_room("large")
+        gate.may_end.set()
+
+
+def test_what_ended_the_writing_is_raised_and_a_disk_that_is_busy_is_named():
+    class Late(WriteFailed):
+        """What a writer's owner raises of a disk that is busy."""
+
+    def fail() -> None:
+        raise WriteFailed("taps/a cannot be written")
+
+    def err() -> None:
+        raise ZeroDivisionError("by accident")
+
+    with closing(BackgroundWriter("test", limit=1)) as writer:
+        writer.submit(lambda: None, what="write taps/a")
+        assert writer.flush(30)
+        writer.demand(True, 3, Late)
+        with pytest.raises(Late, match="still busy after 3 s: the worker could not write taps/a"):
+            writer.demand(False, 3, Late)
+        writer.submit(fail)
+        writer.flush(30)
+        with pytest.raises(WriteFailed, match=r"^taps/a cannot be written$"):
+            writer.demand(True, 3)
+    with closing(BackgroundWriter("test", limit=1)) as writer:
+        writer.submit(err)
+        writer.flush(30)
+        with pytest.raises(Late, match="a bug in stageline while it wrote files: ZeroDivisionError: by accident"):
+            writer.demand(True, 3, Late)

@@ -110,3 +110,9 @@ def test_stages_whose_weights_are_in_files_are_there_one_at_a_time(workspace: Wo
     assert gave[id(stored)] == gave[id(held)]
     own = [allocated([part]) for part in held.segments]
     assert set(memory) == ({0, 66, 42, 132, 174, 198} if shares else {0, *own})
+
+
+def test_the_bytes_of_what_is_tapped_are_measured(workspace: Workspace) -> None:
+    stages, _ = tried(workspace, 'taps.layers=["0", "2"]')
+    assert [stage.tapped for stage in stages] == [2 * 8 * 4, 2 * 2 * 4]
+    assert [stage.tapped for stage in tried(workspace)[0]] == [0, 0]

@@ -145,9 +145,17 @@ def test_data_that_give_a_sample_other_inputs_are_refused(data: str, message: st
         (("model.trainable=['*']",), "prefix_cache = true: the first layer, embed, is trained, so no stage before it"),
         (("model.cut=[6]",), r"stage 0, of layers embed to join, trains layer join; cut there.*model.cut = \[5, ...\]"),
         (("recovery.on_bad_microbatch=skip",), "samples that are left out in the first epoch"),
-        (("schedule.accumulate=3", "run.epochs=3"), r"an epoch has 4 batches, which are no whole steps of"),
+        (("schedule.accumulate=3", "run.epochs=3"), r"model.prefix_cache = true: an epoch has 4 batches, which are no"),
+        (
+            ("schedule.accumulate=3", "run.epochs=3", "model.prefix_cache=false", "evaluation.every=epoch"),
+            'evaluation.every = "epoch": an epoch has 4 batches, .*; use a number of steps',
+        ),
+        (
+            ("taps.layers=['first', 'act', 'head']",),
+            "first, act: in frozen first stages, which model.prefix_cache = true",
+        ),
     ],
-    ids=["nothing frozen", "cut elsewhere", "skip", "accumulate"],
+    ids=["nothing frozen", "cut elsewhere", "skip", "accumulate", "accumulate without", "tapped"],
 )
 def test_plans_without_a_prefix_that_can_be_kept_are_refused(
     sets: tuple[str, ...], message: str, tmp_path: Path

@@ -23,6 +23,7 @@ from stageline.broker.control.messages import (
     Ask,
     Assigned,
     Confirmed,
+    EvaluationRecord,
     Event,
     Exited,
     Failed,
@@ -47,6 +48,7 @@ from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.memory import MemoryStore
+from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.control.sealer import Sealer
 from stageline.workers.process.broker_process import serve_channel
@@ -266,14 +268,16 @@ _WORDS = st.sampled_from(
 _FLOATS = st.floats()
 _RECORDS = st.builds(StepRecord, _NUMBERS, _NUMBERS, st.sampled_from([b"", bytes(16), bytes(64)]), st.none() | _FLOATS)
 _EVENTS = st.builds(Event, _NUMBERS, _NUMBERS, _NUMBERS, _WORDS, _FLOATS)
+_EVALUATIONS = st.builds(EvaluationRecord, _NUMBERS, _NUMBERS, st.none() | _FLOATS, st.dictionaries(_WORDS, _FLOATS))
 _WAITS = st.builds(Wait, st.sampled_from(["forward-1", "backward-0", "x-9"]), _NUMBERS, _WORDS, _NUMBERS, _FLOATS)
 _DIGESTS = st.dictionaries(_WORDS, st.just(("float32", (1,), "0" * 64)))
 _SENTENCES = st.one_of(
     st.builds(hello, st.integers(0, 2), _NUMBERS, st.sampled_from(["plan", "plan", "other"])),
     st.builds(
         Report, st.integers(0, 3), _NUMBERS, _WORDS, _FLOATS, _FLOATS, st.lists(_RECORDS), st.lists(_EVENTS), _NUMBERS,
-        st.dictionaries(_WORDS, st.lists(_FLOATS)), st.dictionaries(_WORDS, _FLOATS), st.none() | _NUMBERS, _NUMBERS,
-        snapshots=st.lists(st.tuples(_NUMBERS, _NUMBERS)), waits=st.lists(_WAITS), layer=_WORDS,
+        st.dictionaries(_WORDS, st.lists(_FLOATS)), st.none() | _NUMBERS, _NUMBERS,
+        evaluations=st.lists(_EVALUATIONS), snapshots=st.lists(st.tuples(_NUMBERS, _NUMBERS)), waits=st.lists(_WAITS),
+        layer=_WORDS,
     ),
     st.builds(Failed, st.integers(0, 3), _WORDS, st.integers(-9, 130)),
     st.builds(Finished, st.integers(0, 3), _DIGESTS),
@@ -289,7 +293,7 @@ _SENTENCES = st.one_of(
 def test_no_order_of_sentences_stops_the_core_and_all_it_says_can_be_sent(
     restarts: int, talk: list[tuple[bytes, object, float]]
 ):
-    terms = replace(TERMS, restarts=restarts, snapshots=restarts > 0)
+    terms = replace(TERMS, restarts=restarts, snapshots=restarts > 0, criterion=Criterion("done"))
     broker, now, phases = Coordinator(terms, MemoryStore(), "run-1", 0.0), 0.0, []
     for sender, sentence, passes in talk:
         now += passes

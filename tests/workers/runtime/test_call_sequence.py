@@ -19,7 +19,7 @@ from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
 from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
-from stageline.workers.runtime.program import loss_key, reply_key
+from stageline.workers.runtime.program import call_key, loss_key, reply_key
 from support.payloads import bits
 from support.redis_server import shared_server
 from support.reference import Recipe, train
@@ -154,6 +154,29 @@ def test_steps_may_be_called_for_before_those_before_them_are_done(make) -> None
     run = make(of)
     numbers = [run.put(CallKind.TRAIN, *batch(step)) for step in range(of.steps)]
     assert [run.reply(number, of_last_stage=True) for number in numbers] == train(of).losses
+
+
+def test_a_worker_that_waits_for_a_message_takes_the_next_call_meanwhile(make) -> None:
+    run = make()
+    numbers = [run.put(CallKind.TRAIN, *batch(step)) for step in range(3)]
+    last = run.loops[-1]
+    for _ in numbers:
+        last.poll(0)
+    assert last.doing == "3F0 of step 0 waits for message 0 of forward-3"
+    assert run.queues.outbound(call_key(3)).depth().ready == 1  # the first call is open, the second was looked at
+    assert [run.reply(number, of_last_stage=True) for number in numbers] == train(recipe(3)).losses
+
+
+def test_a_snapshot_is_reported_once_the_script_has_the_losses_although_the_next_call_is_there(make) -> None:
+    run = make()
+    for step in range(4):
+        run.put(CallKind.TRAIN, *batch(step))
+    run.turns(lambda: run.loops[-1].calls == 1)
+    run.loops[-1].progress.durable(3, 1)
+    run.take(loss_key(3), 0)
+    run.turns(lambda: run.loops[-1].calls == 2)
+    run.rounds(1)
+    assert run.loops[-1].progress.reportable
 
 
 @pytest.mark.parametrize("lost", range(4))
@@ -387,7 +410,7 @@ def test_evaluated_batches_are_no_steps_of_the_run(make) -> None:
         assert progress.actions == before + 3
         assert [record.step for record in progress.steps] == [0]
         assert not any(progress.open.values())
-        assert progress.metrics == {}
+        assert progress.evaluations == []
 
 
 def test_a_snapshot_is_not_reported_before_the_script_has_its_replies(make) -> None:

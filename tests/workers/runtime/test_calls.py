@@ -22,18 +22,26 @@ from stageline.workers.runtime.calls import (
 X, Y = torch.arange(10.0).reshape(5, 2), torch.arange(5)
 
 
+@pytest.mark.parametrize("ema", [False, True])
 @pytest.mark.parametrize("kind", CallKind)
-def test_a_call_comes_as_it_was_put(kind: CallKind) -> None:
-    call = Call(kind, 7, 5, 1, {"x": X}, None, {"0.weight": Y})
+def test_a_call_comes_as_it_was_put(kind: CallKind, *, ema: bool) -> None:
+    call = Call(kind, 7, 5, 1, {"x": X}, None, {"0.weight": Y}, ema)
     assert decode_call(encode_call(call)) == call
 
 
 @pytest.mark.parametrize(
     "payload",
-    [None, X, ("train", 0, 0, 0, None, None), ("drain", 0, 0, 0, None, None, None), ("load", 0, 0, 0, 0, 0, {"a": 1})],
+    [
+        None,
+        X,
+        ("train", 0, 0, 0, None, None),
+        ("drain", 0, 0, 0, None, None, None, False),
+        ("load", 0, 0, 0, 0, 0, {"a": 1}, False),
+        ("state", 0, 0, 0, None, None, None, 1),
+    ],
 )
 def test_what_is_not_a_call_is_refused(payload: Any) -> None:
-    with pytest.raises(CallRefused, match=r"a call is \(kind, number, step, evaluation, inputs, targets, state\)"):
+    with pytest.raises(CallRefused, match=r"a call is \(kind, number, step, evaluation, inputs, targets, state, ema\)"):
         decode_call(payload)
 
 
@@ -44,6 +52,7 @@ def test_a_position_counts_calls_steps_and_evaluated_batches() -> None:
     assert position == Position(step=2, calls=6, evaluations=2)
     flows = {flow: position.of(flow) for flow in Flow}
     assert (flows.pop(Flow.CALL), flows.pop(Flow.REPLY), flows.pop(Flow.EVALUATION)) == (6, 4, 2)
+    assert flows.pop(Flow.VERDICT) == 0  # in no script's run
     assert set(flows.values()) == {2}
 
 

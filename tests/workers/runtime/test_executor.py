@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stageline.broker.control.messages import EvaluationRecord
 from stageline.pipeline.data import Microbatch
+from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.runtime.executor import BadMicrobatch, ComputeFailed, Executor
@@ -13,11 +15,18 @@ from support.shapes import line
 
 
 class OneRow:
-    """In place of a feed: microbatches of one row, the second one of a step without rows."""
+    """In place of a feed: microbatches of one row, the second one of a step or a batch without rows."""
 
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
         rows = 1 - microbatch
         return Microbatch(torch.ones(rows, 2), torch.full((rows, 1), float(step)), rows, float(rows))
+
+    held_out_microbatch = microbatch
+
+    def samples(self, step: int, microbatch: int) -> None:
+        """It does not tell."""
+
+    held_out_samples = samples
 
 
 def executor(loss=nn.functional.mse_loss, **metrics) -> Executor:
@@ -27,8 +36,8 @@ def executor(loss=nn.functional.mse_loss, **metrics) -> Executor:
     return Executor({0: stage}, OneRow(), 0, metrics)
 
 
-def instructions(evaluation: range = range(0)) -> list[Instruction]:
-    return list(Program(make_schedule("gpipe", line(1), 2), 1, evaluation).instructions(0))
+def instructions(evaluated: int = 0) -> list[Instruction]:
+    return list(Program(make_schedule("gpipe", line(1), 2), 1, Rounds(1, evaluated)).instructions(0))
 
 
 def test_the_loss_of_a_step_is_the_sum_over_its_microbatches_with_rows() -> None:
@@ -38,12 +47,16 @@ def test_the_loss_of_a_step_is_the_sum_over_its_microbatches_with_rows() -> None
     assert ran.loss == 4.0  # (2 - 0)²
 
 
-def test_a_metric_is_a_mean_over_rows() -> None:
+def test_the_loss_and_the_metrics_of_a_round_are_means_over_its_rows() -> None:
     ran = executor(output=lambda outputs, targets: outputs.mean())
-    assert ran.measured() == {}
-    for instruction in instructions(range(1, 3)):
+    for instruction in instructions(evaluated=2):
         ran.carry_out(instruction, [])
-    assert ran.measured() == {"output": 2.0}
+    assert ran.evaluated(1) == EvaluationRecord(1, rows=2, loss=2.5, metrics={"output": 2.0})  # of (2 - 0)², (2 - 1)²
+
+
+def test_a_round_without_rows_has_no_loss_and_metrics_that_are_no_number() -> None:
+    found = executor(output=lambda outputs, targets: outputs.mean()).evaluated(1)
+    assert (found.rows, found.loss, str(found.metrics)) == (0, None, "{'output': nan}")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_update() -> None:

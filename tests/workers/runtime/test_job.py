@@ -5,14 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import RunLength
+from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.load import load_source
 from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.plan import read_plan
 from stageline.workers.runtime.calls import CallFeed
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.program import NO_ROUNDS
 from stageline.workers.runtime.skipping import SkipLog, SkippingExecutor
 from support.small_plans import plan
 from support.workspace import Workspace
@@ -29,8 +33,15 @@ def test_epochs_are_steps_of_the_data_source(workspace: Workspace) -> None:
 
 
 def test_evaluation_follows_training_if_there_are_metrics(workspace: Workspace) -> None:
-    assert job(workspace).evaluation.start == 6
-    assert not job(workspace, "model.metrics=[]").evaluation
+    assert job(workspace).rounds == Rounds(steps=6, batches=2)
+    assert not job(workspace, "model.metrics=[]").rounds.batches
+
+
+def test_a_plan_may_evaluate_every_so_many_steps_or_every_epoch(workspace: Workspace) -> None:
+    assert job(workspace, "evaluation.every=4").rounds == Rounds(steps=6, batches=2, every=4)
+    epochs = job(workspace, "evaluation.every=epoch", "model.metrics=[]")
+    assert epochs.rounds == Rounds(steps=6, batches=2, every=load_source(read_plan(workspace.folder)).steps_per_epoch)
+    assert epochs.length == RunLength(6, 2, epochs.rounds.every)
 
 
 def test_metrics_are_named_by_their_function_unless_two_share_the_name(workspace: Workspace) -> None:
@@ -42,7 +53,10 @@ def test_metrics_are_named_by_their_function_unless_two_share_the_name(workspace
 
 def test_every_queue_has_a_window_of_twice_what_the_schedule_has_under_way(workspace: Workspace) -> None:
     prepared = job(workspace)
+    assert prepared.windows().pop(QueueKey(Flow.EVALUATION, 1)) == 2 * 3 + 2
     for key, window in prepared.windows().items():
+        if key.flow is Flow.EVALUATION:
+            continue
         most = prepared.verdict.queue_bound[str(key)]
         assert window == max(2 * most + 2, most + 3)
 
@@ -58,20 +72,19 @@ def test_a_scripted_run_loads_no_data_and_has_no_length(monkeypatch: pytest.Monk
     monkeypatch.setitem(OBJECTS, "model", lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))
     scripted = plan(run__epochs=None, data__source="script:batches", model__factory="script:model", model__cut=[1])
     prepared = prepare(scripted)
-    assert (prepared.training_steps, prepared.program.scripted, prepared.evaluation) == (None, True, range(0))
+    assert (prepared.training_steps, prepared.program.scripted, prepared.rounds) == (None, True, NO_ROUNDS)
     assert {str(key): window for key, window in prepared.windows().items()} == {
         "forward-1": 4,
         "backward-0": 4,
         "evaluation-1": 4,
-        "call-0": 6,
-        "reply-0": 6,
-        "call-1": 6,
-        "reply-1": 6,
-        "loss-1": 6,
+        "call-0": 16,
+        "reply-0": 16,
+        "call-1": 16,
+        "reply-1": 16,
+        "loss-1": 16,
     }
     executor = prepared.executor([0])
     assert isinstance(executor.feed, CallFeed)
-    assert executor.evaluates_loss
     with pytest.raises(ModelRefused, match="come from a script, call by call"):
         _ = prepared.feed
 
@@ -88,11 +101,11 @@ def test_a_worker_with_neither_the_first_stage_nor_the_last_has_no_data(
 def test_without_data_and_metrics_the_plan_may_say_how_long_the_run_is(workspace: Workspace) -> None:
     sets = ["model.cut=[1,2]", "model.metrics=[]"]
     prepared = prepare(read_plan(workspace.folder, sets=sets), worker=1)
-    assert (prepared.own_feed, prepared.steps, prepared.evaluation) == (None, 6, range(6, 6))
+    assert (prepared.own_feed, prepared.steps, prepared.rounds) == (None, 6, Rounds(6))
 
 
 def test_how_long_the_run_is_has_to_be_told_to_a_worker_without_data(workspace: Workspace) -> None:
     prepared = prepare(read_plan(workspace.folder, sets=["model.cut=[1,2]"]), worker=1)
     with pytest.raises(DataError, match="the broker did not say how many steps the run has"):
-        _ = prepared.evaluation
-    assert replace(prepared, length=RunLength(6, 2)).evaluation == range(6, 8)
+        _ = prepared.rounds
+    assert replace(prepared, length=RunLength(6, 2)).rounds == Rounds(6, 2)

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 
 import pytest
 
+from stageline.broker.codec.message import Flow
+from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
 from stageline.workers.runtime.machine import AwaitCredit
-from stageline.workers.runtime.program import Instruction, Program, queue_key
+from stageline.workers.runtime.program import NO_ROUNDS, Instruction, Program, queue_key
 from support.shapes import line
 
 STEPS, MICROBATCHES = 3, 2
@@ -27,8 +31,8 @@ class Echo:
         self.done.append(str(instruction))
         return None if instruction.action.kind is Kind.UPDATE else str(instruction)
 
-    def measured(self) -> dict[str, float]:
-        return {"accuracy": 1.0}
+    def evaluated(self, step: int) -> EvaluationRecord:
+        return EvaluationRecord(step, 7, 0.25, {"accuracy": 1.0})
 
 
 @pytest.fixture
@@ -38,19 +42,45 @@ def queues():
     queues.close()
 
 
-def loops(queues: MemoryQueues, start: int = 0, evaluation: range = range(0)) -> list[WorkerLoop]:
-    program = Program(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, evaluation)
+def loops(
+    queues: MemoryQueues, start: int = 0, rounds: Rounds = NO_ROUNDS, criterion: Criterion | None = None
+) -> list[WorkerLoop]:
+    program = Program(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, rounds, criterion=criterion)
     return [WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1, start=start) for each in range(2)]
 
 
 def test_two_workers_in_turn_run_their_programs_to_the_end(queues: MemoryQueues) -> None:
-    first, last = loops(queues, evaluation=range(STEPS, STEPS + 1))
+    first, last = loops(queues)
     take_turns([first, last], lambda loop: loop.finished)
-    assert [record.step for record in last.progress.steps] == [0, 1, 2, 3]
-    assert [(record.loss, record.norm) for record in last.progress.steps] == [(0.5, 2.0)] * 3 + [(None, None)]
-    assert [(record.loss, record.norm) for record in first.progress.steps] == [(None, None)] * 4
-    assert last.progress.metrics == {"accuracy": 1.0}
+    assert [record.step for record in last.progress.steps] == [0, 1, 2]
+    assert [(record.loss, record.norm) for record in last.progress.steps] == [(0.5, 2.0)] * 3
+    assert [(record.loss, record.norm) for record in first.progress.steps] == [(None, None)] * 3
     assert (first.doing, first.step) == ("finished", None)
+
+
+def test_the_last_stage_tells_what_each_round_of_evaluation_found(queues: MemoryQueues) -> None:
+    first, last = loops(queues, rounds=Rounds(STEPS, 2, every=2))
+    take_turns([first, last], lambda loop: loop.finished)
+    assert [record.step for record in last.progress.steps] == [0, 1, 2]
+    assert [record.step for record in last.progress.evaluations] == [2, 3]
+    assert first.progress.evaluations == []
+
+
+def test_a_worker_in_a_round_of_evaluation_has_done_the_steps_before_it(queues: MemoryQueues) -> None:
+    first, _ = loops(queues, start=2, rounds=Rounds(STEPS, 2, every=2))
+    assert (first.doing, first.step) == ("0F0 of evaluated batch 0 waits for credit in evaluation-1", 2)
+    assert first.progress.is_after(2, 0)
+
+
+def test_in_evaluation_a_stage_is_ahead_as_far_as_the_next_one_grants() -> None:
+    program = Program(make_schedule("1f1b", line(2), 1), 1, Rounds(1, batches=9))
+    queues = MemoryQueues("run", 1, windows={QueueKey(Flow.EVALUATION, 1): 4})
+    first, last = (WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1, start=1) for each in range(2))
+    while first.poll(0):
+        pass
+    assert first.doing == "0F0 of evaluated batch 4 waits for credit in evaluation-1"
+    take_turns([first, last], lambda loop: loop.finished)
+    queues.close()
 
 
 def test_a_stage_that_runs_forward_only_is_ahead_as_far_as_the_next_one_grants() -> None:
@@ -67,6 +97,21 @@ def test_a_stage_that_runs_forward_only_is_ahead_as_far_as_the_next_one_grants()
     take_turns([first, last], lambda loop: loop.finished)
     assert [record.step for record in first.progress.steps] == list(range(STEPS))
     queues.close()
+
+
+def test_no_worker_begins_a_step_before_the_verdict_on_the_evaluation_before_it(queues: MemoryQueues) -> None:
+    first, last = loops(queues, rounds=Rounds(STEPS, 1, every=1), criterion=Criterion(patience=1))
+    take_turns([first, last], lambda loop: loop.step == 1)
+    while first.poll(0):
+        pass
+    assert first.doing == "0V of round 0 of evaluation waits for message 0 of verdict-0"
+    assert first.step == 1
+    kept: list[int] = []
+    first.keeps_with(kept.append)
+    take_turns([first, last], lambda loop: loop.finished)
+    assert [record.step for record in last.progress.evaluations] == [1, 2]  # the second is not better: 0.25 again
+    assert [record.step for record in first.progress.steps] == [0, 1]
+    assert kept == [2]
 
 
 def test_workers_that_wait_for_each_other_are_stuck_and_say_for_what(queues: MemoryQueues) -> None:

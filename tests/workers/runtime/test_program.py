@@ -1,10 +1,20 @@
 """What a worker does: every instruction with its queues and the number of its messages."""
 
+from dataclasses import replace
+
 import pytest
 
-from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.calls import Call, CallKind
-from stageline.workers.runtime.program import Program, call_key, loss_key, queue_key, reply_key
+from stageline.pipeline.evaluation import Criterion, Rounds
+from stageline.pipeline.schedule import Kind, make_schedule
+from stageline.workers.runtime.calls import Call, CallKind, Position
+from stageline.workers.runtime.program import (
+    Program,
+    call_key,
+    loss_key,
+    queue_key,
+    reply_key,
+    verdict_key,
+)
 from stageline.workers.runtime.replays import CacheUse
 from support.shapes import line, looped
 
@@ -48,10 +58,47 @@ def test_gradients_of_what_stages_share_are_numbered_by_microbatch_and_sums_by_s
     ]
 
 
-def test_evaluation_runs_forward_only_after_the_last_step() -> None:
-    program = Program(make_schedule("gpipe", line(2), 1), 1, evaluation=range(1, 3))
-    assert [str(each) for each in program.instructions(1) if each.evaluates] == ["1F0 of step 1", "1F0 of step 2"]
-    assert [program.steps_of(key) for key in program.queues] == [3, 1]
+EVALUATES = Program(make_schedule("gpipe", line(2), 1), 3, Rounds(steps=3, batches=2, every=2))
+
+
+def test_evaluation_runs_forward_only_after_the_steps_it_is_due() -> None:
+    assert [f"{each} #{each.number}" for each in EVALUATES.instructions(1) if each.action.kind is Kind.FORWARD] == [
+        *("1F0 of step 0 #0", "1F0 of step 1 #1"),
+        *("1F0 of evaluated batch 0 #0", "1F0 of evaluated batch 1 #1"),
+        "1F0 of step 2 #2",
+        *("1F0 of evaluated batch 2 #2", "1F0 of evaluated batch 3 #3"),
+    ]
+
+
+def test_evaluation_has_queues_of_its_own_and_goes_as_far_ahead_as_the_next_stage_grants() -> None:
+    assert [str(key) for key in EVALUATES.queues] == ["forward-1", "backward-0", "evaluation-1"]
+    evaluates = [each for each in EVALUATES.instructions(0) if each.evaluates]
+    assert all(str(each.gives) == "evaluation-1" and each.needs_credit and not each.counted for each in evaluates)
+    assert EVALUATES.source(queue_key("evaluation-1")) == 0
+
+
+@pytest.mark.parametrize("start", range(4))
+def test_a_worker_that_begins_at_a_checkpoint_evaluates_what_comes_after_it(start: int) -> None:
+    every = list(EVALUATES.instructions(1))
+    rest = list(EVALUATES.instructions(1, start))
+    assert rest == [each for each in every if EVALUATES.step_at(each) >= start]
+    first = next(each for each in rest if each.evaluates)
+    assert EVALUATES.position(start) == Position(start, evaluations=first.step, rounds=first.step // 2)
+
+
+def test_a_run_that_may_end_early_has_a_verdict_after_each_round_but_the_last() -> None:
+    program = replace(EVALUATES, schedule=make_schedule("gpipe", line(3), 1), criterion=Criterion(patience=2))
+    assert [str(key) for key in program.queues[-2:]] == ["verdict-0", "verdict-1"]
+    assert [each for each in written(program, 1) if "V" in each] == ["1V of round 0 of evaluation #0 verdict-1 -> -"]
+    assert [each for each in written(program, 2) if "V" in each] == [
+        "2V of round 0 of evaluation #0 - -> verdict-0",
+        "2V of round 0 of evaluation #0 - -> verdict-1",
+        "2V of round 0 of evaluation #0 - -> -",
+    ]
+    assert written(program, 0).index("0V of round 0 of evaluation #0 verdict-0 -> -") == 2 * 3 + 2
+    assert all(program.step_at(each) == 2 for each in program.instructions(2) if each.name == "2V")
+    assert (program.producer(verdict_key(1)), program.consumer(verdict_key(1))) == (2, 1)
+    assert [program.position(step).rounds for step in (2, 3)] == [0, 1]
 
 
 def test_a_frozen_stage_sends_no_gradient_and_gets_none() -> None:
@@ -109,16 +156,16 @@ def test_the_script_is_one_more_place_that_calls_and_takes_replies() -> None:
 def test_frozen_first_stages_only_end_their_steps_once_what_leaves_them_is_there() -> None:
     """Worker 0 has frozen stages alone: it learns from stage 2 how far the run is. Worker 1 has another one."""
     schedule = make_schedule("gpipe", ((0, 1), (2,)), 2, first_trainable=2)
-    program = Program(schedule, 2, range(2, 3), replayed_from=1)
+    program = Program(schedule, 2, Rounds(2, 1), replayed_from=1)
     assert written(program, 0)[4:] == [
         "0U of step 0 #0 - -> -",
         "1U of step 0 #0 - -> -",
         "1U of step 1 #1 replayed-1 -> replayed-0",
         "0U of step 1 #1 replayed-0 -> -",
-        "0F0 of step 2 #4 - -> evaluation-1",
-        "1F0 of step 2 #4 evaluation-1 -> evaluation-2",
-        "0F1 of step 2 #5 - -> evaluation-1",
-        "1F1 of step 2 #5 evaluation-1 -> evaluation-2",
+        "0F0 of evaluated batch 0 #0 - -> evaluation-1",
+        "1F0 of evaluated batch 0 #0 evaluation-1 -> evaluation-2",
+        "0F1 of evaluated batch 0 #1 - -> evaluation-1",
+        "1F1 of evaluated batch 0 #1 evaluation-1 -> evaluation-2",
     ]
     assert written(program, 1, start=1)[:-2] == [
         "2F0 of step 1 #2 - -> -",
@@ -153,9 +200,27 @@ def test_where_nothing_is_replayed_a_program_is_as_without() -> None:
     assert Program(schedule, 2, replayed_from=2).queues == Program(schedule, 2).queues
 
 
-@pytest.mark.parametrize(("name", "first", "end"), [("evaluation-1", 3, 5), ("replayed-0", 2, 3), ("forward-1", 0, 2)])
-def test_queues_begin_and_end_with_the_steps_that_use_them(name: str, first: int, end: int) -> None:
-    program = Program(make_schedule("gpipe", line(2), 1, first_trainable=1), 3, range(3, 5), replayed_from=2)
+def test_rounds_between_steps_run_all_stages_whether_these_are_replayed_or_not() -> None:
+    schedule = make_schedule("gpipe", line(2), 1, first_trainable=1)
+    program = Program(schedule, 3, Rounds(3, 1, 1), replayed_from=1)
+    assert [str(each) for each in program.instructions(0)] == [
+        *("0F0 of step 0", "0U of step 0", "0F0 of evaluated batch 0"),
+        *("0U of step 1", "0F0 of evaluated batch 1"),
+        *("0U of step 2", "0F0 of evaluated batch 2"),
+    ]
+    evaluated = [each for each in program.instructions(1) if each.evaluates]
+    assert [(each.number, each.takes, each.cache) for each in evaluated] == [
+        (number, (queue_key("evaluation-1"),), None) for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "within"),
+    [("evaluation-1", 0, [0, 2, 9]), ("replayed-0", 2, [2, 2, 9]), ("forward-1", 0, [0, 2, 2])],
+)
+def test_queues_are_trimmed_within_the_steps_that_use_them(name: str, first: int, within: list[int]) -> None:
+    program = Program(make_schedule("gpipe", line(2), 1, first_trainable=1), 12, Rounds(12, 2), replayed_from=2)
     key = queue_key(name)
     assert key in program.queues
-    assert (program.first_step(key), program.steps_of(key)) == (first, end)
+    assert program.first_step(key) == first
+    assert [program.within(key, floor) for floor in (0, 2, 9)] == within

@@ -24,7 +24,7 @@ def test_a_finished_step_becomes_a_record_with_the_times_of_its_actions() -> Non
 
 def test_a_broker_without_records_receives_how_far_each_stage_is_and_the_losses() -> None:
     progress = Progress(complete=2, last=1, finished={0: 3, 1: 2})
-    progress.restored({0: 0.5})
+    progress.restored({0: 0.5}, [])
     progress.closed(1, 2, 0.25)
     assert [(each.stage, each.step, each.loss) for each in progress.records(10)] == [
         (0, 2, None),

@@ -1,7 +1,9 @@
 """A line of stages under a loader of one's own, all in one process; `test_process_run.py` has those of several."""
 
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from functools import partial
+from inspect import signature
 from typing import get_type_hints
 
 import pytest
@@ -11,9 +13,10 @@ from torch.nn import functional
 
 import stageline
 from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
-from stageline.pipeline.stage.stage import layer_seed
+from stageline.pipeline.stage.seeded_layers import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed
 from stageline.workers.script.arguments.line_arguments import LineArguments
+from stageline.workers.script.arguments.script_plan import LineOptions
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 Line = partial(stageline.Line, workers="inline")
@@ -107,9 +110,27 @@ def test_a_line_that_cannot_work_is_refused_when_it_is_made():
         Line([nn.ReLU(), nn.Tanh()], loss=functional.mse_loss, optimizer=ADAM)
 
 
-def test_a_line_is_resumed_with_the_arguments_that_it_is_begun_with():
-    begins, resumes = get_type_hints(stageline.Line.__init__), get_type_hints(LineArguments)
-    assert resumes == {name: begins[name] for name in begins if name not in ("model", "resume", "return")}
+def test_type_checkers_read_the_arguments_that_a_line_takes():
+    checked, taken = get_type_hints(LineArguments), get_type_hints(LineOptions)
+    assert checked == {**taken, "settings": taken["settings"] | None}
+    required = {field.name for field in fields(LineOptions) if field.default is field.default_factory is MISSING}
+    assert LineArguments.__required_keys__ == required
+
+
+def test_help_names_the_arguments_of_a_line():
+    parameters = signature(stageline.Line).parameters
+    assert list(parameters) == ["model", *(field.name for field in fields(LineOptions)), "resume"]
+    assert (parameters["schedule"].default, parameters["settings"].default) == ("1f1b", None)
+
+
+def test_an_argument_that_there_is_not_is_named():
+    with pytest.raises(TypeError, match=r"^Line.__init__\(\) got an unexpected keyword argument 'loader'"):
+        Line(model(), loss=functional.mse_loss, optimizer=ADAM, loader=())
+    with pytest.raises(TypeError, match=r"^Line.__init__\(\) missing 1 required keyword-only argument: 'optimizer'"):
+        Line(model(), loss=functional.mse_loss)
+
+
+def test_an_inline_line_is_not_resumed():
     with pytest.raises(ValueError, match="resume = 'runs/line-1': an inline run saves nothing"):
         stageline.Line.resume(
             "runs/line-1", model(), cut=[2], loss=functional.cross_entropy, optimizer=ADAM, workers="inline"

@@ -1,6 +1,6 @@
-"""`stageline checkpoint`: lists, verifies and converts checkpoints, and lays them out for other stages."""
+"""`stageline checkpoint`: lists and verifies checkpoints, lays them out for other stages, and imports weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,21 +21,13 @@ from .checkpoint_split import split
 if TYPE_CHECKING:  # they load torch
     from stageline.workers.checkpoint.listing import CheckpointRow, SnapshotState
     from stageline.workers.checkpoint.source import CheckpointSource
-    from stageline.workers.exchange.stored_weights import StoredWeights
 
-FORMATS = ("safetensors", "stages", "transformers", "dcp")
-_SHARD = "5GiB"
-
-_run = click.argument("run", metavar="RUN", type=click.Path())
 _newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False)
-_step = click.option(
-    "--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest that all stages have."
-)
 
 
 @click.group()
 def checkpoint() -> None:
-    """List, verify and convert checkpoints, and lay them out for other stages.
+    """List and verify checkpoints, lay them out for other stages, and import weights. `stageline export` exports them.
 
     RUN is the folder of a run, or of what Line.save has saved.
     """
@@ -64,7 +56,7 @@ def ls(run: str | None, as_json: bool) -> None:
     show(title, ("step", "stages", "is", "size", "written"), [_row(source, each) for each in rows])
     for row in rows:
         for damage in row.damages:
-            _tell(damage)
+            options.tell(damage)
 
 
 @checkpoint.command(epilog="Example: stageline checkpoint verify runs/digits-20260131-101500-1f0c --step 120")
@@ -90,66 +82,6 @@ def verify(run: str | None, step: int | None, as_json: bool) -> None:
         raise CommandFailed(f"{problem} in {source.folder}", ExitCode.FAILED, answered=True)
     if step is not None:  # a run that goes on may have deleted some meanwhile
         source_in(source.folder).demand_all(step)
-
-
-@checkpoint.command(epilog="Example: stageline checkpoint merge runs/digits-20260131-101500-1f0c digits.safetensors")
-@_run
-@click.argument("file", type=click.Path())
-@_step
-def merge(run: str, file: str, step: int | None) -> None:
-    """Write the weights of RUN into one safetensors FILE, under the unsplit model's names."""
-    from stageline.workers.exchange.export import export_file
-    from stageline.workers.exchange.stored_weights import take_weights
-
-    weights = take_weights(Path(run), step, lambda found: export_file(found, Path(file)), _tell)
-    say(f"{weights.title} are in {file}")
-
-
-@checkpoint.command(epilog="Example: stageline checkpoint export runs/gpt2-... out --format transformers")
-@_run
-@click.argument("out", type=click.Path())
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    required=True,
-    help="One file; a file for each stage; for from_pretrained; for torch.distributed.checkpoint.load.",
-)
-@_step
-@click.option(
-    "--config",
-    type=click.Path(),
-    help="For transformers: config.json, or a folder with it. Default: that of what the plan's factory returns.",
-)
-@click.option(
-    "--max-shard-size",
-    "most",
-    type=options.Bytes(),
-    default=_SHARD,
-    show_default=True,
-    help="For transformers: the most that a file may have, such as 500MiB.",
-)
-@click.option("--plan", type=click.Path(), help="For transformers, without --config: the plan. Default: the run's.")
-def export(run: str, out: str, form: str, step: int | None, config: str | None, most: int, plan: str | None) -> None:
-    """Write the weights of RUN to OUT, which must not exist, in the form of another program."""
-    from stageline.workers.exchange import export as forms
-    from stageline.workers.exchange.stored_weights import take_weights
-
-    target = Path(out)
-
-    def write(weights: "StoredWeights") -> None:
-        match form:
-            case "safetensors":
-                forms.export_file(weights, target)
-            case "stages":
-                forms.export_stages(weights, target)
-            case "dcp":
-                forms.export_dcp(weights, target)
-            case _:
-                forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
-
-    weights = take_weights(Path(run), step, write, _tell)
-    say(f"{weights.title} are in {out}")
 
 
 @checkpoint.command("import", epilog="Example: stageline checkpoint import /data/gpt2 parts --plan examples/gpt2")
@@ -182,15 +114,6 @@ def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) ->
     say(f"{weights.title} are in {out}")
 
 
-def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[str, object]:
-    from stageline.workers.exchange.configuration import planned_configuration, read_configuration
-
-    if config is not None:
-        return read_configuration(Path(config))
-    with options.user_prints_to_stderr():
-        return planned_configuration(options.plan_of_run(run, plan, ()))
-
-
 def _source(run: str | None) -> "CheckpointSource":
     from stageline.workers.checkpoint.source import source_in
 
@@ -200,15 +123,11 @@ def _source(run: str | None) -> "CheckpointSource":
     return source_in(folder)
 
 
-def _tell(text: str) -> None:
-    say(f"stageline: {text}", err=True)
-
-
 def _row(source: "CheckpointSource", row: "CheckpointRow") -> tuple[object, ...]:
     lacking = sorted(set(range(source.stages)) - set(row.stages))
     state = "damaged" if row.damages else f"lacks stage {', '.join(map(str, lacking))}" if lacking else "complete"
     written = "-" if row.written is None else f"{datetime.fromtimestamp(row.written):%F %T}"
-    return row.step, ", ".join(map(str, row.stages)), state, size(row.bytes), written
+    return row.step, ", ".join(map(str, row.stages)), f"{state}, best" if row.best else state, size(row.bytes), written
 
 
 def _problem(source: "CheckpointSource", found: "Sequence[SnapshotState]") -> str:

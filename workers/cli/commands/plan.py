@@ -1,7 +1,8 @@
 """`stageline plan`: what a plan comes to, before it runs."""
 
 import json
-from typing import TYPE_CHECKING
+from math import ceil
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -10,7 +11,7 @@ from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
-from stageline.workers.cli.display.tables import share, show, size
+from stageline.workers.cli.display.tables import counted, share, show, size
 
 if TYPE_CHECKING:  # slow to import
     from stageline.workers.preflight.trial_result import Estimate
@@ -54,6 +55,7 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
             f"prefix cache: {kept.samples} rows of {size(kept.row_bytes)}, {size(kept.bytes)} on the disk of worker "
             f"{kept.worker}; from step {kept.replayed_from} on, {idle_stages} not run"
         )
+    _show_taps(found, dict(flat(found.plan)))
     idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
     frozen = " (as one where nothing is trained)" if any(not each.trained for each in found.stages) else ""
     say(f"idle, if a backward takes as long as two forwards{frozen} and a message no time: {idle}")
@@ -82,6 +84,18 @@ def _show_split(found: "Estimate") -> None:
         times = ", ".join(f"stage {stage} {1000 * each:.3g} ms" for stage, each in enumerate(found.seconds))
         cut = dict(flat(found.plan))["model.cut"]
         say(f"cut = {shown(cut)} as measured now; forward and backward of a microbatch: {times}")
+
+
+def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:
+    """How much is written of what layers return."""
+    if tapped := [each for each in found.stages if each.tapped]:
+        of_step = sum(each.tapped for each in tapped) * plan["schedule.microbatches"] * plan["schedule.accumulate"]
+        steps = ceil(found.steps / plan["taps.every"])
+        stages = ", ".join(f"stage {each.stage} {size(each.tapped)}" for each in tapped)
+        say(
+            f"taps: {stages} a microbatch; {size(of_step)} a stored step, and {size(of_step * steps)} in the "
+            f"{counted(steps, 'step')} that are stored"
+        )
 
 
 def _show_queues(found: "Estimate") -> None:

@@ -15,7 +15,7 @@ import msgspec
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import answer_about
 from stageline.workers.cli.display.output import say
-from stageline.workers.cli.display.tables import duration, share, show, size, summary
+from stageline.workers.cli.display.tables import best_of, duration, share, show, show_evaluations, size, summary
 from stageline.workers.runs.result import Facts, Result
 
 _PLACE = re.compile(r"(\d{1,15})/(\d{1,15})", re.ASCII)
@@ -109,6 +109,7 @@ def _show_status(facts: Facts) -> None:
     total = facts["training_steps"]
     if facts.get("result"):
         say(summary(msgspec.convert(facts["result"], Result), Path(facts["folder"])))
+        show_evaluations(facts["evaluations"], facts["best"])
         return
     steps = facts["finished_floor"] if total is None else min(facts["finished_floor"], total)
     loss = facts["finished_loss"] and facts["finished_loss"]["loss"]
@@ -123,9 +124,11 @@ def _show_status(facts: Facts) -> None:
         f"step {steps}" if script and total is None else f"{steps} of {total or '?'} steps",
         "" if loss is None else f"loss {loss:.6g}",
         *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
+        "" if facts["best"] is None else f"best {best_of(facts['best'])}",
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
     )
     say("\n  ".join(part for part in known if part))
+    show_evaluations(facts["evaluations"], facts["best"])
     columns = ("worker", "stages", "is", "process", "reported", "idle", "actions", "now")
     rows = [_worker_row(worker["index"], worker) for worker in facts["workers"]]
     show("workers", columns, [*rows, _worker_row("script", script)] if script else rows)

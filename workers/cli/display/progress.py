@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stageline.broker.control.messages import WAITS
+from stageline.broker.ledger.evaluations import record_of, told
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import TRIED
@@ -46,8 +47,8 @@ class Lines:
         self._phase = ""
 
     def __call__(self, facts: Facts) -> None:
-        for damage in self._pace.record(facts):
-            say(f"stageline: {damage}", err=True)
+        for news in self._pace.record(facts):
+            say(f"stageline: {news}", err=True)
         now, phase = monotonic(), self._pace.phase(facts)
         if phase != self._phase:
             self._phase = phase
@@ -83,9 +84,9 @@ class Bars:
         live.update(self._progress)
 
     def __call__(self, facts: Facts) -> None:
-        for damage in self._pace.record(facts):
+        for news in self._pace.record(facts):
             self._live.console.print(
-                printable_line(f"stageline: {damage}"), markup=False, highlight=False, soft_wrap=True
+                printable_line(f"stageline: {news}"), markup=False, highlight=False, soft_wrap=True
             )
         self._progress.update(
             self._task,
@@ -106,17 +107,18 @@ class Bars:
 
 
 class Pace:
-    """What a single status does not hold: rates over a few seconds, and which damages are new."""
+    """What a single status does not hold: rates over a few seconds, and which damages and evaluations are new."""
 
     def __init__(self, launch: Launch) -> None:
         self._rows = launch.plan.data.batch_size * launch.plan.schedule.accumulate
         self._history: deque[tuple[float, int]] = deque()  # time in seconds, steps finished
         self._damages = 0
+        self._evaluated = 0  # steps before the newest evaluation that was told
         self.steps = launch.steps
         self.idle = [0.0] * len(launch.plan.workers)  # each worker's share of idle time, 0 to 1
 
     def record(self, facts: Facts) -> list[str]:
-        """Takes in a status; returns the damages that were not reported before."""
+        """Takes in a status; returns the damages and evaluations that were not told before."""
         now = monotonic()
         finished = self.finished(facts)
         if self._history and finished < self._history[-1][1]:  # a lost stage does steps again
@@ -129,6 +131,10 @@ class Pace:
                 self.idle[worker["index"]] += (idle - self.idle[worker["index"]]) * 0.2
         new = list(facts["damaged"][self._damages :])
         self._damages += len(new)
+        newest = facts["last_evaluation"]
+        if newest is not None and newest["step"] > self._evaluated:
+            self._evaluated = newest["step"]
+            new.append(evaluation_told(newest, facts["best"]))
         return new
 
     def finished(self, facts: Facts) -> int:
@@ -157,6 +163,12 @@ class Pace:
         if facts["phase"] == "failed" and facts.get("code") in _INTERRUPTED:
             return "interrupted"
         return str(facts["phase"])
+
+
+def evaluation_told(found: Facts, best: Facts | None) -> str:
+    """`evaluation after step 100: loss 0.1234, accuracy 0.93, the best so far`."""
+    text = f"evaluation after step {found['step']}: {told(record_of(found))}"
+    return f"{text}, the best so far" if best is not None and best["step"] == found["step"] else text
 
 
 def finished_loss(facts: Facts) -> str:

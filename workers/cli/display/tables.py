@@ -2,8 +2,9 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stageline.pipeline.printable import printable_line
 from stageline.workers.runs.result import Result
@@ -11,6 +12,7 @@ from stageline.workers.runs.result import Result
 from .output import say
 
 _AMOUNT = re.compile(r"-?|[\d.]+( [\w.%]+)*")  # "", "-", "12", "4.2 s", "12 %", "3 min 20 s"
+_NEWEST = 20  # rounds of evaluation that are shown
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -28,15 +30,44 @@ def summary(result: Result, folder: Path) -> str:
     """What the finished run in `folder` came to: one line each."""
     rows = {
         "run": str(folder),
-        "steps": str(result.steps),
+        "steps": str(result.steps) if result.stopped_early is None else f"{result.steps}, {result.stopped_early}",
         "loss": "no rows in the last step" if result.loss is None else f"{result.loss:.6g}",
         **{name: f"{float(value):.6g}" for name, value in result.metrics.items()},
+        **({"best": best_of(result.best)} if result.best is not None else {}),
         "weights_sha256": result.weights_sha256,
         "time": duration(result.seconds),
         "restarts": str(result.restarts),
     }
     widest = max(map(len, rows))
     return "\n".join(f"{name:{widest}}  {value}" for name, value in rows.items())
+
+
+def best_of(best: Mapping[str, Any]) -> str:
+    """`accuracy 0.93 after step 700`."""
+    return f"{best['metric']} {best['value']:.6g} after step {best['step']}"
+
+
+def show_evaluations(rounds: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> None:
+    """A table of the newest rounds of evaluation; nothing if there was one at most: its metrics are told anyway."""
+    if len(rounds) < 2:
+        return
+    shown = rounds[-_NEWEST:]
+    names = list(shown[-1]["metrics"])
+    rows = [
+        (
+            each["step"],
+            each["rows"],
+            *(_value(value) for value in (each["loss"], *(each["metrics"].get(name) for name in names))),
+            "best" if best is not None and best["step"] == each["step"] else "",
+        )
+        for each in shown
+    ]
+    title = "evaluations" if len(shown) == len(rounds) else f"evaluations, the newest {len(shown)} of {len(rounds)}"
+    show(title, ("after step", "rows", "loss", *names, ""), rows)
+
+
+def _value(value: float | str | None) -> str:
+    return "" if value is None else f"{float(value):.6g}"
 
 
 def size(count: float) -> str:

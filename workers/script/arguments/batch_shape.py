@@ -21,19 +21,19 @@ def demand_batch(x: Tree, y: Tree) -> None:
     rows((x, y))
 
 
-def batches_of(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, each looked at when it is asked for. Raises `DataError`."""
+def batches_of(batches: Iterable[Batch], taker: str = "evaluate") -> Iterator[Batch]:
+    """The batches that the method `taker` was given, each looked at when it is asked for. Raises `DataError`."""
     given: Any = batches
     if not isinstance(given, Iterable):
-        raise _no_batches(f"it got {_kind(given)}")
+        raise _no_batches(taker, f"it got {_kind(given)}")
     for number, batch in enumerate(given):
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise _no_batches(f"it got {_kind(given)}, whose element {number} is {_kind(batch)}")
+            raise _no_batches(taker, f"it got {_kind(given)}, whose element {number} is {_kind(batch)}")
         yield batch[0], batch[1]
 
 
-def _no_batches(got: str) -> DataError:
-    return DataError(f"evaluate takes an iterable of (x, y) batches, and {got}. For one batch write [(x, y)]")
+def _no_batches(taker: str, got: str) -> DataError:
+    return DataError(f"{taker} takes an iterable of (x, y) batches, and {got}. For one batch write [(x, y)]")
 
 
 def _kind(value: object) -> str:

@@ -30,6 +30,10 @@ def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
         )
     if "model.trainable" in options.settings:
         yield 'settings["model.trainable"]: the script needs it too. Pass trainable = [...] instead'
+    if inline and (options.taps is not None or any(key.startswith("taps.") for key in options.settings)):
+        yield "taps: an inline line has no folder to store them in; leave out workers, to compute in processes"
+    if "optimizer.ema_decay" in options.settings:
+        yield 'settings["optimizer.ema_decay"]: the script needs it too. Pass ema_decay = ... instead'
     yield from _uncallable(options)
     if reason := _device_complaint(str(options.device)):
         yield f'device = "{options.device}": {reason}; wanted is one that this torch has, such as "cpu" or "cuda:0"'

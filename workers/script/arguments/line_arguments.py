@@ -1,18 +1,18 @@
-"""The keyword arguments of a `Line` that goes on with a run, with their types: those of one that begins."""
+"""The keyword arguments of a `Line`, with their types, for checkers; their defaults are those of `LineOptions`."""
 
 from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Literal, Required, TypedDict
+from typing import Any, Required, TypedDict
 
 import torch
 
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
+from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.update import LrSchedulerFactory
 
-from .script_plan import Metric
-
-Workers = Literal["processes", "inline"]
+from .script_plan import LineOptions, Metric, Model, Workers
 
 
 class LineArguments(TypedDict, total=False):
@@ -23,6 +23,7 @@ class LineArguments(TypedDict, total=False):
     lr_scheduler: LrSchedulerFactory | None
     lr_every: int
     clip_norm: float | None
+    ema_decay: float | None
     groups: Sequence[Mapping[str, object]] | None
     cut: Sequence[int | str] | None
     stages: int | None
@@ -44,3 +45,23 @@ class LineArguments(TypedDict, total=False):
     progress: bool | None
     weights: str | Path | None
     trainable: Sequence[str] | None
+    taps: Sequence[str] | None
+
+
+def options_of(arguments: LineArguments) -> LineOptions:
+    """What a line was given, with defaults for the rest. Raises `TypeError` for an argument that there is not, or one
+    that is missing."""
+    given: Mapping[str, Any] = arguments
+    try:
+        return LineOptions(**{**given, "settings": given.get("settings") or {}})
+    except TypeError as error:
+        raise TypeError(str(error).replace(LineOptions.__name__, "Line")) from None
+
+
+def line_signature() -> Signature:
+    """How a `Line` is made, for help and for editors that ask Python: with every argument and its default."""
+    model = Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, annotation=Model)
+    options = signature(LineOptions).parameters
+    settings = options["settings"].replace(default=None)
+    resume = Parameter("resume", Parameter.KEYWORD_ONLY, default=None, annotation=str | Path | None)
+    return Signature([model, *({**options, "settings": settings}.values()), resume])

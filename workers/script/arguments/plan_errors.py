@@ -29,17 +29,19 @@ _ARGUMENTS = {
     "run.seed": "seed",
     "lr_scheduler.every": "lr_every",
     "optimizer.clip_norm": "clip_norm",
+    "optimizer.ema_decay": "ema_decay",
     "optimizer.groups": "groups",
     _MICROBATCHES: "microbatches",
     "schedule.accumulate": "accumulate",
     "schedule.name": "schedule",
     "schedule.window": "window",
+    "taps.layers": "taps",
     "workers": "placement",
 }
 _OF_WORKERS = {"stages": "placement", "device": "device", "threads": "threads"}
 _TYPED, _SETTINGS = "--set", "settings"
 _SAID = {
-    LAYOUT_KEYS: 'cut, stages, placement, schedule, window and settings["recovery.snapshot_every"]',
+    LAYOUT_KEYS: 'cut, stages, placement, schedule, window, settings["recovery.snapshot_every"] and taps',
     "leave out --resume to begin another run": "begin another run with Line(...)",
     "--resume": "Line.resume",
     "another plan": "other arguments",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,16 +19,18 @@ from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.difference import is_weights_path
+from stageline.pipeline.plan.metric_names import numbered
 from stageline.pipeline.plan.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
-from stageline.workers.runtime.metric_names import numbered
+from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.update import LrSchedulerFactory
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]
+Workers = Literal["processes", "inline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class LineOptions:
     lr_scheduler: LrSchedulerFactory | None = None
     lr_every: int = 1
     clip_norm: float | None = None
+    ema_decay: float | None = None
     groups: Sequence[Mapping[str, object]] | None = None
     cut: Sequence[int | str] | None = None
     stages: int | None = None
@@ -53,12 +56,15 @@ class LineOptions:
     autocast: Autocast | None = None
     threads: int = 1
     metrics: Sequence[Metric] = ()
+    workers: Workers = "processes"
     name: str = "line"
     folder: str | Path = "runs"
     settings: Mapping[str, object] = field(default_factory=dict)  # other keys of the plan: "recovery.lease"
     broker: str | None = None  # where workers on other machines find the broker; None: there are none
     trainable: Sequence[str] | None = None  # patterns of names; None: what requires a gradient
+    taps: Sequence[str] | None = None  # patterns of names of layers; None: nothing is stored
     weights: str | Path | None = None  # where workers read their weights from; None: the model has them
+    progress: bool | None = None  # whether it is drawn; None: if stderr is a terminal
 
     @property
     def loads_weights(self) -> bool:
@@ -142,12 +148,16 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         tables["model"]["weights"] = str(Path(options.weights).absolute())
     if options.trainable is not None:
         tables["model"]["trainable"] = list(options.trainable)
+    if options.taps is not None:
+        tables["taps"] = {"layers": list(options.taps)}
     if options.window is not None:
         tables["schedule"]["window"] = list(options.window)
     if options.autocast is not None:
         tables["model"]["autocast"] = options.autocast
     if options.clip_norm is not None:
         tables["optimizer"]["clip_norm"] = options.clip_norm
+    if options.ema_decay is not None:
+        tables["optimizer"]["ema_decay"] = options.ema_decay
     if options.groups is not None:
         tables["optimizer"]["groups"] = options.groups
     if options.lr_scheduler is not None:

@@ -37,13 +37,15 @@ class CallLog:
         inputs: Tree = None,
         targets: Tree = None,
         state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> Call:
         """The next call, numbered."""
         with self._lock:
             here, self._next = self._next, self._next.after(kind)
             if kind is CallKind.TRAIN:
                 self._after[self._next.step] = self._next
-        return Call(kind, here.calls, here.step, here.evaluations, inputs, targets, state)
+        return Call(kind, here.calls, here.step, here.evaluations, inputs, targets, state, ema)
 
     def trim(self, step: int) -> Position | None:
         """The position of the checkpoint of `step`; older ones are forgotten. None if it is not one of this log."""
@@ -63,6 +65,7 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
             call.inputs if 0 in owned or not call.kind.takes_batch else None,
             call.targets if program.last in owned else None,
             None if call.state is None else {name: call.state[name] for name in names[worker]},
+            call.ema,
         )
         number = call.number
         yield Message(run, Flow.CALL, number, 0, worker, incarnation, number, encode_call(addressed))

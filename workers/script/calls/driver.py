@@ -5,10 +5,10 @@ broker.
     submit(call) ── deque ──> put ── CALL (retained until trimmed) ──> carried out in order
     Future       <─────────── take <─ LOSS, or a REPLY from each ──────
 
-At most `AHEAD` calls are under way. A script that leaves, or whose run is stopped, makes no more of them; it takes the
-replies to those that it has made, since its workers save the state after them. A call that was only run forward, and
-has all its replies, is forgotten but for its number and its checksums: however much is evaluated between two
-checkpoints, its batches take no memory.
+At most `AHEAD` calls are under way; more may be submitted, and wait here. A script that leaves, or whose run is
+stopped, makes no more of them; it takes the replies to those that it has made, since its workers save the state after
+them. A call that was only run forward, and has all its replies, is forgotten but for its number and its checksums:
+however much is evaluated between two checkpoints, its batches take no memory.
 
 The thread serves the queues also while the script reads data or computes: a worker that is replaced has its calls again
 at once.
@@ -89,6 +89,8 @@ class Driver:
         self._submitted: deque[OpenCall] = deque()  # not numbered yet
         self._numbering = threading.Lock()
         self._open: deque[OpenCall] = deque()
+        self._replied: deque[OpenCall] = deque()  # all replies are here, and the script does not know it yet
+        self._untold = False  # replies have come which the reports do not know of
         self._producers = program.producers(program.script)
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
 
@@ -102,15 +104,18 @@ class Driver:
         inputs: Tree = None,
         targets: Tree = None,
         state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         """Puts the next call; the workers' replies to it. For the script's thread alone.
 
         Raises `RunFailed` if the run is over.
         """
         self.raise_failure()
-        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state), deque(self._program.answers(kind)))
+        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state, ema), deque(self._program.answers(kind)))
         self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
-        self._queues.ring()
+        if len(self._open) < AHEAD:  # else the thread looks for another once it has the replies to the oldest
+            self._queues.ring()
         if self.ended.is_set():  # the thread may have ended before it saw the call
             self.raise_failure()
         return opened.done
@@ -158,6 +163,7 @@ class Driver:
             while not self._closing:
                 self._obey()
                 self._put_calls()
+                self._hand_out()
                 self._take_replies()
         except (BrokerError, Stopped) as error:
             self._end(str(error), getattr(error, "code", ExitCode.FAILED))
@@ -199,13 +205,15 @@ class Driver:
                 self._queues.outbound(call_key(worker)).trim(position.calls)
 
     def _put_calls(self) -> None:
+        if not self._submitted and not self._untold:
+            return
         while self._submitted and len(self._open) < AHEAD and (opened := self._number_next()) is not None:
             self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
                 self._queues.outbound(call_key(message.stage)).put(message)
             if self._batches is not None and opened.call.kind is CallKind.TRAIN:
                 self._batches.note(opened.call.step, self._checksums(opened.call.number))
-            self._tell()
+        self._tell()
 
     def _checksums(self, number: int) -> tuple[int, ...]:
         """Of the inputs and the targets that call `number` brings."""
@@ -219,7 +227,7 @@ class Driver:
                 return None
             opened = self._submitted.popleft()
             call = opened.call
-            opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state)
+            opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state, ema=call.ema)
         return opened
 
     def _take_replies(self) -> None:
@@ -251,10 +259,16 @@ class Driver:
         if not opened.missing:
             self._open.popleft()
             self._settle(opened)
-        self._tell()
-        if not opened.missing and not opened.done.done():
-            opened.done.set_result(opened.replies)
+            self._replied.append(opened)
+        self._untold = True
         return True
+
+    def _hand_out(self) -> None:
+        """Just before this thread sleeps: the script's, which this wakes, then finds the interpreter free."""
+        while self._replied:
+            opened = self._replied.popleft()
+            if not opened.done.done():
+                opened.done.set_result(opened.replies)
 
     def _settle(self, opened: OpenCall) -> None:
         """All replies are here: what was only run forward is not needed again, whichever worker is lost."""
@@ -264,6 +278,7 @@ class Driver:
 
     def _tell(self) -> None:
         """Leaves what the script does for the reports."""
+        self._untold = False
         progress, position = self.progress, self.position
         calls = position.calls
         with self._numbering:
@@ -280,6 +295,7 @@ class Driver:
 
     def _end(self, reason: str, code: int) -> None:
         """The run is over: what the script waits for comes no more."""
+        self._hand_out()
         if code and self._error is None:
             self._error = self._fail(reason, code)
         self.ended.set()

@@ -3,6 +3,7 @@
 ProcessRun(...)   launcher -> broker's address -> the script's place -> queues -> Driver
 close()           the call STOP -> the workers save their weights -> the run has finished -> the processes end
 abort(reason)     Goodbye: the workers carry out what was called, save the state after that, and end
+discard()         the processes end, or are killed
 """
 
 import os
@@ -54,6 +55,7 @@ from .script_log import ScriptLog
 JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
 FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
 END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by themselves
+DISCARD_TIMEOUT = 2.0  # seconds for the processes of a run of which nothing is wanted, before they are killed
 QUIET = 2.0  # seconds that a run may take to end before that is said
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
 REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
@@ -64,12 +66,13 @@ class ProcessRun:
     continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
     """
 
+    cannot_save = ""
     _workers_timeout = inf  # seconds for the workers of a resumed run to come
 
     def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
         self._plan = plan
         self.size = len(schedule.placement)
-        self._finished = False
+        self._wanted = True  # is told about if it ends early
         self._names = names
         self._program = Program(schedule, ENDLESS, scripted=True)
         run = runs.name_of(plan, resume)
@@ -101,11 +104,17 @@ class ProcessRun:
         return self._driver.position.step
 
     def submit(
-        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         if kind is CallKind.TRAIN and self._batches is not None:
             self._batches.check(self.position, inputs, targets)
-        return self._driver.submit(kind, inputs, targets, state)
+        return self._driver.submit(kind, inputs, targets, state, ema=ema)
 
     def close(self) -> None:
         self._open.detach()
@@ -115,7 +124,7 @@ class ProcessRun:
                 raise self._failure(f"the run has not ended {FINISH_TIMEOUT:g} s after its last call", ExitCode.FAILED)
             self._driver.raise_failure()
             self._processes.wait(END_TIMEOUT)
-            self._finished = True
+            self._wanted = False
 
     def timetable(self) -> Timetable:
         """Asked of the broker; once that is gone, read from its records."""
@@ -137,8 +146,8 @@ class ProcessRun:
     def workers(self) -> list[str]:
         return [] if self._driver.ended.is_set() else worker_lines(self._processes.broker)
 
-    def weights(self) -> dict[str, Tensor]:
-        return load_weights(self.folder)
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        return load_weights(self.folder, ema=ema and self.position > 0)
 
     def abort(self, reason: str) -> None:
         self._open.detach()
@@ -151,6 +160,16 @@ class ProcessRun:
                 self._processes.abandon()
                 raise
 
+    def discard(self) -> None:
+        self._wanted = False
+        self._open.detach()
+        with self._stack:
+            self._driver.leave()
+            for seconds in (DISCARD_TIMEOUT, END_TIMEOUT):  # the second time its processes are killed
+                self._processes.stop()
+                if self._processes.wait(seconds) is not None:
+                    break
+
     def _await_end(self, *, saves: bool) -> None:
         """Waits for the processes to end, and says so if that takes a while."""
         if self._processes.wait(QUIET) is None:
@@ -162,7 +181,7 @@ class ProcessRun:
         return start_processes(self._plan, run, resume=resume)
 
     def _tell_early_end(self) -> None:
-        if not self._finished:
+        if self._wanted:
             with suppress(OSError, ValueError):  # stderr may be closed
                 say(early_end(self.folder, self._plan.broker.store))
 

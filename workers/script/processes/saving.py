@@ -19,6 +19,7 @@ from stageline.workers.checkpoint.saved import (
 )
 from stageline.workers.checkpoint.source import source_in
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.open_call import Replies
 
@@ -37,6 +38,8 @@ def save_checkpoint(
     draft = draft_folder(folder.absolute())
     try:
         call(str(draft))
+        if (evaluations := runs.folder(plan, run) / EVALUATIONS).exists():
+            keep_lines(evaluations, position(), draft / EVALUATIONS)
         complete_draft(draft, folder.absolute(), plan, SavedRun(run, position(), sum(map(len, plan.placement))))
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # once complete, it has another name

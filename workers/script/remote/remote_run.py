@@ -47,42 +47,51 @@ class RemoteRun(ProcessRun):
         self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None, code: ScriptCode
     ) -> None:
         self._code = code
-        self._weights: dict[str, Tensor] = {}
+        self._weights: dict[bool, dict[str, Tensor]] = {}  # at the end; those of True are averages
         self._workers_timeout = plan.broker.patience
         super().__init__(plan, schedule, names, resume)
-
-    def submit(
-        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
-    ) -> "Future[Replies]":
-        if kind is CallKind.TRAIN:
-            self._positions.note(self._driver.position.after(kind))
-        return super().submit(kind, inputs, targets, state)
-
-    def close(self) -> None:
-        self._open.detach()
-        try:
-            replies = self.submit(CallKind.STATE).result()
-        except BaseException:
-            self._stack.close()
-            raise
-        parts = cast("Mapping[int, dict[str, Tensor]]", replies)
-        self._weights = {name: tensor for part in parts.values() for name, tensor in part.items()}
-        super().close()
-
-    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
-        raise NotSaved(
+        self.cannot_save = (
             "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
             f"with the run itself: Line.resume({str(self.folder)!r}, ...)"
         )
 
-    def weights(self) -> dict[str, Tensor]:
-        return dict(self._weights)
+    def submit(
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
+    ) -> "Future[Replies]":
+        if kind is CallKind.TRAIN:
+            self._positions.note(self._driver.position.after(kind))
+        return super().submit(kind, inputs, targets, state, ema=ema)
+
+    def close(self) -> None:
+        self._open.detach()
+        try:
+            self._weights = {ema: self._fetched(ema=ema) for ema in (False, self._plan.averages)}
+        except BaseException:
+            self._stack.close()
+            raise
+        super().close()
+
+    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        raise NotSaved(self.cannot_save)
+
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        return dict(self._weights[ema])
 
     def abort(self, reason: str) -> None:
         try:
             self._positions.keep()
         finally:
             super().abort(reason)
+
+    def _fetched(self, *, ema: bool) -> dict[str, Tensor]:
+        parts = cast("Mapping[int, dict[str, Tensor]]", self.submit(CallKind.STATE, ema=ema).result())
+        return {name: tensor for part in parts.values() for name, tensor in part.items()}
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
         self._positions = PositionFile(self.folder, self._plan.recovery.snapshot_every)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stageline.broker.errors import Overwritten, QueueFull
-from stageline.broker.network.redis_connection import RedisAway, RedisUnfit
+from stageline.broker.network.redis_errors import RedisAway, RedisUnfit
 from stageline.broker.queues.redis.sender_thread import SenderThread
 from support.queue_pair import KEY, wait_for
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all, use, worker

@@ -5,7 +5,7 @@ import torch
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import Disagreement
-from stageline.broker.network.redis_connection import Unit
+from stageline.broker.network.redis_units import Unit
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Sender
 from stageline.broker.queues.log import Log, RetentionBudget

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from stageline.broker.errors import EndpointTaken, ForeignMessage
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.requests import CreditRequest, pack
-from stageline.broker.queues.shm import connection, listener
+from stageline.broker.queues.shm import connection, dialer, listener
+from stageline.broker.queues.shm.connection import ConsumerConnection
 from stageline.broker.queues.shm.dialer import Dialer
 from stageline.broker.queues.shm.packets import MEMORY, NUMBER, REQUEST
 from stageline.broker.queues.shm.queues import ShmQueues
@@ -46,8 +47,8 @@ def line_in(stack: ExitStack, folder: Path, **changed: Any) -> QueuePair:
 
 
 def dialer_of(queues: ShmQueues) -> Dialer:
-    (dialer,) = queues._links.values()
-    return dialer
+    (found,) = queues._links.values()
+    return found
 
 
 def put_sizes(line: QueuePair, sizes: list[int]) -> None:
@@ -336,15 +337,45 @@ def test_only_this_user_may_connect(stack: ExitStack, tmp_path: Path, monkeypatc
     line = QueuePair(producer, consumer, 4)
     line.put(0)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            listener, "_CREDENTIALS", SimpleNamespace(size=12, unpack=lambda data: (1, os.geteuid() + 1, 1))
-        )
+        patched.setattr(listener, "user_of", lambda socket: os.geteuid() + 1)
         consumer.connect({KEY: producer.endpoint})
         producer.pump(0)
         assert not producer._listener._connections
         assert consumer.inbound(KEY).take(0.1) is None
     assert line.take_numbers(1) == [0]
     assert os.stat(tmp_path / "1").st_mode & 0o777 == 0o600
+
+
+def test_a_worker_takes_nothing_from_a_process_of_another_user(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, consumer = worker(stack, 1, tmp_path / "1"), worker(stack, 2, tmp_path / "2")
+    line = QueuePair(producer, consumer, 4)
+    line.put(0)
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(dialer, "user_of", lambda socket: 12345)
+        consumer.connect({KEY: producer.endpoint})
+        assert consumer.inbound(KEY).take(0.1) is None
+    reason = f"a process of user 12345 listens there, and this one is of user {os.geteuid()}"
+    assert {each["reason"] for each in logs} == {reason}
+    assert line.take_numbers(1) == [0]
+
+
+@pytest.mark.parametrize("room", [2304, 2**14])
+def test_a_message_that_the_systems_socket_buffer_has_no_room_for_goes_through_shared_memory(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """`net.core.wmem_default` may be that small."""
+
+    def with_small_buffer(end: socket.socket) -> ConsumerConnection:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+        return ConsumerConnection(end)
+
+    monkeypatch.setattr(listener, "ConsumerConnection", with_small_buffer)
+    line = line_in(stack, tmp_path)
+    sizes = [1, 300, 1000, 5000, 8100, 10]
+    put_sizes(line, sizes)
+    take_sizes(line, sizes)
 
 
 # ------------------------------------------------------------------------------ descriptors and memory run out

@@ -48,8 +48,8 @@ def test_checkpoints_are_listed_verified_split_and_converted(workspace, run, cap
     assert listed["checkpoints"][-1]["step"] == 6
     assert len(answer(workspace, capsys, "verify", name, "--step", "6")["snapshots"]) == 2
 
-    assert workspace.here("checkpoint", "merge", name, "whole.safetensors") == 0
-    assert workspace.here("checkpoint", "export", name, "parts", "--format", "stages", "--step", "6") == 0
+    assert workspace.here("export", name, "whole.safetensors") == 0
+    assert workspace.here("export", name, "parts", "--format", "stages", "--step", "6") == 0
     assert workspace.here("checkpoint", "import", "parts", "again.safetensors") == 0
     whole, again = (load_file(workspace.folder / f"{name}.safetensors") for name in ("whole", "again"))
     assert whole.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"} == again.keys()
@@ -58,7 +58,7 @@ def test_checkpoints_are_listed_verified_split_and_converted(workspace, run, cap
     assert load_file(workspace.folder / "cut/stage-1.safetensors").keys() == {"2.weight", "2.bias"}
     config = workspace.folder / "config.json"
     config.write_text('{"model_type": "mine"}')
-    export = ("checkpoint", "export", name, "hub", "--format", "transformers")
+    export = ("export", name, "hub", "--format", "transformers")
     assert "without a config of transformers" in error(workspace, capsys, 2, *export)
     assert workspace.here(*export, "--config", "config.json") == 0
     assert "is not overwritten" in error(workspace, capsys, 2, *export, "--config", "config.json")

@@ -35,6 +35,17 @@ def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(works
     assert found["idle"] == list(check_schedule(schedule.make_schedule("1f1b", [(0,), (1,)], 3)).idle)
 
 
+def test_the_bytes_of_what_is_tapped_are_told_before_the_run(workspace, capsys):
+    taps = ("--set", 'taps.layers=["1", "2"]', "--set", "taps.every=4")
+    assert workspace.here("plan", ".", *taps) == 0  # 3 microbatches of 2 rows; steps 0 and 4
+    told = (
+        "taps: stage 0 64 B, stage 1 16 B a microbatch; 240 B a stored step, and 480 B in the 2 steps that are stored"
+    )
+    assert told in capsys.readouterr().out.splitlines()
+    assert workspace.here("plan", ".") == 0
+    assert "taps" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_messages_that_have_no_room_until_a_checkpoint_lets_them_go_are_refused(command, workspace, capsys):
     assert workspace.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0

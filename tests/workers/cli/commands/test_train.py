@@ -24,6 +24,9 @@ TRAIN_1 = [
     "seconds",
     "restarts",
     "gradient_norm",
+    "evaluations",
+    "best",
+    "stopped_early",
 ]
 
 

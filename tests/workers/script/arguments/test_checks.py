@@ -107,7 +107,7 @@ def test_what_a_plan_refuses_is_said_of_the_argument(tmp_path, wrong, told):
 
 def test_a_device_that_a_process_cannot_use_is_no_bug_of_stageline():
     """Whether there is a GPU is known in the worker alone: asking for one in the script would spoil its forks."""
-    from stageline.pipeline.model.cut import _demand_device
+    from stageline.pipeline.model.plan_stage import _demand_device
 
     with pytest.raises(ModelRefused, match=r'device = "cuda:99" of stage 1 cannot be used in this process: .*'):
         _demand_device("cuda:99", 1)

@@ -21,7 +21,7 @@ def test_what_a_run_was_begun_with_is_told_by_the_names_of_arguments() -> None:
     assert str(refused.value).endswith(
         "run line-1 was begun with other arguments: optimizer.lr: 0.2 here, 0.1 there; seed: 7 here, 0 there "
         "(here: these, there: the run's). Call Line.resume with the arguments that it began with, but for cut, stages, "
-        'placement, schedule, window and settings["recovery.snapshot_every"], or begin another run with Line(...)'
+        'placement, schedule, window, settings["recovery.snapshot_every"] and taps, or begin another run with Line(...)'
     )
     tied = CheckpointSource(Path("runs/line-1"), "line-1", plan(schedule__tied="step").resolved(2))
     with pytest.raises(PlanRefused) as refused, in_arguments_words():

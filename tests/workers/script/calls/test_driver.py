@@ -52,6 +52,7 @@ def reply(driver: Driver, queues: MemoryQueues, number: int, *payloads: Tree) ->
         key = reply_key(worker) if len(payloads) == 2 else loss_key(1)
         queues.outbound(key).put(Message(RUN, key.flow, number, 0, key.stage, 1, number, payload))
         driver._take_replies()
+        driver._hand_out()
 
 
 def put(queues: MemoryQueues) -> list[int]:
@@ -76,6 +77,7 @@ def test_a_third_call_waits_until_the_first_has_its_replies(driver: Driver, queu
     assert put(queues) == [0, 1]
     reply(driver, queues, 0, None, {"rows": 2})
     driver._take_replies()
+    driver._hand_out()
     assert done[0].result(0) == {1: {"rows": 2}, 0: None}
     driver._put_calls()
     first, *others = queues.outbound(call_key(1)).peek(9)

@@ -1,0 +1,125 @@
+"""What the rounds of evaluation of a run have found, and how the run stands by it.
+
+Each round is kept once. A replaced worker reports rounds again, with the same bits.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Mapping
+from math import isfinite
+
+import msgspec
+
+from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.errors import BrokerError
+from stageline.broker.stores.base import Fact
+from stageline.pipeline.evaluation import Criterion, Standing
+
+_PREFIX = "evaluation-"  # of the names under which rounds are stored
+
+
+class EvaluationsDiffer(BrokerError):
+    """A round of evaluation was run twice, and found two things: something is not deterministic."""
+
+
+class Evaluations:
+    """The rounds that have been reported. `criterion` compares them; None: they are not compared."""
+
+    def __init__(self, criterion: Criterion | None = None) -> None:
+        self.criterion = criterion
+        self._records: dict[int, EvaluationRecord] = {}
+        self._steps: list[int] = []  # ascending
+        self._standings: list[Standing] = []  # after the rounds of those
+
+    def __iter__(self) -> Iterator[EvaluationRecord]:
+        """In the order of their steps."""
+        return (self._records[step] for step in self._steps)
+
+    @property
+    def newest(self) -> EvaluationRecord | None:
+        """The round of the highest step."""
+        return self._records[self._steps[-1]] if self._steps else None
+
+    def add(self, record: EvaluationRecord) -> bool:
+        """False if the round is known. Raises `EvaluationsDiffer`, and `KeyError` if it lacks what is compared."""
+        if (known := self._records.get(record.step)) is not None:
+            if fact_of(known) != fact_of(record):
+                raise EvaluationsDiffer(
+                    f"the evaluation after step {record.step} found {told(record)}, and {told(known)} before: "
+                    "something in the run is not deterministic, or software or hardware have changed"
+                )
+            return False
+        if self.criterion is not None:
+            _ = record.values[self.criterion.metric]
+        self._records[record.step] = record
+        in_order = not self._steps or record.step > self._steps[-1]
+        insort(self._steps, record.step)
+        self._judge(from_start=not in_order)
+        return True
+
+    def standing(self, step: int | None = None) -> Standing | None:
+        """How the run stands after the rounds of up to `step` steps (None: all); None if rounds are not compared."""
+        if self.criterion is None:
+            return None
+        count = len(self._steps) if step is None else bisect_right(self._steps, step)
+        return self._standings[count - 1] if count else Standing(self.criterion)
+
+    def count_before(self, step: int) -> int:
+        """How many rounds of fewer than `step` steps are known."""
+        return bisect_left(self._steps, step)
+
+    def _judge(self, *, from_start: bool) -> None:
+        """Brings the standings up to date."""
+        if self.criterion is None:
+            return
+        if from_start:
+            self._standings.clear()
+        standing = self._standings[-1] if self._standings else Standing(self.criterion)
+        for step in self._steps[len(self._standings) :]:
+            standing = standing.after(step, self._records[step].values)
+            self._standings.append(standing)
+
+
+def fact_of(record: EvaluationRecord) -> Fact:
+    """As JSON has it, which has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts."""
+    metrics = {name: _number(value) for name, value in record.metrics.items()}
+    return {"step": record.step, "rows": record.rows, "loss": _number(record.loss), "metrics": metrics}
+
+
+def record_of(fact: Mapping[str, object]) -> EvaluationRecord:
+    """The record that `fact_of` tells of. Raises `ValueError` for a fact that is of none."""
+    found = msgspec.convert(fact, _Told)
+    metrics = {name: float(value) for name, value in found.metrics.items()}
+    return EvaluationRecord(found.step, found.rows, None if found.loss is None else float(found.loss), metrics)
+
+
+def fact_name(record: EvaluationRecord) -> str:
+    """The name under which it is stored."""
+    return f"{_PREFIX}{record.step}"
+
+
+def stored_in(facts: Mapping[str, Fact]) -> Iterator[EvaluationRecord]:
+    """The rounds among a store's facts, in the order of their steps."""
+    found = (record_of(fact) for name, fact in facts.items() if name.startswith(_PREFIX) and fact)
+    return iter(sorted(found, key=lambda record: record.step))
+
+
+def told(record: EvaluationRecord) -> str:
+    """For people: "loss 0.1234, accuracy 0.93"."""
+    found = {"loss": record.loss, **record.metrics}
+    return ", ".join(f"{name} {value:.6g}" for name, value in found.items() if value is not None)
+
+
+def not_finite(record: EvaluationRecord) -> dict[str, float]:
+    """What it found that is no finite number, by name."""
+    return {name: value for name, value in record.values.items() if value is not None and not isfinite(value)}
+
+
+class _Told(msgspec.Struct, frozen=True):
+    step: int
+    rows: int
+    loss: float | str | None
+    metrics: dict[str, float | str]
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or isfinite(value) else str(value)

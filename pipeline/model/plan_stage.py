@@ -1,0 +1,89 @@
+"""Makes the stage that a plan wants of a segment: with its optimizer, learning rate scheduler and loss."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
+from stageline.pipeline.stage.optimizer import OptimizerFactory
+from stageline.pipeline.stage.stage import Stage
+
+from .groups import groups_of
+from .load import base_folder, call, load_function, load_object
+from .segment import Segment
+
+_LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses of one
+_OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")
+
+
+def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool, epoch: int = 1) -> Stage:
+    """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last. Reads its
+    weights, if they are in files. An epoch has `epoch` steps.
+
+    Raises `ModelRefused`.
+    """
+    base, scheduler = base_folder(plan), plan.lr_scheduler
+    _demand_device(device, part.index)
+    part.load()
+    return part.stage(
+        seed=plan.run.seed,
+        optimizer=optimizer_of(plan),
+        lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
+        loss=load_function(plan.model.loss, base, "model.loss") if last else None,
+        device=device,
+        stash_weights=stash_weights,
+        clip_norm=plan.optimizer.clip_norm,
+        ema_decay=plan.optimizer.ema_decay,
+        autocast=plan.model.autocast,
+        groups=groups_of(plan),
+        lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
+    )
+
+
+def optimizer_of(plan: Plan) -> OptimizerFactory:
+    """Makes the plan's optimizer of a stage's parameters. Raises `ModelRefused`, as does what it returns."""
+    return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
+
+
+def _steps_between(scheduler: LrSchedulerPlan, epoch: int) -> int:
+    match scheduler.every:
+        case int(steps):
+            return steps
+        case "epoch":
+            return epoch
+        case _:
+            return 1
+
+
+def _demand_device(device: str, stage: int) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has one for each reason
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelRefused(
+            f'device = "{device}" of stage {stage} cannot be used in this process: {reason}. Choose one that is there, '
+            'such as "cpu" or "cuda:0"'
+        ) from error
+
+
+def _made(
+    section: OptimizerPlan | LrSchedulerPlan, table: str, base: Path, needed: Sequence[str]
+) -> Callable[[Any], Any]:
+    """Calls the factory of a table of the plan. Raises `ModelRefused` for what does not have all that is `needed`."""
+    factory = load_object(section.factory, base, f"{table}.factory")
+
+    def make(argument: Any) -> Any:
+        made = call(partial(factory, argument, **section.options), table)
+        if missing := [name for name in needed if not hasattr(made, name)]:
+            raise ModelRefused(
+                f'{table}.factory = "{section.factory}" returned a {type(made).__name__} without {missing[0]}; '
+                f"wanted is what those of torch.optim return"
+            )
+        return made
+
+    return make

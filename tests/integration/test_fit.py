@@ -1,0 +1,205 @@
+"""`Line.fit` equals a plain loop with evaluation and early stopping, to the bit, whatever is killed on the way."""
+
+import json
+import shutil
+import signal
+from collections.abc import Mapping
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stageline import Line
+from stageline.workers.runs.metrics import StepMetrics, metrics_in
+from support.fork_server import ForkServer
+from support.paths import TESTS
+from support.plain_loop import PlainLoop, differing
+from support.script import overfitted
+from support.workspace import Workspace, free_port
+
+SCRIPT = TESTS / "support" / "script" / "fit.py"
+EVERY, PATIENCE, MICROBATCHES = 4, 3, 3
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def measured(model: nn.Sequential) -> dict[str, float]:
+    """Means over the rows held out."""
+    model.eval()
+    sums = {"loss": 0.0, "accuracy": 0.0}
+    rows = 0
+    for x, y in overfitted.held_out():
+        of_batch = dict.fromkeys(sums, 0.0)
+        for inputs, targets in zip(x.tensor_split(MICROBATCHES), y.tensor_split(MICROBATCHES), strict=True):
+            if len(inputs):
+                with torch.no_grad():
+                    outputs = model(inputs)
+                of_batch["loss"] += nn.functional.cross_entropy(outputs, targets).item() * len(inputs)
+                of_batch["accuracy"] += float(overfitted.accuracy(outputs, targets)) * len(inputs)
+        sums = {name: value + of_batch[name] for name, value in sums.items()}
+        rows += len(x)
+    model.train()
+    return {name: value / rows for name, value in sums.items()}
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    return sha256(b"".join(weights[name].contiguous().numpy().tobytes() for name in sorted(weights))).hexdigest()
+
+
+@cache
+def plain() -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the loop that a user would write comes to: as `fit.py` prints it, and its weights."""
+    model = overfitted.build()
+    loop = PlainLoop(model, nn.functional.cross_entropy, torch.optim.AdamW(model.parameters(), lr=0.03), MICROBATCHES)
+    evaluations: dict[str, dict[str, float]] = {}
+    best, at, since, weights = float("inf"), 0, 0, ""
+    for _ in range(50):
+        for batch in overfitted.batches():
+            loop.train([batch])
+            if len(loop.losses) % EVERY == 0 and since < PATIENCE:
+                evaluations[str(len(loop.losses))] = found = measured(model)
+                since += 1
+                if found["loss"] < best:
+                    best, at, since, weights = found["loss"], len(loop.losses), 0, digest(model.state_dict())
+            if since == PATIENCE:
+                break
+        if since == PATIENCE:
+            break
+    came_to = {
+        "steps": len(loop.losses),
+        "loss": loop.losses[-1],
+        "evaluations": evaluations,
+        "best": [at, best],
+        "weights": digest(model.state_dict()),
+    }
+    return {**came_to, "losses": loop.losses, "best_weights": weights}, model.state_dict()
+
+
+def test_the_plain_loop_stops_early_and_not_at_its_first_evaluations() -> None:
+    came_to, _ = plain()
+    assert PATIENCE < len(came_to["evaluations"]) < 50 * 6 / EVERY
+    assert EVERY < came_to["best"][0] < came_to["steps"]
+
+
+def test_fit_is_the_plain_loop_with_evaluation_and_early_stopping() -> None:
+    came_to, weights = plain()
+    with Line(
+        overfitted.build(),
+        cut=[2, 4],
+        loss=nn.functional.cross_entropy,
+        optimizer=partial(torch.optim.AdamW, lr=0.03),
+        microbatches=MICROBATCHES,
+        metrics=[overfitted.accuracy],
+        workers="inline",
+    ) as line:
+        fitted = line.fit(
+            overfitted.batches(),
+            epochs=50,
+            held_out=overfitted.held_out(),
+            evaluate_every=EVERY,
+            patience=PATIENCE,
+        )
+        assert not differing(line.state_dict(), weights)
+        assert line.evaluate(overfitted.held_out()) == came_to["evaluations"][str(fitted.steps)]
+    assert fitted.stopped_early
+    assert fitted.reason.startswith(f"stopped early after step {came_to['steps']}: loss was not better than ")
+    assert fitted.best is not None
+    assert {
+        "steps": fitted.steps,
+        "loss": fitted.loss,
+        "evaluations": {str(step): found for step, found in fitted.evaluations.items()},
+        "best": [fitted.best.step, fitted.best.value],
+    } == {name: came_to[name] for name in ("steps", "loss", "evaluations", "best")}
+
+
+def result(workspace: Workspace, *arguments: str) -> dict[str, Any]:
+    script = workspace.start("script", str(SCRIPT), *arguments)
+    said, errors = script.communicate()
+    assert script.returncode == 0, errors
+    return dict(json.loads(said))
+
+
+def demand_plain(found: dict[str, Any]) -> None:
+    """What the script came to is what the plain loop does; it was told each loss of its steps in order."""
+    came_to, _ = plain()
+    assert {name: found[name] for name in ("steps", "loss", "evaluations", "best", "weights")} == {
+        name: came_to[name] for name in ("steps", "loss", "evaluations", "best", "weights")
+    }
+    losses = {int(step): loss for step, loss in found["losses"].items()}
+    assert list(losses.items()) == [(step, came_to["losses"][step]) for step in range(found["first"], found["steps"])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("happens", [[], ["kill", "worker-2", "9"]], ids="-".join)
+def test_fit_on_processes_is_the_plain_loop_also_if_a_worker_is_killed(
+    workspace: Workspace, happens: list[str]
+) -> None:
+    found = result(workspace, "processes", *happens)
+    demand_plain(found)
+    assert found["told"][:2] == [["evaluation", 4, 3], ["best", 4, found["evaluations"]["4"]["loss"]]]
+
+
+@pytest.mark.parametrize(
+    "at", [["worker-2", "5", "script", "10"], pytest.param(["script", "17"], marks=pytest.mark.slow)]
+)
+def test_fit_that_was_killed_and_is_resumed_stops_at_the_same_step(workspace: Workspace, at: list[str]) -> None:
+    """With the evaluations of before; and the checkpoint of the best is one to go on from."""
+    script = workspace.start("script", str(SCRIPT), "processes", "kill", *at)
+    script.communicate()
+    assert script.returncode == -signal.SIGKILL
+    found = result(workspace, "processes", "resume")
+    assert 0 < found["first"] <= int(at[-1]) + 3
+    demand_plain(found)
+    (folder,) = workspace.runs()
+    lines = [line for line in metrics_in(folder) if isinstance(line, StepMetrics)]
+    assert [(line.step, line.loss) for line in lines] == list(enumerate(plain()[0]["losses"]))
+    best = result(workspace, "processes", "best")
+    assert best == {"first": found["best"][0], "weights": plain()[0]["best_weights"]}
+    known = [int(step) for step in found["evaluations"] if int(step) <= best["first"]]
+    assert [line.step for line in metrics_in(workspace.folder / "best")] == known
+    begun = next(run for run in workspace.runs() if run != folder)  # the run that went on from it
+    assert [line.step for line in metrics_in(begun) if not isinstance(line, StepMetrics)] == known
+
+
+@pytest.mark.slow
+def test_what_a_callback_raises_ends_the_run_as_it_does_in_a_loop_and_it_goes_on(workspace: Workspace) -> None:
+    script = workspace.start("script", str(SCRIPT), "processes", "raise", "6")
+    _, errors = script.communicate()
+    assert script.returncode == 1
+    assert "ValueError: a mistake in a callback" in errors
+    assert "raised by Happening.on_step of step 6, a callback of Line.fit" in errors
+    found = result(workspace, "processes", "resume")
+    assert found["first"] in (8, 9)  # two more were under way
+    demand_plain(found)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_fit_loses_no_step(workspace: Workspace) -> None:
+    script = workspace.start("script", str(SCRIPT), "processes", "interrupt", "9")
+    _, errors = script.communicate()
+    assert script.returncode in (-signal.SIGINT, 130, 1)
+    assert "KeyboardInterrupt" in errors
+    found = result(workspace, "processes", "resume")
+    assert found["first"] in (11, 12)
+    demand_plain(found)
+
+
+@pytest.mark.slow
+def test_fit_with_workers_that_join_is_the_plain_loop_and_each_machine_has_its_own_metrics(
+    workspace: Workspace, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    address, folder = f"tcp://127.0.0.1:{free_port()}", tmp_path / "there"
+    folder.mkdir()
+    with Workspace(folder, fork_server) as there:
+        shutil.copy(SCRIPT.parent / "overfitted.py", folder)
+        workers = [there.start("worker", "--join", address) for _ in range(3)]
+        found = result(workspace, address)
+        assert [worker.wait() for worker in workers] == [0] * 3
+        demand_plain(found)
+        steps, evaluations = list(metrics_in(there.runs()[0])), list(metrics_in(workspace.runs()[0]))
+    assert [(line.step, line.loss) for line in steps] == list(enumerate(plain()[0]["losses"]))
+    assert [str(line.step) for line in evaluations] == list(plain()[0]["evaluations"])

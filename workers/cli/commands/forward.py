@@ -1,0 +1,129 @@
+"""`stageline predict` and `stageline eval`: a run's model on data, by the stages of its plan on processes here."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from stageline.workers.cli import options
+from stageline.workers.cli.display.output import say
+from stageline.workers.cli.display.tables import counted, show
+from stageline.workers.process.signals import as_interrupts
+
+if TYPE_CHECKING:  # they load torch
+    from stageline.workers.exchange.load import RunModel
+    from stageline.workers.forward.forward_run import Measured
+    from stageline.workers.script.arguments.script_plan import Workers
+
+_plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
+_batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
+_device = click.option("--device", help='Of all stages, such as "cpu". Default: those of the plan\'s workers.')
+_workers = click.option(
+    "--workers",
+    type=click.Choice(["processes", "inline"]),
+    default="processes",
+    show_default=True,
+    help="A process for each worker of the plan, or all stages in this process.",
+)
+
+
+@click.command(epilog="Example: stageline predict runs/digits-20260131-101500-1f0c --input x.npy --output y.npy")
+@options.run
+@click.option("--input", "source", type=click.Path(), required=True, help="A .safetensors, .npy, .npz or .csv file.")
+@click.option(
+    "--output", "target", type=click.Path(), required=True, help="A .safetensors or .npy file, written whole."
+)
+@_batch_size
+@_workers
+@_device
+@options.step
+@_plan
+def predict(
+    run: str,
+    source: str,
+    target: str,
+    batch_size: int | None,
+    workers: "Workers",
+    device: str | None,
+    step: int | None,
+    plan: str | None,
+) -> None:
+    """Write what the model of RUN returns for the rows of a file, in their order, in evaluation mode."""
+    from stageline.workers.forward.input_file import open_inputs
+    from stageline.workers.forward.output_file import demand_writable
+    from stageline.workers.forward.predict import predict_rows
+
+    demand_writable(Path(target))
+    inputs = open_inputs(Path(source))
+    model = _model(run, step, plan, device)
+    with as_interrupts(), options.user_prints_to_stderr():
+        left_out = predict_rows(model, inputs, Path(target), batch_size, workers, options.tell)
+    for name, value in left_out.items():
+        options.tell(f"the model's {name} is {value}, no tensor: it is left out")
+    say(f"predictions for {counted(inputs.rows, 'row')} by {model.weights.title} are in {target}")
+
+
+@click.command("eval", epilog="Example: stageline eval runs/digits-20260131-101500-1f0c --data data.py:test")
+@options.run
+@click.option("--data", "dataset", metavar="REFERENCE", help="All rows of this dataset, as data.dataset names one.")
+@click.option("--source", metavar="REFERENCE", help="The rows that this source holds out, as data.source names one.")
+@click.option("--metrics", metavar="REFERENCE", multiple=True, help="In place of the plan's metrics; any number.")
+@_batch_size
+@_workers
+@_device
+@options.step
+@_plan
+@options.as_json
+def evaluate(
+    run: str,
+    dataset: str | None,
+    source: str | None,
+    metrics: tuple[str, ...],
+    batch_size: int | None,
+    workers: "Workers",
+    device: str | None,
+    step: int | None,
+    plan: str | None,
+    as_json: bool,
+) -> None:
+    """Measure loss and metrics of the model of RUN on the rows that its plan holds out, or on other data.
+
+    Names of files in REFERENCE, such as data.py:test, begin at the plan's folder.
+    """
+    if dataset is not None and source is not None:
+        raise click.UsageError("--data and --source are two ways to say what to evaluate on: leave one out")
+    from stageline.workers.forward.evaluate import evaluate_run
+    from stageline.workers.forward.held_out import Wanted
+
+    model = _model(run, step, plan, device)
+    wanted = Wanted(dataset, source, metrics or None, batch_size)
+    with as_interrupts(), options.user_prints_to_stderr():
+        data, measured = evaluate_run(model, wanted, workers, options.tell)
+    if as_json:
+        click.echo(msgspec.json.encode({"schema": "eval/1", **_facts(model, data, measured)}))
+        return
+    found = {"rows": measured.rows, **_numbers(measured)}
+    cells = [value if isinstance(value, int) else f"{value:.6g}" for value in found.values()]
+    show(f"{model.weights.title}, on {data}", list(found), [cells])
+
+
+def _model(run: str, step: int | None, plan: str | None, device: str | None) -> "RunModel":
+    """With the user's code, which may print."""
+    from stageline.workers.exchange.load import run_model
+
+    with options.user_prints_to_stderr():
+        model = run_model(Path(run), place=None if plan is None else Path(plan), step=step, tell=options.tell)
+    return model if device is None else model.on(device)
+
+
+def _facts(model: "RunModel", data: str, measured: "Measured") -> dict[str, object]:
+    values = {name: value if math.isfinite(value) else str(value) for name, value in _numbers(measured).items()}
+    loss = values.pop("loss", None) if measured.loss is not None else None
+    facts = {"run": model.run, "step": model.weights.step, "data": data, "rows": measured.rows}
+    return {**facts, "loss": loss, "metrics": values}
+
+
+def _numbers(measured: "Measured") -> dict[str, float]:
+    return {**({} if measured.loss is None else {"loss": measured.loss}), **measured.metrics}

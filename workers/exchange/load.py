@@ -1,0 +1,164 @@
+"""The unsplit model of a run, with its weights, after training or in the middle of it.
+
+model = stageline.load("runs/digits-20260131-101500-1f0c")
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from stageline.pipeline.digest import tensor_digests, weights_sha256
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.cut import cut_model
+from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.load import base_folder, call, load_object
+from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.weights.comparison import listed, misformed, misnamed
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.stage.generators import generators_kept
+from stageline.workers.checkpoint.snapshot import SnapshotDamaged
+from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint, source_in
+from stageline.workers.runs import folder as runs
+
+from .run_plan import planned
+from .stored_weights import StoredWeights, WeightsUnusable, take_weights
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """The model of the run called `run`: what its factory `made`, and the `module` that has the `weights`, which is the
+    same but where the factory returns `Layers` or a list of stages. `plan` names the place of its code, if it has any.
+    """
+
+    run: str
+    made: Any
+    module: torch.nn.Module
+    plan: Plan
+    weights: StoredWeights
+
+    def on(self, device: str) -> "RunModel":
+        """The same, whose plan has all workers on `device`."""
+        workers = tuple(worker.model_copy(update={"device": device}) for worker in self.plan.workers)
+        return replace(self, plan=self.plan.model_copy(update={"workers": workers}))
+
+    @property
+    def layer_names(self) -> list[str]:
+        """The names of the layers, in order."""
+        return [name for part in _uncut(self.made) for name in part.names]
+
+
+def load(
+    run: str | Path,
+    *,
+    model: torch.nn.Module | Layers | None = None,
+    plan: str | Path | None = None,
+    step: int | None = None,
+) -> torch.nn.Module:
+    """The unsplit model of the run in the folder `run`, in evaluation mode, on the CPU, with the weights that the run
+    ended with, or those of its newest complete checkpoint; or of the checkpoint of `step`.
+
+    The plan's factory makes the model, as in the run; `plan` is the plan's file or folder, where the one that the run
+    was begun with is not here any more. With `model`, that module gets the weights, and is returned: a run of a script
+    has no factory that could be called here. Parameters are trained or frozen as the plan says. Of a factory that
+    returns `Layers`, the result is their model; of one that returns a list of stages, an `nn.Sequential` of them.
+
+    Raises `NoSuchRun` if `run` is not the folder of one, `ModelRefused` if there is no model to be made or it has other
+    weights, and `WeightsUnusable` if there are none yet, or they are damaged.
+    """
+    folder = Path(run)
+    if not runs.is_run(folder):
+        raise runs.NoSuchRun(f"{folder} is not the folder of a run: it has no {runs.PLAN}")
+    try:
+        return run_model(folder, model=model, place=None if plan is None else Path(plan), step=step).module
+    except (NoCheckpoint, SnapshotDamaged) as error:
+        raise WeightsUnusable(str(error)) from error
+
+
+def run_model(
+    folder: Path,
+    *,
+    model: Any = None,
+    place: Path | None = None,
+    step: int | None = None,
+    tell: Callable[[str], object] = log.warning,
+) -> RunModel:
+    """`load`, with what else is known of it. `tell` is told if a run that goes on has deleted a checkpoint meanwhile.
+    Raises `NoCheckpoint` and `SnapshotDamaged`, too."""
+    source = source_in(folder)
+    plan = planned(source, place) if model is None else source.plan
+    made = _made(plan) if model is None else model
+    module = _module_of(made)
+    weights = take_weights(folder, step, partial(_fill, module, _origin(plan, model), source), tell)
+    if plan.model.trainable is not None:
+        _uncut(made, plan.model.trainable)
+    return RunModel(source.run, made, module.cpu().eval(), plan, weights)
+
+
+def _made(plan: Plan) -> Any:
+    """What the plan's factory returns under the run's seed; this process's random state is as before."""
+    factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
+    with generators_kept(torch.device("cpu")):
+        torch.manual_seed(plan.run.seed)
+        return call(factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
+
+
+def _uncut(made: Any, trainable: Sequence[str] | None = None) -> list[Segment]:
+    """The model as one stage, or as the list of stages that it is; only what `trainable` names is trained from now on.
+    Raises `ModelRefused`."""
+    return cut_model(made, None, None if isinstance(made, list | tuple) else 1, trainable)
+
+
+def _module_of(made: Any) -> torch.nn.Module:
+    """Raises `ModelRefused` for what is no model."""
+    match made:
+        case torch.nn.Module():
+            return made
+        case Layers():
+            return made.model
+        case list() | tuple():
+            return torch.nn.Sequential(*made)
+        case _:
+            raise ModelRefused(f"the model is a {type(made).__name__}; wanted is a torch module, or stageline.Layers")
+
+
+def _origin(plan: Plan, model: Any) -> str:
+    return f'what model.factory = "{plan.model.factory}" returns' if model is None else "the model that was passed"
+
+
+def _fill(module: torch.nn.Module, origin: str, source: CheckpointSource, weights: StoredWeights) -> None:
+    """Sets the weights of `module`; one file's are in memory at a time."""
+    if faults := _misfits(module, weights):
+        raise ModelRefused(
+            f"{weights.title} are not those of {origin}: {listed(faults)}. If its code has changed since, load them "
+            "with that of the run"
+        )
+    for file in weights.files:
+        module.load_state_dict(weights.read_from(file, weights.names_in(file)), strict=False)
+    _demand_result(module, source, weights)
+
+
+def _misfits(module: torch.nn.Module, weights: StoredWeights) -> list[str]:
+    """What is wrong with names, or else with shapes and dtypes."""
+    here = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+    forms = {name: (shape, dtype) for name, (dtype, shape) in weights.forms.items()}
+    return list(misnamed(here, forms, {}, here)) or list(misformed(here, forms))
+
+
+def _demand_result(module: torch.nn.Module, source: CheckpointSource, weights: StoredWeights) -> None:
+    """Raises `WeightsUnusable` if a finished run ended with other weights than `module` has now."""
+    result = runs.result_in(source.folder)
+    if result is None or weights.step != result.steps:
+        return
+    found = weights_sha256(tensor_digests(module.state_dict()))
+    if found != result.weights_sha256:
+        raise WeightsUnusable(
+            f"{weights.title} are damaged: their weights_sha256 is {found[:12]}..., and the run ended with "
+            f"{result.weights_sha256[:12]}.... Copy {', '.join(str(file) for file in weights.files)} again"
+        )

@@ -1,0 +1,114 @@
+"""Reads the inputs of predictions from files, without unpickling anything; rows are dimension 0.
+
+x.safetensors    one tensor, or several: a dict by their names; a tuple if those are 0, 1, ...
+x.npy            one array; it is mapped, and read batch by batch, as tensors are
+x.npz            one array, or several, likewise; arr_0, arr_1, ... are a tuple. It is read whole
+x.csv            numbers, separated by commas, a row in each line: float32
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from stageline.pipeline.errors import DataError
+from stageline.pipeline.tree import Tree
+
+from .numpy_arrays import numpy
+
+FORMS = (".safetensors", ".npy", ".npz", ".csv")
+
+Read = Callable[[int, int], torch.Tensor]  # the rows from one number up to another, in memory of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The tensors of a file: how to read rows of each, by name. All have so many `rows`."""
+
+    reads: Mapping[str, Read]
+    rows: int
+
+    def batches(self, size: int) -> Iterator[Tree]:
+        """All rows in order, `size` in each batch, and the rest in the last; without rows, one batch of none."""
+        for low in range(0, max(self.rows, 1), size):
+            yield self._batch(low, min(low + size, self.rows))
+
+    def _batch(self, low: int, high: int) -> Tree:
+        tensors = {name: read(low, high) for name, read in self.reads.items()}
+        if len(tensors) == 1:
+            return next(iter(tensors.values()))
+        places = [f"{place}" for place in range(len(tensors))]
+        for prefix in ("", "arr_"):
+            if all(f"{prefix}{place}" in tensors for place in places):
+                return tuple(tensors[f"{prefix}{place}"] for place in places)
+        return dict(tensors)
+
+
+def open_inputs(path: Path) -> Inputs:
+    """Raises `DataError` for what cannot be read, or tensors without a common number of rows."""
+    if path.suffix not in FORMS:
+        raise DataError(f"{path} cannot be read as inputs: wanted is a file of {', '.join(FORMS)}")
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    try:
+        found = _tensors(path) if path.suffix == FORMS[0] else _arrays(path)
+    except (OSError, SafetensorError, ValueError, RuntimeError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not found:
+        raise DataError(f"{path} has no tensor")
+    return Inputs({name: read for name, (read, _) in found.items()}, _rows(path, found))
+
+
+_Found = dict[str, tuple[Read, tuple[int, ...]]]  # by name, with the shape
+
+
+def _rows(path: Path, found: _Found) -> int:
+    counts = {shape[0] for _, shape in found.values() if shape}
+    if len(counts) != 1 or any(not shape for _, shape in found.values()):
+        shapes = ", ".join(f"{name} {list(shape)}" for name, (_, shape) in found.items())
+        raise DataError(f"the tensors of {path} have no common number of rows (dimension 0): {shapes}")
+    return counts.pop()
+
+
+def _tensors(path: Path) -> _Found:
+    path.open("rb").close()  # safetensors takes any error for a missing file
+    file: Any = safe_open(path, "pt")
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    return {name: (_of_slice(each), tuple(each.get_shape())) for name, each in slices.items()}
+
+
+def _of_slice(stored: Any) -> Read:
+    return lambda low, high: stored[low:high].clone()
+
+
+def _arrays(path: Path) -> _Found:
+    np = numpy(path)
+    match path.suffix:
+        case ".csv":
+            found = {"csv": _csv(path)}
+        case ".npy":
+            found = {"npy": np.load(path, mmap_mode="r", allow_pickle=False)}
+        case _:
+            with np.load(path, allow_pickle=False) as file:
+                found = {name: file[name] for name in file.files}
+    return {name: (_of_array(path, name, array), array.shape) for name, array in found.items()}
+
+
+def _of_array(path: Path, name: str, array: Any) -> Read:
+    np, native = numpy(path), array.dtype.newbyteorder("=")
+    try:
+        torch.from_numpy(np.empty(0, native))
+    except TypeError as error:
+        raise ValueError(f"{name} has numbers of {array.dtype}, which torch does not have") from error
+    return lambda low, high: torch.from_numpy(np.array(array[low:high], dtype=native, order="C"))
+
+
+def _csv(path: Path) -> Any:
+    """Raises `ValueError` with the line that is no row of numbers."""
+    try:
+        return numpy(path).loadtxt(path, delimiter=",", dtype="float32", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{error}. Wanted are numbers alone, without a line of names") from error

@@ -1,0 +1,146 @@
+"""Steps through batches, evaluates every so many steps, keeps the best, and stops early.
+
+step 0 1 2 3 | evaluate | step 4 5 6 7 | evaluate | ...      evaluate_every = 4
+             note, best                note, best: stop?
+
+Two steps are under way while the next batch is drawn: a loss is read when it is two steps old, at an evaluation, or at
+the end, so callbacks are told of it after the same calls in every run. What is decided follows from the evaluations
+alone, in `pipeline/evaluation`; a fit that goes on begins with those that are noted.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from stageline.pipeline.data import Batch
+from stageline.pipeline.evaluation import Standing
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.program import AHEAD
+from stageline.workers.script.calls.step_loss import StepLoss
+
+from .best import BestCheckpoint
+from .callback import Fitted, named
+from .evaluation_log import EvaluationLog, Found
+from .options import FitOptions
+from .stream import one_pass
+
+
+class Steps(Protocol):
+    """What a fit needs of a line."""
+
+    @property
+    def position(self) -> int:
+        """How many steps have been called."""
+
+    def step(self, x: Tree, y: Tree) -> StepLoss:
+        """Trains on one batch."""
+
+    def save(self, folder: str | Path) -> None:
+        """Saves a checkpoint."""
+
+
+class Fit:
+    """Fit `number` of the script, of `line` with the batches of `steps`; `measure` evaluates and notes nothing."""
+
+    def __init__(
+        self,
+        line: Steps,
+        steps: Iterator[Batch],
+        options: FitOptions,
+        record: EvaluationLog,
+        number: int,
+        measure: Callable[[Iterable[Batch]], Found],
+    ) -> None:
+        self._line = line
+        self._steps = steps
+        self._options = options
+        self._record = record
+        self._number = number
+        self._measure = measure
+        self._called: deque[tuple[int, StepLoss]] = deque()  # whose losses were not told
+        self._loss: float | None = None
+        self._best = None if options.best is None else BestCheckpoint(Path(options.best), line.save)
+        self._found = dict(record.of_fit(number))
+        self._standing = Standing(options.criterion).after_all(self._found.items())
+
+    def run(self) -> Fitted:
+        """Raises what the line and the callbacks raise."""
+        ended: Fitted | None = None
+        try:
+            self._train()
+            self._tell_losses(0)
+            ended = self._ended()
+        finally:
+            for callback in self._options.callbacks:
+                with named(callback, "on_end"):
+                    callback.on_end(ended)
+        return ended
+
+    def _train(self) -> None:
+        if self._standing.stops:
+            return
+        self._catch_up()
+        while not self._standing.stops and (batch := next(self._steps, None)) is not None:
+            step = self._line.position
+            self._called.append((step, self._line.step(*batch)))
+            self._tell_losses(AHEAD)
+            if self._is_due(step + 1):
+                self._evaluate(step + 1)
+
+    def _catch_up(self) -> None:
+        """What a fit that ended here had still to do."""
+        position = self._line.position
+        if self._is_due(position) and position not in self._found:
+            self._evaluate(position)
+        elif self._standing.improved and self._standing.step == position:
+            self._keep_best(told=False)
+
+    def _is_due(self, step: int) -> bool:
+        every = self._options.evaluate_every
+        return every is not None and step > 0 and step % every == 0
+
+    def _evaluate(self, step: int) -> None:
+        found = self._measure(one_pass(self._options.held_out or ()))
+        self._tell_losses(0)
+        self._record.note(step, found, self._number)
+        self._found[step] = found
+        self._standing = self._standing.after(step, found)
+        for callback in self._options.callbacks:
+            with named(callback, "on_evaluation", step):
+                callback.on_evaluation(step, found)
+        if self._standing.improved:
+            self._keep_best(told=True)
+
+    def _keep_best(self, *, told: bool) -> None:
+        best = self._standing.best
+        if best is None:
+            return
+        if self._best is not None and (told or self._best.step != best.step):
+            self._best.keep(best.step)
+        for callback in self._options.callbacks if told else ():
+            with named(callback, "on_best", best.step):
+                callback.on_best(best.step, best.value)
+
+    def _tell_losses(self, left: int) -> None:
+        """Of all steps but the `left` newest. Waits for what is not there yet."""
+        while len(self._called) > left:
+            step, loss = self._called.popleft()
+            self._loss = loss.item()
+            for callback in self._options.callbacks:
+                with named(callback, "on_step", step):
+                    callback.on_step(step, loss)
+
+    def _ended(self) -> Fitted:
+        stopped, position = self._standing.stops, self._line.position
+        reason = self._standing.reason if stopped else _why(position, self._options)
+        return Fitted(position, self._loss, reason, stopped, self._found, self._standing.best)
+
+
+def _why(position: int, options: FitOptions) -> str:
+    """Why there are no more steps."""
+    if options.steps is not None and position >= options.steps:
+        return f"all of {options.steps} steps are trained"
+    if options.steps is not None:
+        return f"the batches ended after step {position}, before steps = {options.steps}"
+    return f"the batches ended after step {position}"

@@ -1,0 +1,5 @@
+"""What layers return while a run trains: written to the run's folder, read back, and probed for what it tells.
+
+May import `pipeline`, `workers/disk`, `workers/runs` and `workers/runtime`. Read `tap_files.py` first, then
+`tap_writer.py` and `reading.py`; for probes `probe.py`.
+"""

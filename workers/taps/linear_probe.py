@@ -1,0 +1,131 @@
+"""Linear probes: what can be told from features by a linear function, as trained on some rows and measured on others.
+
+classes   multinomial logistic regression   minimizes  mean cross entropy + l2 / 2 * |W|^2     scored by accuracy
+numbers   ridge regression                  minimizes  mean squared error + l2 * |W|^2         scored by R^2
+
+In float64, from zeros, on all rows at once: the same rows give the same probe. Features are standardized by the rows
+that it is trained on. `l2` is the one of `PENALTIES` that is best on a part of these rows that it was not trained on;
+the probe is then trained on all of them. Of a logistic regression and its penalty: Hastie, Tibshirani and Friedman, The
+Elements of Statistical Learning, sections 3.4.1 and 4.4.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+PENALTIES = (1.0, 1e-2, 1e-4)  # the strongest first: of two that are equally good, it is taken
+_MOST_STEPS = 200  # of L-BFGS
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRows:
+    """Rows that a probe is trained on, `fitted` and `chosen` with (the penalty), and `tested` on: bool [rows], each row
+    in one of the three."""
+
+    fitted: Tensor
+    chosen: Tensor
+    tested: Tensor
+
+    @property
+    def trained(self) -> Tensor:
+        """All that it is trained on: bool [rows]."""
+        return self.fitted | self.chosen
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeScore:
+    """On the rows that were held back: the probe's score, and that of guessing the same for all rows."""
+
+    score: float
+    baseline: float
+    l2: float
+
+
+def probe_classes(features: Tensor, classes: Tensor, rows: ProbeRows) -> ProbeScore:
+    """`features`: float64 [rows, features]; `classes`: int64 [rows], from 0 on. Accuracies; the baseline is that of the
+    most frequent class."""
+    count = int(classes.max()) + 1
+
+    def fit(x: Tensor, y: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
+        weights = _logistic(x, y, count, l2)
+        return lambda x: (x @ weights[:-1] + weights[-1]).argmax(1)
+
+    frequent = torch.bincount(classes[rows.trained], minlength=count).argmax()
+    return _probe(features, classes, rows, fit, _accuracy, frequent)
+
+
+def probe_numbers(features: Tensor, numbers: Tensor, rows: ProbeRows) -> ProbeScore:
+    """`features`: float64 [rows, features]; `numbers`: float64 [rows, numbers]. Shares of the variance, R^2; the
+    baseline is that of the mean."""
+
+    def fit(x: Tensor, y: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
+        mean = y.mean(0)
+        weights = _ridge(x, y - mean, l2)
+        return lambda x: x @ weights + mean
+
+    return _probe(features, numbers, rows, fit, _explained, numbers[rows.trained].mean(0))
+
+
+def _probe(
+    features: Tensor,
+    targets: Tensor,
+    rows: ProbeRows,
+    fit: Callable[[Tensor, Tensor, float], Callable[[Tensor], Tensor]],
+    score: Callable[[Tensor, Tensor], float],
+    guess: Tensor,
+) -> ProbeScore:
+    def scored(l2: float, trained: Tensor, measured: Tensor) -> float:
+        scale = _standardizing(features[trained])
+        predict = fit(scale(features[trained]), targets[trained], l2)
+        return score(predict(scale(features[measured])), targets[measured])
+
+    l2 = max(PENALTIES, key=lambda each: scored(each, rows.fitted, rows.chosen))
+    tested = targets[rows.tested]
+    baseline = score(guess.expand_as(tested), tested)
+    return ProbeScore(scored(l2, rows.trained, rows.tested), baseline, l2)
+
+
+def _standardizing(trained: Tensor) -> Callable[[Tensor], Tensor]:
+    """By the mean and the deviation of each feature; one that does not vary becomes 0."""
+    mean, deviation = trained.mean(0), trained.std(0, correction=0)
+    deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+    return lambda x: (x - mean) / deviation
+
+
+def _logistic(x: Tensor, y: Tensor, classes: int, l2: float) -> Tensor:
+    """Weights float64 [features + 1, classes], the last row the biases, which are not penalized."""
+    weights = torch.zeros(x.shape[1] + 1, classes, dtype=x.dtype, requires_grad=True)
+    solver = torch.optim.LBFGS([weights], max_iter=_MOST_STEPS, tolerance_grad=1e-7, line_search_fn="strong_wolfe")
+
+    def objective() -> Tensor:
+        solver.zero_grad()
+        value = cross_entropy(x @ weights[:-1] + weights[-1], y) + l2 / 2 * weights[:-1].square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        solver.step(objective)  # type: ignore[no-untyped-call]
+    return weights.detach()
+
+
+def _ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:
+    """Weights float64 [features, numbers]; of more features than rows by a system of as many equations as rows."""
+    count, width = x.shape
+    wide = width > count
+    products = x @ x.T if wide else x.T @ x
+    penalty = l2 * torch.eye(len(products), dtype=x.dtype)
+    found: Tensor = torch.linalg.solve(products / count + penalty, (y if wide else x.T @ y) / count)
+    return x.T @ found if wide else found
+
+
+def _accuracy(found: Tensor, wanted: Tensor) -> float:
+    return (found == wanted).double().mean().item()
+
+
+def _explained(found: Tensor, wanted: Tensor) -> float:
+    """The share of the variance, of all numbers together; 0 where there is none."""
+    variance = (wanted - wanted.mean(0)).square().sum()
+    return (1 - (wanted - found).square().sum() / variance).item() if variance > 0 else 0.0

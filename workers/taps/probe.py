@@ -1,0 +1,210 @@
+"""Trains a linear probe on each tapped layer of a run: at which layer can the target be told by a linear function?"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.model_names import matches, near, unmatched
+
+from .features import Pool, features_of
+from .linear_probe import ProbeRows, ProbeScore, probe_classes, probe_numbers
+from .reading import (
+    Activations,
+    NoTaps,
+    TappedMicrobatch,
+    Taps,
+    TapsUnusable,
+    demand_some,
+    samples_of_all,
+    targets_of_all,
+)
+from .split import distinct, split_rows
+
+FEW = 30  # rows to test on, below which a score is coarse
+
+
+class ProbeRefused(StagelineError):
+    """No probe can be trained on what was tapped; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeChoice:
+    """What is probed. `layers`: patterns of names; none: all that were tapped. `target`: which part of the targets;
+    None if they are one tensor. `pool`: None: by the dimensions of what a layer returns. `evaluation`: the rows of
+    evaluated batches, in place of those of training steps; None: training steps if any were tapped."""
+
+    layers: Sequence[str] = ()
+    target: str | None = None
+    pool: Pool | None = None
+    evaluation: bool | None = None
+
+
+class LayerProbe(msgspec.Struct, frozen=True):
+    """The probe of one layer, which has so many `features`; its scores on the rows that are held back for that."""
+
+    layer: str
+    features: int
+    l2: float
+    score: float
+    baseline: float
+
+
+class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Schema probe/1. `score` names what scores are: "accuracy", the share of rows whose class is right, or "r2", the
+    share of the variance. `samples` are the rows' samples, each once; None if the source did not tell them."""
+
+    schema: str = "probe/1"
+    run: str
+    rows: str
+    score: str
+    classes: int | None
+    train_rows: int
+    test_rows: int
+    samples: int | None
+    layers: tuple[LayerProbe, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def best(self) -> LayerProbe:
+        """Of equally good layers the first."""
+        return max(self.layers, key=lambda each: each.score)
+
+
+def probe(taps: Taps, choice: ProbeChoice, began: Callable[[str], object] = lambda layer: None) -> ProbeReport:
+    """Probes the layers, one after the other; `began` is told each before its turn.
+
+    Raises `NoTaps`, `TapsUnusable`, and `ProbeRefused` for targets and rows that no probe can be trained on.
+    """
+    layers, evaluation = _layers(taps, choice.layers), _rows_to_use(taps, choice.evaluation)
+    task: _Task | None = None
+    found: list[LayerProbe] = []
+    for layer in layers:
+        began(layer)
+        parts = [part for part in taps.microbatches(layer, evaluation=evaluation) if not _is_empty(part)]
+        task = task or _task(layer, parts, choice.target)
+        features = _features(layer, parts, choice.pool)
+        score = task.score(features)
+        found.append(LayerProbe(layer, features.shape[1], score.l2, score.score, score.baseline))
+    if task is None:
+        raise NoTaps("no layer was tapped")
+    return ProbeReport(
+        run=taps.run.name,
+        rows="evaluation" if evaluation else "training",
+        score="r2" if task.classes is None else "accuracy",
+        classes=task.classes,
+        train_rows=int(task.rows.trained.sum()),
+        test_rows=int(task.rows.tested.sum()),
+        samples=task.samples,
+        layers=tuple(found),
+        warnings=tuple(_warnings(task, found, taps.unwritten)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is to be told, the same for all layers: `classes` many, None for numbers."""
+
+    targets: Tensor
+    classes: int | None
+    rows: ProbeRows
+    samples: int | None
+
+    def score(self, features: Tensor) -> ProbeScore:
+        probe_them = probe_numbers if self.classes is None else probe_classes
+        return probe_them(features, self.targets, self.rows)
+
+
+def _layers(taps: Taps, patterns: Sequence[str]) -> list[str]:
+    if wrong := unmatched(patterns, taps.layers):
+        raise NoTaps(f'no tapped layer matches "{wrong[0]}"; there are {near(wrong[0], taps.layers)}')
+    return [layer for layer in taps.layers if not patterns or matches(layer, patterns)]
+
+
+def _rows_to_use(taps: Taps, evaluation: bool | None) -> bool:
+    return not taps.count() if evaluation is None else evaluation
+
+
+def _is_empty(part: TappedMicrobatch) -> bool:
+    return part.samples is not None and not len(part.samples)
+
+
+def _task(layer: str, parts: Sequence[TappedMicrobatch], name: str | None) -> _Task:
+    demand_some(layer, parts)
+    known, samples = targets_of_all(parts), samples_of_all(parts)
+    if known is None:
+        raise ProbeRefused("no targets were stored: a probe learns to tell them from what a layer returned")
+    targets, classes = _classes_or_numbers(_target(known, name))
+    numbers = torch.arange(len(targets)) if samples is None else samples
+    count, rows = len(distinct(numbers)[0]), split_rows(numbers)
+    for part, use in ((rows.fitted, "train on"), (rows.chosen, "choose the penalty with"), (rows.tested, "test on")):
+        if not part.any():
+            raise ProbeRefused(
+                f"{count} samples are too few: none is left to {use}. Store more steps (taps.every), or train for more"
+            )
+    return _Task(targets, classes, rows, None if samples is None else count)
+
+
+def _target(targets: Activations, name: str | None) -> Tensor:
+    if isinstance(targets, Tensor) and name is None:
+        return targets
+    known = {"": targets} if isinstance(targets, Tensor) else targets
+    asked = next((place for place in (name, f"[{name}]", f"[{name!r}]") if place in known), None)
+    if asked is not None:
+        return known[asked]
+    places = ", ".join(known) if not isinstance(targets, Tensor) else "one tensor, without a name"
+    wrong = f'--target "{name}" is none of them' if name is not None else "say which with --target"
+    raise ProbeRefused(f"the targets are {places}: {wrong}")
+
+
+def _classes_or_numbers(targets: Tensor) -> tuple[Tensor, int | None]:
+    """Classes as int64 [rows] from 0 on, and their number; numbers as float64 [rows, numbers]."""
+    form = f"the targets are {str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
+    flat = targets.flatten(1) if targets.dim() > 1 else targets[:, None]
+    if targets.is_floating_point():
+        if not flat.isfinite().all():
+            raise ProbeRefused(f"{form}, and some are not finite")
+        if bool((flat == flat[:1]).all()):
+            raise ProbeRefused(f"{form}, and the same for all rows: there is nothing to tell")
+        return flat.double(), None
+    if targets.is_complex() or flat.shape[1] != 1:
+        raise ProbeRefused(f"{form}; wanted is one class for each row, int64 [rows], or numbers with a fraction")
+    values, classes = distinct(flat[:, 0].to(torch.int64))
+    if len(values) < 2:
+        raise ProbeRefused(f"all {len(flat)} rows have the class {values[0]}: a probe needs two at least")
+    return classes, len(values)
+
+
+def _features(layer: str, parts: Sequence[TappedMicrobatch], pool: Pool | None) -> Tensor:
+    found = [features_of(layer, part, pool) for part in parts]
+    widths = sorted({each.shape[1] for each in found})
+    if len(widths) > 1:
+        raise TapsUnusable(
+            f"layer {layer} returned {widths[0]} numbers for some rows and {widths[-1]} for others: use --pool mean or "
+            "--pool last"
+        )
+    return torch.cat(found)
+
+
+def _warnings(task: _Task, found: Sequence[LayerProbe], unwritten: int) -> list[str]:
+    train, test = int(task.rows.trained.sum()), int(task.rows.tested.sum())
+    wide = [each.layer for each in found if each.features > train]
+    warnings = []
+    if task.samples is None:
+        warnings.append(
+            "the source does not tell which samples its rows are (a method samples(step)): one that was seen twice may "
+            "be trained on and tested on"
+        )
+    if wide:
+        warnings.append(
+            f"{len(wide)} of {len(found)} layers have more features than there are rows to train on, {train}: scores "
+            f"may be low for lack of rows ({', '.join(wide[:3])}{', ...' if len(wide) > 3 else ''})"
+        )
+    if test < FEW:
+        warnings.append(f"{test} rows to test on are few: a score moves by {1 / test:.0%} with each")
+    if unwritten:
+        warnings.append(f"the run has not finished: {unwritten} microbatches are not yet written by all workers")
+    return warnings

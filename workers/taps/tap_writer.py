@@ -1,0 +1,186 @@
+"""Writes what the tapped layers of a worker's stages return, while the compute loop goes on.
+
+forward of a tapped microbatch    each tapped layer's output is copied as it is returned
+after the forward                 one file of them   -- BackgroundWriter -->   taps/stage-2/step-120-3.safetensors
+on the last stage, before it      rows and targets   -- BackgroundWriter -->   taps/samples/step-120-3.safetensors
+
+What waits to be written is bounded: beyond `BACKLOG` bytes the compute loop waits for the disk. With recovery,
+snapshots go through the same writer, in the order in which they were handed over: what was tapped before a snapshot is
+on the disk when the snapshot is, so a worker that begins there has lost nothing of it.
+"""
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import structlog
+import torch
+from torch import Tensor
+
+from stageline.broker.codec.emptied import is_emptied
+from stageline.pipeline.schedule import Kind
+from stageline.pipeline.tree import Tree
+from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, write_json
+from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
+from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
+from stageline.workers.runtime.disk_wait import has_room
+from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.loop import CarryOut
+from stageline.workers.runtime.program import Instruction
+from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.skipping import MARK
+
+from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder
+
+KEY = "taps"  # under which files wait at the writer
+BACKLOG = 256 * 2**20  # bytes that may wait to be written; then the compute loop waits too
+LIMITS: dict[Hashable, int] = {KEY: BACKLOG}  # of the writer that a `TapWriter` is given
+LONGEST_WRITE = 120.0  # seconds that it waits for the disk before the run fails
+
+log = structlog.get_logger()
+
+
+class TapFailed(WriteFailed):
+    """What was tapped could not be written; the text names the file and the reason."""
+
+
+class TapWriter(AbstractContextManager["TapWriter"]):
+    """Taps the stages of `executor`, one worker's, in the run whose folder is `run`.
+
+    `writer`, whose limits are `LIMITS`, writes the files. Set `progress`, in which waiting for the disk
+    is noted, before the first call.
+    """
+
+    progress: Progress
+
+    def __init__(self, job: Job, executor: Executor, run: Path, writer: BackgroundWriter) -> None:
+        self._job, self._taps = job, job.plan.taps
+        self._executor = executor
+        self._folder = run / FOLDER
+        self._writer = writer
+        self._layers = {stage: frozenset(layers) for stage, layers in job.tapped.items()}
+        self._told: set[int] = set()  # stages whose files' size was logged
+
+    def __enter__(self) -> Self:
+        self._writer.submit(self._prepare, what=f"write to {self._folder}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close(0.0)
+
+    def tapping(self, carry_out: CarryOut) -> CarryOut:
+        """`carry_out`, which also taps."""
+
+        def tapped(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            if not self._has(instruction):
+                return carry_out(instruction, received)
+            self._put_samples(instruction)
+            result = self._put_layers(carry_out, instruction, received)
+            if instruction.evaluates and self._job.plan.scripted:  # no checkpoint brings a worker back to it
+                self.flush()
+            return result
+
+        return tapped
+
+    def flush(self) -> None:
+        """Waits until all is on the disk. Raises `TapFailed`, and what else the writer wrote fails with."""
+        self._demand(self._writer.flush(LONGEST_WRITE))
+
+    def _has(self, instruction: Instruction) -> bool:
+        if self._taps is None or instruction.action.kind is not Kind.FORWARD:
+            return False
+        if instruction.evaluates:
+            return self._taps.evaluation and not self._executor.gives_up
+        return self._taps.has(instruction.step)
+
+    def _put_layers(self, carry_out: CarryOut, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        """What `carry_out` gives; files what the stage's tapped layers returned on the way."""
+        stage = self._executor.stages[instruction.action.stage]
+        if stage.index not in self._layers:
+            return carry_out(instruction, received)
+        found: dict[str, Tensor] = {}
+        stage.tap = partial(_collect, self._layers[stage.index], found)
+        try:
+            result = carry_out(instruction, received)
+        finally:
+            stage.tap = None
+        if not _is_left_out(result):
+            self._tell_size(stage.index, sum(each.nbytes for each in found.values()))
+            self._put(stage_folder(self._folder, stage.index), _place(instruction), found)
+        return result
+
+    def _put_samples(self, instruction: Instruction) -> None:
+        """Of the last stage, which has the targets."""
+        feed, executor = self._executor.feed, self._executor
+        if instruction.action.stage != executor.last or feed is None:
+            return
+        step, microbatch = instruction.step, instruction.action.microbatch
+        held_out = instruction.evaluates
+        supplied = (feed.held_out_microbatch if held_out else feed.microbatch)(step, microbatch)
+        known = named_tensors(TARGETS, supplied.targets)
+        numbers = (feed.held_out_samples if held_out else feed.samples)(step, microbatch)
+        if numbers is not None:
+            known[SAMPLES] = numbers
+        self._put(self._folder / SAMPLES, _place(instruction), _copies(known))
+
+    def _put(self, folder: Path, place: TapPlace, tensors: Mapping[str, Tensor]) -> None:
+        path, size = folder / place.file, sum(each.nbytes for each in tensors.values())
+        self._demand(has_room(self._writer, KEY, self.progress, "what was tapped is", LONGEST_WRITE))
+        self._writer.submit(partial(_write, path, tensors), KEY, size + 1, what=f"write {path}")
+
+    def _demand(self, done: bool) -> None:
+        self._writer.demand(done, LONGEST_WRITE, TapFailed)
+
+    def _prepare(self) -> None:
+        """Makes the folders, without drafts that a killed worker left. Raises `TapFailed`."""
+        stages = [stage for stage in self._executor.stages if stage in self._layers]
+        folders = [stage_folder(self._folder, stage) for stage in stages]
+        folders += [self._folder / SAMPLES] if self._executor.last in self._executor.stages else []
+        try:
+            for folder in folders:
+                make_folder(folder)
+                for draft in folder.glob(".*"):
+                    draft.unlink(missing_ok=True)
+            write_json(self._folder / ABOUT, about(self._job.plan, self._job.tapped, self._job.schedule.microbatches))
+        except OSError as error:
+            raise TapFailed(f"{self._folder} cannot be written to: {error.strerror}") from error
+
+    def _tell_size(self, stage: int, size: int) -> None:
+        if stage not in self._told:
+            self._told.add(stage)
+            log.info("taps", stage=stage, bytes_of_a_microbatch=size)
+
+
+def _place(instruction: Instruction) -> TapPlace:
+    return TapPlace(instruction.evaluates, instruction.step, instruction.action.microbatch)
+
+
+def _collect(layers: Collection[str], found: dict[str, Tensor], layer: str, output: Tree) -> None:
+    if layer in layers:
+        found.update(_copies(named_tensors(layer, output)))
+
+
+def _is_left_out(result: Tree) -> bool:
+    """Whether the layers did not run: a bad microbatch is skipped, on the last stage with None for its loss; or the
+    script has the result of an evaluation already."""
+    return result is None or (isinstance(result, dict) and result == MARK) or is_emptied(result)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """In place of a file that an earlier incarnation wrote, which has the same bytes."""
+    draft = draft_of(path)
+    try:
+        write_tensors(draft, tensors)
+        publish(draft, path)
+    except (OSError, Unsaveable) as error:
+        raise TapFailed(f"{path} could not be written: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Row-major, on the CPU, in memory of their own."""
+    return {name: torch.empty(each.shape, dtype=each.dtype).copy_(each.detach()) for name, each in tensors.items()}
