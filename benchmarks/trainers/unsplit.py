@@ -19,19 +19,29 @@ def train(workload: Workload, threads: int, trainable: Sequence[str] = ("*",)) -
     return timing
 
 
+def train_suffix(workload: Workload, first: int, trainable: Sequence[str]) -> Timing:
+    """Only the layers from number `first` on, in one process with one thread, on what the others gave once."""
+    [timing] = together(partial(_run, workload, 1, trainable, first))
+    return timing
+
+
 def train_beside_another(workload: Workload) -> Timing:
     """One of two processes that do the same at once, with one thread each."""
     run = partial(_run, workload, 1, ("*",))
     return together(run, run)[0]
 
 
-def _run(workload: Workload, threads: int, trainable: Sequence[str]) -> Timing:
+def _run(workload: Workload, threads: int, trainable: Sequence[str], first: int = 0) -> Timing:
     torch.set_num_threads(threads)
     model = nn.Sequential(*layers(workload))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trainable))
     sgd = optimizer(model)
     inputs, targets = batch(workload)
+    if first:
+        with torch.no_grad():
+            inputs = torch.cat([model[:first](each) for each in inputs.tensor_split(MICROBATCHES)])
+        model = model[first:]
     ends = []
     for _ in range(workload.steps):
         losses = _accumulate(model, inputs, targets)

@@ -46,6 +46,7 @@ class Flow(StrEnum):
     TOTAL = "total"  # their sums over a step, from the earlier one to stage k
     NORMS = "norms"  # norms of the gradients of a step, from stage k+1 to stage k
     CLIP = "clip"  # the norm over all stages, by which they are clipped, from stage k-1 to stage k
+    REPLAYED = "replayed"  # that a step without forwards in stage k is over in stage k+1, from there to stage k
     EVALUATION = "evaluation"  # activations of evaluation, from stage k-1 to stage k
     VERDICT = "verdict"  # whether the run ends after an evaluation, from the last stage's worker to worker k
     CALL = "call"  # what a script wants done, to worker k (in place of a stage)
@@ -56,7 +57,10 @@ class Flow(StrEnum):
 
 
 _ONE_PER_STEP = frozenset(
-    {Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP, Flow.VERDICT, Flow.CALL, Flow.LOSS, Flow.REPLY}
+    {
+        *(Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP),
+        *(Flow.REPLAYED, Flow.VERDICT, Flow.CALL, Flow.LOSS, Flow.REPLY),
+    }
 )
 
 TO_SCRIPT = frozenset({Flow.LOSS, Flow.REPLY})

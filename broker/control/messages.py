@@ -57,13 +57,24 @@ class Inspection(_ControlMessage, frozen=True, tag="inspection"):
     damages: list[str]
 
 
+class SampleOrder(_ControlMessage, frozen=True, tag="order"):
+    """Which samples each batch has: the arguments of `pipeline.data.Order`."""
+
+    count: Count
+    batch_size: Count
+    seed: int
+    shuffle: bool
+
+
 class RunLength(_ControlMessage, frozen=True, tag="length"):
     """How many steps a run trains, and how many batches each of its rounds of evaluation has: known where the data is.
-    `epoch`: how many steps an epoch has, where workers need to know; else 0."""
+    `epoch`: how many steps an epoch has, where workers need to know; else 0. `order`: which samples each batch has,
+    where workers without data need to know, and the data source draws them so."""
 
     training: Count
     evaluation: Count
     epoch: Count = 0
+    order: SampleOrder | None = None
 
 
 class Hello(_ControlMessage, frozen=True, tag="hello"):

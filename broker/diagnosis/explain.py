@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stageline.broker.membership.failure_detector import describe_exit, silence_limit
 from stageline.broker.membership.member import SCRIPT, Member, stages_label, worker_label
 
-from .queue_routes import CALL, EVALUATION, LOSS, REPLY, SUBTOTAL, TIED, TOTAL, VERDICT
+from .queue_routes import CALL, CLIP, EVALUATION, LOSS, NORMS, REPLAYED, REPLY, SUBTOTAL, TIED, TOTAL, VERDICT
 from .wait_graph import (
     ClusterState,
     RootCause,
@@ -41,6 +41,9 @@ _MESSAGES = {  # by the flow of the edge that waits for it
     TIED: f"the gradient of shared parameters {_OF_MICROBATCH}",
     SUBTOTAL: "the gradient of shared parameters of step {edge.step}",
     TOTAL: "the gradient of shared parameters of step {edge.step}",
+    NORMS: "the norms of gradients of step {edge.step}",
+    CLIP: "the norm of all gradients of step {edge.step}",
+    REPLAYED: "the end of step {edge.step}",
     EVALUATION: "the activation of evaluated batch {edge.step} microbatch {edge.microbatch}",
     VERDICT: "the verdict on round {edge.step} of evaluation",
     CALL: "call {edge.step}",

@@ -5,6 +5,7 @@
     evaluation-2    stage 1 -> stage 2          loss-1      worker 1, which has the last stage -> the script
     verdict-1       the worker that has the last stage -> worker 1, where a run may end early after an evaluation
     norms-2         stage 3 -> stage 2, where gradients are clipped; and clip-2, stage 1 -> stage 2
+    replayed-0      stage 1 -> stage 0, where what leaves stage 0 is kept and used again
     tied-0          a later stage that shares parameters with stage 0 -> stage 0; or per step, subtotal-0
     total-2         an earlier stage that shares parameters with stage 2 -> stage 2
 
@@ -18,8 +19,9 @@ from stageline.pipeline.schedule import Schedule
 
 CALL, LOSS, REPLY, EVALUATION, VERDICT = "call", "loss", "reply", "evaluation", "verdict"
 TIED, SUBTOTAL, TOTAL = "tied", "subtotal", "total"
+NORMS, CLIP, REPLAYED = "norms", "clip", "replayed"
 # From a stage to the one that puts into its queue.
-_BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1, "norms": 1, "clip": -1}
+_BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1, NORMS: 1, CLIP: -1, REPLAYED: 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,21 @@ from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.schedule import Placement, Schedule
 
-from .queue_routes import CALL, EVALUATION, LOSS, REPLY, SUBTOTAL, TIED, TOTAL, VERDICT, RouteEnd, route_of
+from .queue_routes import (
+    CALL,
+    CLIP,
+    EVALUATION,
+    LOSS,
+    NORMS,
+    REPLAYED,
+    REPLY,
+    SUBTOTAL,
+    TIED,
+    TOTAL,
+    VERDICT,
+    RouteEnd,
+    route_of,
+)
 
 QUIET = 1.0  # seconds without a report after which a worker counts as silent; it reports ten times a second
 LATE = 1.0  # seconds that a message may take to arrive, or that two reports may be apart
@@ -24,6 +38,7 @@ _SENT = {
     "backward": frozenset({MicrobatchState.DONE}),
     TIED: frozenset({MicrobatchState.DONE}),
 }
+_ONCE_PER_STEP = frozenset({SUBTOTAL, TOTAL, NORMS, CLIP, REPLAYED, VERDICT, CALL})  # messages, numbered by it
 
 
 class RootCause(StrEnum):
@@ -188,7 +203,7 @@ def _place(wait: Wait, flow: str, microbatches: int) -> tuple[int, int]:
     """The step and the microbatch that are lacking; of what travels between script and workers, the call."""
     if flow in (LOSS, REPLY):
         return wait.step, 0
-    return (wait.number, 0) if flow in (SUBTOTAL, TOTAL, CALL, VERDICT) else divmod(wait.number, microbatches)
+    return (wait.number, 0) if flow in _ONCE_PER_STEP else divmod(wait.number, microbatches)
 
 
 def _furthest_behind(cluster: ClusterState, consumer: int | None) -> int:
@@ -225,7 +240,7 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     member = cluster.members.get(owner)
     if member is None or edge.room or is_silent(cluster, member):
         return False
-    if edge.flow in (SUBTOTAL, TOTAL) and edge.source is not None:  # put at the end of the step there
+    if edge.flow in (SUBTOTAL, TOTAL, REPLAYED) and edge.source is not None:  # put at the end of the step there
         return cluster.ledger.finished[edge.source] > edge.step
     if edge.flow == CALL:  # the script's actions: the number of its next call
         return member.report is not None and member.report.actions > edge.step

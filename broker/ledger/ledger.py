@@ -272,14 +272,15 @@ def _check_owned(stage: int, stages: Collection[int]) -> None:
 def timed_actions(schedule: Schedule, record: StepRecord) -> list[TimedAction]:
     """Each action of a finished step at a stage, with its times; none if they were not measured.
 
-    Their number tells which list the stage ran: its step of the schedule, that of one that shares parameters, or a
-    frozen stage's.
+    Their number tells which list the stage ran: its step of the schedule, that of one that shares parameters, a frozen
+    stage's, or only its end where forwards are replayed.
     """
     stage, times = record.stage, struct.unpack(f"<{len(record.times) // 8}d", record.times)
     training = [action for action in schedule.workers[schedule.owner(stage)] if action.stage == stage]
     forwards = [Action(Kind.FORWARD, stage, microbatch) for microbatch in range(schedule.microbatches)]
     frozen = [*forwards, Action(Kind.UPDATE, stage)]
-    by_length = {len(actions) * ACTION_BYTES: actions for actions in (*_sharing(stage, training), frozen, training)}
+    lists = (frozen[-1:], *_sharing(stage, training), frozen, training)
+    by_length = {len(actions) * ACTION_BYTES: actions for actions in lists}
     actions = by_length.get(len(record.times))
     return list(zip(actions, times[0::2], times[1::2], strict=True)) if actions else []
 

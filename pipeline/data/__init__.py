@@ -7,7 +7,9 @@ from .batch import Batch, Microbatch, cut, cut_step, rows, split_batch
 from .feed import Feed
 from .loader import Loader
 from .memory import Rows
-from .source import Source
+from .numbering import Numbering
+from .order import Order
+from .source import NumberedSource, Source
 from .stream import StreamLoader
 
 __all__ = [
@@ -15,6 +17,9 @@ __all__ = [
     "Feed",
     "Loader",
     "Microbatch",
+    "NumberedSource",
+    "Numbering",
+    "Order",
     "Rows",
     "Source",
     "StreamLoader",

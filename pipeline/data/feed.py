@@ -7,14 +7,16 @@ Each asks a source of its own: what a batch holds must follow from the seed and 
 has the same batches, of the rows held out.
 """
 
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from typing import cast
 
 import torch
 
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
 from .batch import Batch, Microbatch, cut, cut_step, rows, slice_rows
-from .source import Source, samples_of
+from .numbering import Numbering
+from .source import NumberedSource, Source, samples_of
 
 
 class Feed:
@@ -49,6 +51,17 @@ class Feed:
                 return source.steps_per_epoch
 
     @property
+    def numbered(self) -> NumberedSource | None:
+        """The source, if it knows which samples each batch has."""
+        return _numbered(self._source)
+
+    @cached_property
+    def numbering(self) -> Numbering | None:
+        """Which samples each microbatch has; None if the source does not know."""
+        source = self.numbered
+        return None if source is None else Numbering(partial(samples_of, source), self._microbatches, self._accumulate)
+
+    @property
     def held_out_sample(self) -> Batch | None:
         """Rows held out to compare with another process's: all that are in memory, or a source's first batch."""
         kept = self.held_out
@@ -65,17 +78,19 @@ class Feed:
     def samples(self, step: int, microbatch: int) -> torch.Tensor | None:
         """The numbers, in the data set, of the microbatch's rows: int64 [rows]; None if the source does not tell them.
         Raises `DataError`."""
-        batch, place = divmod(microbatch, self._microbatches)
-        found = samples_of(self._source, step * self._accumulate + batch)
-        count = self.microbatch(step, microbatch).rows
-        return _own(found, self._microbatches, place, count, f"microbatch {microbatch} of step {step}")
+        if self.numbering is None:
+            return None
+        count, what = self.microbatch(step, microbatch).rows, f"microbatch {microbatch} of step {step}"
+        return _as_many(self.numbering.microbatch(step, microbatch), count, what)
 
     def held_out_samples(self, batch: int, microbatch: int) -> torch.Tensor | None:
         """The same of an evaluated batch: rows held out have numbers of their own."""
-        number, parts = self._held_out_number(batch), self._microbatches * self._accumulate
+        numbers = self._numbers_held_out(self._held_out_number(batch))
+        if numbers is None:
+            return None
+        own = numbers.tensor_split(self._microbatches * self._accumulate)[microbatch]
         count = self.held_out_microbatch(batch, microbatch).rows
-        what = f"microbatch {microbatch} of evaluated batch {batch}"
-        return _own(self._numbers_held_out(number), parts, microbatch, count, what)
+        return _as_many(own, count, f"microbatch {microbatch} of evaluated batch {batch}")
 
     @property
     def last_of_epoch(self) -> int:
@@ -109,7 +124,8 @@ class Feed:
             case tuple() | list():
                 return torch.arange(rows(self.held_out))[number * self._batch_size :][: self._batch_size]
             case source:
-                return samples_of(source, number)
+                numbered = _numbered(source)
+                return None if numbered is None else samples_of(numbered, number)
 
     def _cut(self, step: int) -> list[Microbatch]:
         return self._cut_batches(range(step * self._accumulate, (step + 1) * self._accumulate))
@@ -144,9 +160,12 @@ def _asked(source: Source, step: int, name: str) -> Batch:
     return inputs, targets
 
 
-def _own(samples: torch.Tensor | None, parts: int, place: int, count: int, what: str) -> torch.Tensor | None:
-    """Those of a microbatch, of the samples of its batch. Raises `DataError` if there are not as many as rows."""
-    own = None if samples is None else samples.tensor_split(parts)[place]
-    if own is not None and len(own) != count:
-        raise DataError(f"samples gave {len(own)} numbers for the {count} rows of {what}")
-    return own
+def _numbered(source: Source) -> NumberedSource | None:
+    return cast(NumberedSource, source) if callable(getattr(source, "samples", None)) else None
+
+
+def _as_many(samples: torch.Tensor, count: int, what: str) -> torch.Tensor:
+    """Those of a microbatch. Raises `DataError` if there are not as many as rows."""
+    if len(samples) != count:
+        raise DataError(f"samples gave {len(samples)} numbers for the {count} rows of {what}")
+    return samples

@@ -73,6 +73,11 @@ class Loader(AbstractContextManager["Loader"]):
             self._held_out._epochs = repeat(0)
 
     @property
+    def order(self) -> Order:
+        """Which samples each step has."""
+        return self._order
+
+    @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
         return self._order.steps_per_epoch
@@ -88,7 +93,7 @@ class Loader(AbstractContextManager["Loader"]):
         return self._draw(step)
 
     def samples(self, step: int) -> torch.Tensor:
-        """The indices in the dataset of the samples of `step`: int64 [rows]."""
+        """The indices in the dataset of the samples of `batch(step)`, in their order: int64 [rows]."""
         return self._order.rows(step)
 
     def held_out(self) -> "Loader | None":

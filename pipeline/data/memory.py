@@ -34,6 +34,11 @@ class Rows:
         self._inputs, self._targets, self._held_out = inputs, targets, held_out
 
     @property
+    def order(self) -> Order:
+        """Which rows each step has."""
+        return self._order
+
+    @property
     def steps_per_epoch(self) -> int:
         return self._order.steps_per_epoch
 

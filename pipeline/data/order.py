@@ -18,19 +18,18 @@ class Order:
     def __init__(self, count: int, batch_size: int, seed: int, *, shuffle: bool) -> None:
         if batch_size < 1:
             raise DataError(f"batch_size is {batch_size}. Give each batch at least one row.")
-        self.shuffle = shuffle
-        self._count, self._batch_size, self._seed = count, batch_size, seed
+        self.count, self.batch_size, self.seed, self.shuffle = count, batch_size, seed, shuffle
         # Stages on one worker are a few steps apart, so between two epochs both orders are in use.
         self._of_epoch = lru_cache(maxsize=2)(self._draw)
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self._count // self._batch_size)
+        return -(-self.count // self.batch_size)
 
     def place(self, step: int) -> tuple[int, slice]:
         """The epoch of `step`, and its place in the order of that epoch."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        return epoch, slice(place * self._batch_size, (place + 1) * self._batch_size)
+        return epoch, slice(place * self.batch_size, (place + 1) * self.batch_size)
 
     def rows(self, step: int) -> torch.Tensor:
         """The numbers of the rows of `step`: int64 [rows]."""
@@ -39,6 +38,6 @@ class Order:
 
     def _draw(self, epoch: int) -> torch.Tensor:
         if not self.shuffle:
-            return torch.arange(self._count)
-        key = sha256(f"{self._seed}/epoch {epoch}".encode()).digest()[:8]
-        return torch.randperm(self._count, generator=torch.Generator().manual_seed(int.from_bytes(key, "little")))
+            return torch.arange(self.count)
+        key = sha256(f"{self.seed}/epoch {epoch}".encode()).digest()[:8]
+        return torch.randperm(self.count, generator=torch.Generator().manual_seed(int.from_bytes(key, "little")))

@@ -12,8 +12,7 @@ from .batch import Batch
 class Source(Protocol):
     """A data source. Two sources with the same arguments return the same batches, bit for bit.
 
-    It may also have a method `samples(step)`, which returns the numbers in its data set of the rows of `batch(step)`:
-    int64 [rows].
+    One that also says which samples its batches have is a `NumberedSource`.
     """
 
     @property
@@ -32,17 +31,24 @@ class Source(Protocol):
         of one epoch are evaluated, each drawn when its turn comes."""
 
 
-def samples_of(source: Source, step: int) -> torch.Tensor | None:
-    """What `source.samples(step)` returns: int64 [rows]; None if the source has no such method. Raises `DataError`."""
-    asked = getattr(source, "samples", None)
-    if asked is None:
-        return None
+class NumberedSource(Source, Protocol):
+    """A source that knows which samples each batch has, as `model.prefix_cache` needs, and as taps
+    store. `Rows` and `Loader` are such."""
+
+    def samples(self, step: int) -> torch.Tensor:
+        """The numbers of the samples in `batch(step)`, in the order of its rows: int64 [rows], from 0 on. A number
+        stands for the same inputs in all epochs."""
+
+
+def samples_of(source: NumberedSource, step: int) -> torch.Tensor:
+    """What `source.samples(step)` returns: int64 [rows]. Raises `DataError` if it fails, or returns something else."""
     try:
-        found = asked(step)
+        found: object = source.samples(step)
     except BaseException as error:  # user code may raise anything; the cause is chained
         if isinstance(error, DataError) or not raised_by_user_code(error):
             raise
         raise DataError(f"the data source's samples({step}) failed: {describe_error(error)}") from error
-    if isinstance(found, torch.Tensor) and found.dtype == torch.int64 and found.dim() == 1:
+    if isinstance(found, torch.Tensor) and found.dtype is torch.int64 and found.dim() == 1 and not (found < 0).any():
         return found
-    raise DataError(f"the data source's samples({step}) returned no int64 tensor of one dimension, but {found!r:.80}")
+    wrong = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+    raise DataError(f"the data source's samples({step}) is {wrong}; wanted are numbers from 0 on, int64 [rows]")

@@ -44,6 +44,11 @@ def _scripted(plan: PlanTables) -> Iterator[PlanError]:
     for key in ("steps", "epochs"):
         if getattr(plan.run, key) is not None:
             yield PlanError(f"run.{key}", "the script decides how long it trains; leave it out")
+    if plan.caches_prefix:
+        yield PlanError(
+            "model.prefix_cache",
+            "a script's batches do not say which samples they have; leave it out, or train by a plan",
+        )
     if plan.lr_scheduler is not None and plan.lr_scheduler.every == "epoch":
         yield PlanError("lr_scheduler.every", "a script's epochs are not known; use a number of steps")
     if plan.schedule.mode != "sync":
@@ -197,6 +202,15 @@ def _recovery(plan: PlanTables) -> Iterator[PlanError]:
         )
 
 
+def _cached(plan: PlanTables) -> Iterator[PlanError]:
+    if plan.caches_prefix and plan.recovery.on_bad_microbatch == "skip":
+        yield PlanError(
+            "model.prefix_cache",
+            'with recovery.on_bad_microbatch = "skip", samples that are left out in the first epoch have nothing to be '
+            'used in later ones; use "halt", or leave it out',
+        )
+
+
 def _record(plan: PlanTables) -> Iterator[PlanError]:
     if plan.recovery.record != "all":
         return
@@ -260,7 +274,7 @@ _SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedul
 
 _OF_SCRIPTS = (
     *("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"),
-    "lr_scheduler.every",
+    *("lr_scheduler.every", "model.prefix_cache"),
 )
 
 _KEPT = ("queues.url", "recovery.restarts", "recovery.snapshot_every")
@@ -281,6 +295,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     ),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
+    (("model.prefix_cache", "recovery.on_bad_microbatch"), _cached),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),
     (("workers", *_STAGES), _owners),
     (("workers", "model.weights"), _weights),

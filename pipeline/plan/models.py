@@ -67,6 +67,11 @@ class PlanTables(Section):
         return self.optimizer.clip_norm is not None
 
     @property
+    def caches_prefix(self) -> bool:
+        """Whether what leaves the frozen first stages in the first epoch is kept for all later ones."""
+        return bool(self.model.prefix_cache)
+
+    @property
     def averages(self) -> bool:
         """Whether stages keep averages of their weights."""
         return self.optimizer.ema_decay is not None
@@ -75,7 +80,7 @@ class PlanTables(Section):
     def counts_epochs(self) -> bool:
         """Whether workers need to know how many steps an epoch has."""
         tables = self.lr_scheduler, self.evaluation
-        return any(table is not None and table.every == "epoch" for table in tables)
+        return self.caches_prefix or any(table is not None and table.every == "epoch" for table in tables)
 
     @property
     def evaluates(self) -> bool:

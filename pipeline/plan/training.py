@@ -112,6 +112,12 @@ class ModelPlan(Section):
         "require a gradient as the factory returns them.",
         examples=[["encoder.layer.40.*", "head.*"]],
     )
+    prefix_cache: Unset[Truth] = Field(
+        default=None,
+        description="Whether what leaves the frozen first stages in the first epoch is kept on the disk and used in "
+        "all later ones, in which those stages do not run. Default: false.",
+        examples=[True],
+    )
     loss: Reference = Field(
         description="A function of (outputs, targets), or a module class: the mean over the rows.",
         examples=["torch.nn.functional.cross_entropy"],

@@ -138,6 +138,7 @@ class ChainExecutor:
         self.stages = {stage: Chain(stage, stage < schedule.first_trainable) for stage in schedule.placement[worker]}
         self.loss: float | None = None
         self.gradient_norm: float | None = None
+        self.prefix: None = None  # a forward that is given nothing works on a text that follows from its place
         self.feed = feed
         self.sums = Sums()
         self.gives_up = False
@@ -199,11 +200,15 @@ class ChainResult:
 
 @cache
 def undisturbed(
-    schedule: Schedule, steps: int, rounds: Rounds = NO_ROUNDS, criterion: Criterion | None = None
+    schedule: Schedule,
+    steps: int,
+    rounds: Rounds = NO_ROUNDS,
+    criterion: Criterion | None = None,
+    replayed_from: int | None = None,
 ) -> ChainResult:
     """The result of all programs run in turn, with nothing between the workers but lists."""
-    program, found = Program(schedule, steps, rounds, criterion=criterion), list[EvaluationRecord]()
-    standing = Standing(criterion or Criterion())
+    program = Program(schedule, steps, rounds, criterion=criterion, replayed_from=replayed_from)
+    found, standing = list[EvaluationRecord](), Standing(criterion or Criterion())
     queues: dict[object, list[str]] = {}
     executors = [ChainExecutor(schedule, worker) for worker in range(len(schedule.placement))]
     programs = [list(program.instructions(worker))[::-1] for worker in range(len(executors))]

@@ -88,6 +88,7 @@ class Scenario:
     contained: bool
     injections: tuple[Injection, ...]
     calls: tuple[CallKind, ...] = ()  # of a script; () if there is none
+    replayed_from: int | None = None  # the step from which on frozen first stages run no forwards
     rounds: Rounds = NO_ROUNDS  # of evaluation
     criterion: Criterion | None = None
     keeps_best: bool = False
@@ -113,6 +114,7 @@ class Scenario:
         return (
             f"{shape}, {self.steps} steps, K {self.every}, window {self.window}, lease {self.lease:g} s, "
             f"disk {self.disk:g} s, {self.weather}, {self.spares} spares, contained {self.contained}. {injections}"
+            f"{'' if self.replayed_from is None else f'. Replayed from step {self.replayed_from}'}"
             f"{f'. {self.rounds}, {self.criterion}, best kept {self.keeps_best}' if self.rounds.batches else ''}"
             f"{'. Calls: ' if self.calls else ''}{' '.join(self.calls)}"
         )
@@ -138,6 +140,7 @@ def drawn(seed: int) -> Scenario:
         spares=rng.choice([0, 0, 1, 2]),
         contained=rng.random() < 0.3,
         injections=tuple(_injection(rng, actions, lease) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4, 6]))),
+        replayed_from=_replayed_from(schedule, steps, random.Random(seed + 6 * 10**9)),
         rounds=evaluation[0],
         criterion=evaluation[1],
         keeps_best=evaluation[2],
@@ -156,7 +159,7 @@ def drawn(seed: int) -> Scenario:
 
 def drawn_script(seed: int) -> Scenario:
     """The scenario of `seed` in which a script calls the workers: the same faults, and some that befall the script."""
-    found, rng = drawn(seed), random.Random(seed + 2 * 10**9)
+    found, rng = replace(drawn(seed), replayed_from=None), random.Random(seed + 2 * 10**9)
     while found.schedule.mode != "sync":
         found = replace(found, schedule=_clipped(_tied(_schedule(rng), rng), rng))
     kinds = [kind for _ in range(found.steps) for kind in (CallKind.TRAIN, *_between(rng))]
@@ -210,6 +213,11 @@ def _tied(schedule: Schedule, rng: random.Random) -> Schedule:
         tuple(pairwise(sharing)),
         rng.choice(get_args(Tied)),
     )
+
+
+def _replayed_from(schedule: Schedule, steps: int, rng: random.Random) -> int | None:
+    """Of half the runs in which the first stages are frozen."""
+    return rng.randrange(1, steps) if schedule.first_trainable and rng.random() < 0.5 else None
 
 
 def _clipped(schedule: Schedule, rng: random.Random) -> Schedule:

@@ -36,7 +36,7 @@ STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
 ACTION = 0.02  # likewise, an action
 FOREVER = float("inf")
-_BOUNDED = (Flow.FORWARD, Flow.BACKWARD, Flow.TIED, Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP)
+_BOUNDED = (Flow.FORWARD, Flow.BACKWARD, Flow.TIED, Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP, Flow.REPLAYED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,9 @@ class SimulatedWorker(SimulatedMember):
 def program_of(scenario: Scenario) -> Program:
     """Of all that takes part in the run."""
     steps = ENDLESS if scenario.calls else scenario.steps
-    rounds, criterion = scenario.rounds, scenario.criterion
-    return Program(scenario.schedule, steps, rounds, scripted=bool(scenario.calls), criterion=criterion)
+    rounds, criterion, first = scenario.rounds, scenario.criterion, scenario.replayed_from
+    scripted = bool(scenario.calls)
+    return Program(scenario.schedule, steps, rounds, scripted=scripted, criterion=criterion, replayed_from=first)
 
 
 def queue_options(program: Program, worker: int, window: int) -> QueueOptions:

@@ -315,7 +315,8 @@ class World:
         scenario = self.scenario
         if scenario.calls:
             return undisturbed_script(scenario.schedule, scenario.calls)
-        return undisturbed(scenario.schedule, scenario.steps, scenario.rounds, scenario.criterion)
+        rounds, criterion = scenario.rounds, scenario.criterion
+        return undisturbed(scenario.schedule, scenario.steps, rounds, criterion, scenario.replayed_from)
 
     def _watch(self, sends: list[Outgoing]) -> None:
         """What the broker announces is on the disk, and never goes back while its records are not tampered with."""

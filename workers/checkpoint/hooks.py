@@ -113,9 +113,9 @@ class SnapshotHooks(CheckpointHooks):
     A snapshot is written every `every` steps, after the last of `steps`, and where it is `due` besides; on stage
     `last` it holds the losses of every `log_every`-th step. `writer`, whose limit is 1, runs what writes to
     `snapshots`; nothing else may write those of `stages`. What else the writer was given before a snapshot is on the
-    disk when that is. `forgotten(step)` is called when snapshots of steps before `step` need not be kept; `measured()`
-    before a snapshot of stage `last` is written: it raises `OSError` while what was measured until then is not on the
-    disk.
+    disk when that is. `forgotten(step)` is called when snapshots of steps before `step` need not be kept; `settle()`
+    before each is written: what else the worker needs, if it begins there, is then on the disk; `measured()` before a
+    snapshot of stage `last` is written: it raises `OSError` while what was measured until then is not on the disk.
     """
 
     def __init__(
@@ -132,9 +132,11 @@ class SnapshotHooks(CheckpointHooks):
         every: int,
         log_every: int,
         forgotten: Callable[[int], None] = lambda step: None,
+        settle: Callable[[], None] = lambda: None,
         measured: Callable[[], object] = lambda: None,
         due: Callable[[int], bool] = lambda step: False,
     ) -> None:
+        self._settle = settle
         self._stages = stages
         self._progress = progress
         self._snapshots = snapshots
@@ -218,6 +220,10 @@ class SnapshotHooks(CheckpointHooks):
         self._writer.demand(done, LONGEST_WRITE, SnapshotFailed)
 
     def _write(self, snapshot: Snapshot) -> None:
+        try:
+            self._settle()
+        except OSError as error:
+            raise SnapshotFailed(f"what belongs to the snapshot of step {snapshot.step}: {error}") from error
         if snapshot.stage == self._last:
             self._measured()
         self._snapshots.write(snapshot)
@@ -267,7 +273,8 @@ def open_snapshots(
         log_every=job.plan.run.log_every,
         forgotten=forgotten,
         measured=measured,
-        **({"due": job.rounds.due} if job.plan.keeps_best else {}),
+        settle=(lambda: None) if executor.prefix is None else executor.prefix.sync,
+        due=job.rounds.due if job.plan.keeps_best else (lambda step: False),
     )
 
 

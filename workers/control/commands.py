@@ -137,7 +137,7 @@ class CommandHandler:
         begin = self._loop.progress.position(start.step)
         self._trim(begin)
         for inbound in self._inbound:
-            inbound.rewind(begin.of(inbound.key.flow))
+            inbound.rewind(max(begin.of(inbound.key.flow), self._loop.program.first_step(inbound.key)))
 
     def _trim(self, position: Position) -> None:
         """Replies are kept until they have arrived: without snapshots, a step may be over before they have."""
@@ -145,7 +145,8 @@ class CommandHandler:
         for outbound in self._outbound:
             flow = outbound.key.flow
             floor = position.of(flow)
-            outbound.trim(min(floor, self._loop.progress.answered.get(flow, floor)))
+            floor = min(floor, self._loop.progress.answered.get(flow, floor))
+            outbound.trim(self._loop.program.within(outbound.key, floor))
 
     def _end(self, stop: Stop) -> None:
         """Ends at once, unless there is a step to finish first, or snapshots to report: those of a worker that has gone

@@ -10,6 +10,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Self, TextIO
 
+import msgspec
+
 from stageline.broker.control.messages import RunLength
 from stageline.pipeline.code_lines import CodeLine
 from stageline.workers.control.lifeline import Lifeline
@@ -96,7 +98,7 @@ class Children:
         how = (*(("--resume",) if resume else ()), *(("--new",) if new else ()))
         length = self.local.length
         if length is not None:
-            how += ("--length", str(length.training), str(length.evaluation), str(length.epoch))
+            how += ("--length", msgspec.json.encode(length).decode())
         run = ("--run", self.local.folder.name, *how)
         bound = () if self.local.broker else ("--bind", self.url)
         self.broker = self._start("broker", "broker", *self.local.plan, *bound, *run)

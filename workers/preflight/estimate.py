@@ -16,6 +16,7 @@ from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.workers.runtime.job import Job, prepare
 
 from .dry_run import UNWATCHED, TrialWatch, dry_run
+from .pure_prefix import try_prefix
 from .trial_result import Estimate, QueueEstimate, StageEstimate
 
 
@@ -31,6 +32,7 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
     """`estimate` for a job that is loaded. Its stages cannot be trained afterwards: see `dry_run`."""
     plan = job.plan
     _demand_last_batches(job, watch)
+    kept = try_prefix(job, watch.doing)
     stages, messages = dry_run(job, watch)
     queues = [
         QueueEstimate(
@@ -52,11 +54,12 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
         digest=plan.digest(),
         plan=plan.as_mapping(),
         origins=dict(plan.origins),
-        warnings=(*plan.warnings, *_spills(job, queues)),
+        warnings=(*plan.warnings, *_spills(job, queues), *_unused(job)),
         steps=job.steps,
         stages=stages,
         queues=queues,
         idle=job.verdict.idle,
+        prefix_cache=kept,
     )
 
 
@@ -100,6 +103,15 @@ def _steps_kept(job: Job, stage: int) -> int:
 
 def _ahead(job: Job) -> list[QueueKey]:
     return [key for key in job.program.queues if str(key) in job.schedule.ahead]
+
+
+def _unused(job: Job) -> Iterator[str]:
+    """A warning of a cache that is never read."""
+    if job.plan.caches_prefix and job.program.replays is None:
+        yield (
+            f"model.prefix_cache: the run has {job.steps} steps, an epoch has {job.known_length.epoch}: nothing would "
+            "be used a second time, so nothing is kept."
+        )
 
 
 def _spills(job: Job, queues: list[QueueEstimate]) -> Iterator[str]:

@@ -42,6 +42,18 @@ class QueueEstimate(msgspec.Struct, frozen=True):
     retained: int  # bytes
 
 
+class CacheEstimate(msgspec.Struct, frozen=True):
+    """What `stage`, the first that trains, keeps on the disk of its `worker` of the steps before `replayed_from`: a row
+    of `row_bytes` for each sample; the stages before it do not run in later steps."""
+
+    stage: int
+    worker: int
+    replayed_from: int
+    samples: int
+    row_bytes: int
+    bytes: int
+
+
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Schema plan/1. `idle` is each worker's share of a step, if a backward takes twice a forward, messages no time."""
 
@@ -55,6 +67,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueEstimate]
     idle: tuple[float, ...]
     seconds: tuple[float, ...] = ()  # of a microbatch, by stage, if where to cut was measured
+    prefix_cache: CacheEstimate | None = None
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):

@@ -28,6 +28,7 @@ from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
+from stageline.workers.prefix_cache.opening import open_prefix_cache
 from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics_file import MetricsFile
@@ -96,6 +97,8 @@ class _Local(AbstractContextManager["_Local"]):
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
+        for key in job.program.queues:
+            self._queues.inbound(key).rewind(job.program.first_step(key))
         self._decisions = SkipLog(runs.folder(job.plan, run))
         self._open = ExitStack()
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
@@ -163,6 +166,7 @@ class _Local(AbstractContextManager["_Local"]):
         )
         executor = job.executor(job.schedule.placement[index], self._decisions)
         run = self._coordinator.run.id
+        executor.prefix = open_prefix_cache(job, index, run)
         taps = self._taps(executor, run)
         carry_out = None if taps is None else taps.tapping(executor.carry_out)
         loop = WorkerLoop(
@@ -189,4 +193,4 @@ class _Local(AbstractContextManager["_Local"]):
             if isinstance(message, Trim):
                 position = self._job.program.position(message.step)
                 for key in self._job.program.queues:
-                    self._queues.outbound(key).trim(position.of(key.flow))
+                    self._queues.outbound(key).trim(self._job.program.within(key, position.of(key.flow)))

@@ -37,6 +37,8 @@ from stageline.workers.control.lifeline import NONE, Lifeline
 from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
 from stageline.workers.disk.owned_folder import OwnedFolder
+from stageline.workers.prefix_cache.cache import PrefixCache
+from stageline.workers.prefix_cache.opening import open_prefix_cache
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics_file import MetricsFile, MetricsNotWritten
@@ -199,6 +201,7 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         work.make_loop(queues)
         here = reachable(queues.endpoint, options.broker)
         control.start(assigned, here, work.loop, steps=job.training_steps, ring=queues.ring)
+        work.open_cache()
         with (
             work.metrics or nullcontext(),
             work.recorder or nullcontext(),
@@ -206,6 +209,7 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
             work.hooks() as hooks,
         ):
             work.commands = CommandHandler(assigned, control, queues, hooks, work.loop)
+            work.serve_others()
             work.commands.run(work.save, workers_timeout=options.workers_timeout, lease=job.plan.recovery.lease)
 
 
@@ -221,6 +225,7 @@ class _Work:
     writer: BackgroundWriter | None  # of snapshots, and of what is tapped
     loop: WorkerLoop
     commands: CommandHandler
+    cache: PrefixCache | None = None
 
     def __init__(self, job: Job, assigned: Assigned, *, joined: bool) -> None:
         self._job = job
@@ -258,6 +263,24 @@ class _Work:
             self.loop.measures_with(self.metrics.add)
             self.metrics.note = partial(progress.note_fault, "metrics")
         decisions.note, decisions.wait = partial(progress.note_fault, "skip log"), self.serve
+
+    def open_cache(self) -> None:
+        """Makes the cache of what leaves the frozen first stages, if this worker needs it. Takes long if it is lost."""
+        assigned, progress = self._assigned, self.loop.progress
+        self.cache = self.executor.prefix = open_prefix_cache(
+            self._job,
+            assigned.index,
+            assigned.run,
+            assigned.step,
+            stages=self.executor.stages,
+            note=partial(progress.note_fault, "prefix cache"),
+            going_on=partial(self.queues.pump, 0),
+        )
+
+    def serve_others(self) -> None:
+        """From now on, others are served while this worker waits for a disk."""
+        if self.cache is not None:
+            self.cache.wait = self.serve
 
     def make_room(self, reason: str) -> None:
         """A `put` waits for room, which a trim makes."""

@@ -9,7 +9,7 @@ record = "bad"    record_failure writes the microbatch that stops the run, with 
 """
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from stageline.workers.runtime.executor import ComputeFailed, Culprit, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE, CarryOut
 from stageline.workers.runtime.program import Instruction, queue_key
+from stageline.workers.runtime.replays import CacheUse
 
 from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
 
@@ -84,7 +85,7 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         def recorded(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             if instruction.evaluates:
                 return carry_out(instruction, received)
-            for key, payload in zip(instruction.takes, received, strict=True):
+            for key, payload in zip(instruction.inputs, received, strict=True):
                 before = map_tensors(_copied, payload)  # a layer may write to its input
                 self._record(instruction, Direction.TAKEN, key, before)
             result = carry_out(instruction, received)
@@ -194,9 +195,8 @@ def _record(
         state = executor.stages[stage].state()
         write_snapshot(draft, Snapshot(stage, step, incarnation, state), Origin(run, plan.digest()))
         with (draft / MESSAGES).open("wb") as file:
-            deadline = monotonic() + LONGEST
-            for key in _inputs(job, culprit.action):
-                write_entry(file, Direction.TAKEN, encode(_taken_again(queues, key, step, microbatch, deadline)))
+            for taken in _inputs(job, executor, queues, culprit, run, incarnation):
+                write_entry(file, Direction.TAKEN, encode(taken))
             if culprit.gave is not None and (result := result_queue(culprit.action)) is not None:
                 number = message_number(step, microbatch, job.schedule.microbatches)
                 given = Message(run, result.flow, step, microbatch, result.stage, incarnation, number, culprit.gave)
@@ -211,10 +211,19 @@ def _record(
     return records.run
 
 
-def _inputs(job: Job, action: Action) -> tuple[QueueKey, ...]:
-    """The queues from which the stage took the microbatch up to `action`."""
-    forward = job.program.takes(Action(Kind.FORWARD, action.stage, action.microbatch))
-    return forward if action.kind is Kind.FORWARD else forward + job.program.takes(action)
+def _inputs(
+    job: Job, executor: Executor, queues: Queues, culprit: Culprit, run: str, incarnation: int
+) -> Iterator[Message]:
+    """What the stage took of the microbatch up to the action that failed; of what was replayed, what would have been
+    sent."""
+    action, step, deadline = culprit.action, culprit.step, monotonic() + LONGEST
+    forward = job.program.instruction(step, Action(Kind.FORWARD, action.stage, action.microbatch))
+    if forward.cache is CacheUse.REPLAYED and executor.prefix is not None:
+        key, rows = forward.inputs[0], executor.prefix.rows(step, action.microbatch)
+        yield Message(run, key.flow, step, action.microbatch, key.stage, incarnation, forward.number, rows)
+    backward = () if action.kind is Kind.FORWARD else job.program.instruction(step, action).takes
+    for key in (*forward.takes, *backward):
+        yield _taken_again(queues, key, step, action.microbatch, deadline)
 
 
 def _taken_again(queues: Queues, key: QueueKey, step: int, microbatch: int, deadline: float) -> Message:

@@ -193,7 +193,7 @@ def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, 
 
 
 def _is_recorded(instruction: Instruction, messages: Mapping[Place, RecordedMessage]) -> bool:
-    return all(_place_of(Direction.TAKEN, key, instruction) in messages for key in instruction.takes)
+    return all(_place_of(Direction.TAKEN, key, instruction) in messages for key in instruction.inputs)
 
 
 def _place_of(direction: Direction, key: QueueKey, instruction: Instruction) -> Place:
@@ -219,7 +219,7 @@ def _run(
     outcomes: list[ReplayOutcome] = []
     for instruction in path.instructions:
         received = [
-            path.messages[_place_of(Direction.TAKEN, key, instruction)].load().payload for key in instruction.takes
+            path.messages[_place_of(Direction.TAKEN, key, instruction)].load().payload for key in instruction.inputs
         ]
         if not wanted.is_of(instruction):
             with _output_off():

@@ -41,6 +41,19 @@ class MicrobatchSource(Protocol):
         """The same of an evaluated batch."""
 
 
+class PrefixRows(Protocol):
+    """What leaves the frozen first stages, kept by sample."""
+
+    def keep(self, step: int, microbatch: int, received: Tree) -> None:
+        """Copies the rows of a microbatch. Raises `ComputeFailed` if they cannot be kept."""
+
+    def rows(self, step: int, microbatch: int) -> Tree:
+        """The rows of a microbatch's samples, in memory of their own. Raises `ComputeFailed` if one is not there."""
+
+    def sync(self) -> None:
+        """When this returns, all that was kept before survives a power failure. For any thread. Raises `OSError`."""
+
+
 @dataclass(slots=True)
 class Sums:
     """What was evaluated, added up over `rows`: the loss, None before the first row, and the metrics by name."""
@@ -89,6 +102,7 @@ class Executor:
     rows: int = 0  # likewise
     learning_rates: tuple[float, ...] = ()  # likewise, of the last stage's groups
     sums: Sums = field(default_factory=Sums)  # of what was evaluated so far
+    prefix: PrefixRows | None = None  # on the worker that has the first stage that trains, if they are kept
     gives_up: bool = False  # the batch that is evaluated: its script has the result already
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
     _rows: list[int] = field(default_factory=list)  # likewise; 0 for one that does not count

@@ -7,17 +7,18 @@ from math import gcd
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.data import Feed
+from stageline.pipeline.data import Feed, Numbering
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.model.plan_stage import make_stage
+from stageline.pipeline.model.pure import impure_modules
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.model.ties import ties_of
-from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.metric_names import function_of, numbered
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
@@ -26,7 +27,10 @@ from stageline.pipeline.stage.stage import Stage
 from .calls import CallFeed
 from .executor import Executor, Metric
 from .program import AHEAD, ENDLESS, NO_ROUNDS, Program
+from .sample_order import made_order, order_of
 from .skipping import SkipLog, SkippingExecutor
+
+REPLAYED_AHEAD = 16  # messages that are granted to the producer of a queue of steps' ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,8 @@ class Job:
                 f"there are no rows to evaluate: what {plan.data.origin} names holds none back. Have its held_out() "
                 "return some, or leave the table [evaluation] out",
             )
-        length = RunLength(steps, feed.batches_held_out if plan.evaluates else 0, epoch)
+        order = order_of(plan, feed) if plan.caches_prefix else None
+        length = RunLength(steps, feed.batches_held_out if plan.evaluates else 0, epoch, order)
         return replace(self, own_feed=feed, length=length)
 
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
@@ -105,8 +110,21 @@ class Job:
     @property
     def program(self) -> Program:
         return Program(
-            self.schedule, self.steps, self.rounds, scripted=self.plan.scripted, criterion=self.plan.criterion
+            self.schedule,
+            self.steps,
+            self.rounds,
+            scripted=self.plan.scripted,
+            criterion=self.plan.criterion,
+            replayed_from=self.known_length.epoch if self.plan.caches_prefix else None,
         )
+
+    @property
+    def numbering(self) -> Numbering | None:
+        """Which samples each microbatch has; None if neither the data nor the broker has told it."""
+        order, choice = self.known_length.order, self.plan.schedule
+        if order is not None:
+            return Numbering(made_order(order).rows, choice.microbatches, choice.accumulate)
+        return None if self.own_feed is None else self.own_feed.numbering
 
     @property
     def tapped(self) -> dict[int, tuple[str, ...]]:
@@ -144,6 +162,8 @@ class Job:
                 return 8 * AHEAD  # at most `AHEAD` are under way: the rest spares requests
             case Flow.EVALUATION:  # two batches: one may wait while the next one is computed
                 return 2 * microbatches + 2
+            case Flow.REPLAYED:  # without content; nothing waits until it is sent
+                return REPLAYED_AHEAD
             case _:
                 most = self.verdict.queue_bound[str(key)]
                 return max(2 * most + 2, most + microbatches)
@@ -175,6 +195,8 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     tapped_layers(plan, segments)
     plan = plan.resolved(len(segments))
     schedule = schedule_of(plan, segments)
+    if plan.caches_prefix:
+        _demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)
@@ -186,6 +208,40 @@ def schedule_of(plan: Plan, segments: Sequence[Segment]) -> Schedule:
         first_trainable=first_trainable(segments),
         ties=ties_of(segments, plan.schedule.mode),
         frozen=frozen_stages(segments),
+    )
+
+
+def _demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int) -> None:
+    """Raises `PlanRefused` if no stage is frozen before the first that trains, or if one draws, counts or is tapped."""
+    key = "model.prefix_cache"
+    if not first_trainable:
+        raise plan.refused(key, _no_prefix(segments))
+    wrong = [plan.refused(key, reason) for reason in impure_modules(segments[:first_trainable])]
+    tapped = [
+        layer for stage, layers in tapped_layers(plan, segments).items() if stage < first_trainable for layer in layers
+    ]
+    if tapped:
+        wrong.append(plan.refused("taps.layers", _tapped_prefix(tapped)))
+    if wrong:
+        raise PlanRefused([error for each in wrong for error in each.errors])
+
+
+def _tapped_prefix(layers: Sequence[str]) -> str:
+    return (
+        f"{', '.join(layers)}: in frozen first stages, which model.prefix_cache = true runs in the first epoch alone; "
+        "tap layers after them, or leave model.prefix_cache out"
+    )
+
+
+def _no_prefix(segments: Sequence[Segment]) -> str:
+    """Why nothing can be kept, with where to cut."""
+    first, names = segments[0], segments[0].names
+    at = next(place for place, layer in enumerate(first.layers) if any(p.requires_grad for p in layer.parameters()))
+    if at == 0:
+        return f"the first layer, {names[0]}, is trained, so no stage before it is frozen; leave it out"
+    return (
+        f"stage 0, of layers {names[0]} to {names[-1]}, trains layer {names[at]}; cut there, so that the stages before "
+        f"it are frozen: model.cut = [{at}, ...]"
     )
 
 
@@ -205,11 +261,19 @@ def _steps_of_epoch(plan: Plan, batches: int) -> int:
     """Raises `PlanRefused` if a step has batches of two epochs."""
     if batches % plan.schedule.accumulate:
         raise plan.refused(
-            "evaluation.every" if plan.evaluation and plan.evaluation.every == "epoch" else "lr_scheduler.every",
+            _counting_epochs(plan),
             f"an epoch has {batches} batches, which are no whole steps of schedule.accumulate = "
-            f"{plan.schedule.accumulate}; use a number of steps",
+            f"{plan.schedule.accumulate}; use {'another number' if plan.caches_prefix else 'a number of steps'}",
         )
     return batches // plan.schedule.accumulate
+
+
+def _counting_epochs(plan: Plan) -> str:
+    """The key for which an epoch must have whole steps: first the one that has no other way out."""
+    if plan.caches_prefix:
+        return "model.prefix_cache"
+    every_epoch = plan.evaluation is not None and plan.evaluation.every == "epoch"
+    return "evaluation.every" if every_epoch else "lr_scheduler.every"
 
 
 def _reads_data(job: Job, worker: int | None) -> bool:

@@ -29,6 +29,7 @@ from .executor import Executor
 from .machine import AwaitCredit, Command, Compute, Finish, Machine, Take
 from .program import Instruction, Program
 from .progress import Progress
+from .replays import CacheUse
 
 CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
@@ -227,6 +228,8 @@ class WorkerLoop:
 
     def _compute(self, instruction: Instruction) -> None:
         self.progress.computing(instruction, self._now())
+        if instruction.cache is not None:
+            self._use_cache(instruction, instruction.cache)
         verdict = instruction.action.kind is Kind.VERDICT
         result = self._verdict() if verdict else self._carry_out(instruction, self._received)
         self._received.clear()
@@ -242,8 +245,17 @@ class WorkerLoop:
                 self._end_step(instruction.action.stage, instruction.step)
         self._machine.computed()
 
+    def _use_cache(self, instruction: Instruction, use: CacheUse) -> None:
+        cached, place = self._executor.prefix, (instruction.step, instruction.action.microbatch)
+        if cached is not None and use is CacheUse.KEPT:
+            cached.keep(*place, self._received[0])
+        elif cached is not None:
+            self._received.append(cached.rows(*place))
+
     def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
         step, microbatch, number = instruction.step, instruction.action.microbatch, instruction.number
+        if key.flow is Flow.REPLAYED:  # one a step, without content
+            microbatch, number, payload = 0, step, None
         message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
         self._outbound(key).put(message)
 

@@ -21,6 +21,7 @@ from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, f
 from stageline.pipeline.schedule.ties import tied_queues
 
 from .calls import Call, CallKind, Position
+from .replays import CacheUse, Replays
 
 CHUNK = 64  # instructions that are made at once
 ENDLESS = 2**62  # steps: a script says when it is over
@@ -28,6 +29,7 @@ NO_ROUNDS = Rounds()
 AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
 
 _Touched = tuple[str, tuple[QueueKey, ...], QueueKey | None]  # an action's name, what it takes from, what it gives to
+_Touch = Callable[[Action], _Touched]
 
 
 class Instruction(msgspec.Struct, frozen=True):
@@ -35,7 +37,8 @@ class Instruction(msgspec.Struct, frozen=True):
     `needs_credit`: no gradient comes back for what it gives, so the consumer says when it may be computed.
 
     `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
-    run's, which the ledger knows; evaluated batches are not, and `step` then numbers those.
+    run's, which the ledger knows; evaluated batches are not, and `step` then numbers those. `cache`: what is done with
+    the cache of what leaves the frozen first stages.
     """
 
     step: int
@@ -47,6 +50,14 @@ class Instruction(msgspec.Struct, frozen=True):
     evaluates: bool = False
     counted: bool = True
     needs_credit: bool = False
+    cache: CacheUse | None = None
+
+    @property
+    def inputs(self) -> tuple[QueueKey, ...]:
+        """The queues that bring what it computes from, or once did: what is replayed is what one of them brought."""
+        if self.cache is CacheUse.REPLAYED:
+            return (QueueKey(Flow.FORWARD, self.action.stage),)
+        return self.takes
 
     def __str__(self) -> str:
         if self.action.kind is Kind.VERDICT:
@@ -59,7 +70,8 @@ class Program:
     """`schedule` over `steps` steps, with `rounds` of evaluation between them, forward only. By the `criterion`, the
     last stage's worker decides after each whether the run goes on, and tells the others; None: it always does.
 
-    `scripted` says that the calls of a script bring the batches, for as long as it likes.
+    `scripted` says that the calls of a script bring the batches, for as long as it likes. What leaves the frozen first
+    stages is kept, and from step `replayed_from` on replayed; None: it is computed in every step.
     """
 
     schedule: Schedule
@@ -67,6 +79,7 @@ class Program:
     rounds: Rounds = NO_ROUNDS
     scripted: bool = False
     criterion: Criterion | None = None
+    replayed_from: int | None = None
 
     @property
     def last(self) -> int:
@@ -90,7 +103,8 @@ class Program:
         evaluates = self.scripted or self.rounds.batches
         evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages) if evaluates]
         if not self.scripted:
-            return (*between_stages, *evaluation, *map(verdict_key, self._told))
+            replayed = () if self.replays is None else self.replays.queues
+            return (*between_stages, *evaluation, *replayed, *map(verdict_key, self._told))
         calls = [key(worker) for worker in range(self.script) for key in (call_key, reply_key)]
         return (*between_stages, *evaluation, *calls, self._losses)
 
@@ -174,6 +188,8 @@ class Program:
         match key.flow:
             case Flow.EVALUATION:
                 return key.stage - 1
+            case Flow.REPLAYED:
+                return key.stage + 1
             case Flow.VERDICT:
                 return self.last
             case _:
@@ -184,6 +200,23 @@ class Program:
         """The stages that put into the queues between stages that share parameters."""
         queues = tied_queues(self.schedule.ties, self.schedule.tied)
         return {queue_key(name): source for name, (source, _) in queues.items()}
+
+    def first_step(self, key: QueueKey) -> int:
+        """The step with which the messages of `key` begin."""
+        return 0 if self.replays is None or key.flow is not Flow.REPLAYED else self.replays.first
+
+    def within(self, key: QueueKey, floor: int) -> int:
+        """`floor`, before which messages of `key` are forgotten, or the first or last step of those if it lies beyond
+        them: a consumer that takes no more stays where it is, and would be told of messages that were never there."""
+        if self.replays is not None and key.flow is Flow.FORWARD and key.stage <= self.schedule.first_trainable:
+            return min(floor, self.replays.first)
+        return max(floor, self.first_step(key))
+
+    @cached_property
+    def replays(self) -> Replays | None:
+        """What is left to do where what leaves the frozen first stages is there."""
+        first = self.replayed_from
+        return None if first is None or first >= self.steps else Replays(self.schedule, first)
 
     def position(self, step: int) -> Position:
         """Where a run that no script calls is after `step` steps, before the round of evaluation that follows them."""
@@ -236,11 +269,26 @@ class Program:
         return forward_only(self.schedule.placement, self.schedule.microbatches)
 
     @cached_property
-    def _in_training(self) -> Callable[[Action], _Touched]:
+    def _in_training(self) -> _Touch:
         return cache(lambda action: (str(action), self.takes(action), self.gives(action)))
 
     @cached_property
-    def _in_evaluation(self) -> Callable[[Action], _Touched]:
+    def _in_replay(self) -> _Touch:
+        """In the steps that replay what leaves the frozen first stages."""
+        replays = self.replays
+
+        def touched(action: Action) -> _Touched:
+            name, takes, gives = self._in_training(action)
+            return (
+                (name, takes, gives)
+                if replays is None
+                else (name, replays.takes(action, takes), replays.gives(action, gives))
+            )
+
+        return cache(touched)
+
+    @cached_property
+    def _in_evaluation(self) -> _Touch:
         """The same as in training, but through queues of its own."""
 
         def touched(action: Action) -> _Touched:
@@ -252,18 +300,22 @@ class Program:
     def _parts(self, worker: int, start: int) -> Iterator[Iterator[Instruction]]:
         """Training up to each round of evaluation, and the round. No worker waits for another between them, unless the
         run may end there: then for the verdict."""
+        ordered = self.replays or self.schedule
         for end in self.rounds.ends(start) if self.rounds.batches else (self.steps,):
-            yield self._instructions(self.schedule.program(worker, range(start, end)), evaluates=False)
+            yield self._instructions(ordered.program(worker, range(start, end)), evaluates=False)
             yield self._instructions(self._forward_only.program(worker, self.rounds.batches_of(end)), evaluates=True)
             if self._may_end and end < self.steps:
                 yield self._verdict(worker, self.rounds.before(end))
             start = end
 
     def _instructions(self, actions: Iterator[tuple[int, Action]], *, evaluates: bool) -> Iterator[Instruction]:
+        replays = None if evaluates else self.replays
         of_every_step = self._in_evaluation if evaluates else self._in_training
+        later = of_every_step if replays is None else self._in_replay
+        until = ENDLESS if replays is None else replays.first
         count, counted, throttled = self.schedule.microbatches, not evaluates, not self.scripted
         # Messages of which a step has one are numbered by the step.
-        once = ONCE_PER_STEP if self.schedule.ties or self.schedule.clips else ()
+        once = ONCE_PER_STEP if self.schedule.ties or self.schedule.clips or replays else ()
 
         def chunks() -> Iterator[list[Instruction]]:
             while chunk := [
@@ -271,10 +323,11 @@ class Program:
                     step,
                     each,
                     step if each.kind in once else message_number(step, each.microbatch, count),
-                    *of_every_step(each),
+                    *(of_every_step if step < until else later)(each),
                     evaluates,
                     counted,
                     throttled if evaluates else self._runs_ahead(each),
+                    None if replays is None else replays.use(step, each),
                 )
                 for step, each in islice(actions, CHUNK)
             ]:

@@ -42,15 +42,16 @@ def test_a_source_without_the_method_tells_none() -> None:
         def held_out(self) -> None:
             """None."""
 
-    assert samples_of(Untelling(), 0) is None
     assert Feed(Untelling(), 2, 3, 20).samples(0, 1) is None
 
 
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        ([1, 2], r"samples\(4\) returned no int64 tensor of one dimension, but \[1, 2\]"),
-        (torch.ones(6), "returned no int64 tensor"),
+        ([1, 2], r"the data source's samples\(4\) is list; wanted are numbers from 0 on, int64 \[rows\]"),
+        (torch.ones(6), r"is torch.float32 \[6\]; wanted are"),
+        (torch.zeros(2, 1, dtype=torch.int64), r"is torch.int64 \[2, 1\]; wanted are"),
+        (torch.tensor([1, -1]), r"is torch.int64 \[2\]; wanted are"),
         (ValueError("lost"), r"samples\(4\) failed: ValueError: lost \(.*test_source.py, line \d+, in samples\)"),
     ],
 )

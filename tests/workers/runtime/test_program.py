@@ -7,7 +7,15 @@ import pytest
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.workers.runtime.calls import Call, CallKind, Position
-from stageline.workers.runtime.program import Program, call_key, loss_key, queue_key, reply_key, verdict_key
+from stageline.workers.runtime.program import (
+    Program,
+    call_key,
+    loss_key,
+    queue_key,
+    reply_key,
+    verdict_key,
+)
+from stageline.workers.runtime.replays import CacheUse
 from support.shapes import line, looped
 
 
@@ -143,3 +151,76 @@ def test_the_script_is_one_more_place_that_calls_and_takes_replies() -> None:
     assert program.answers(CallKind.TRAIN) == (loss_key(1),)
     assert program.answers(CallKind.STATE) == (reply_key(1), reply_key(0))
     assert program.local(0) == program.local(2) == set()
+
+
+def test_frozen_first_stages_only_end_their_steps_once_what_leaves_them_is_there() -> None:
+    """Worker 0 has frozen stages alone: it learns from stage 2 how far the run is. Worker 1 has another one."""
+    schedule = make_schedule("gpipe", ((0, 1), (2,)), 2, first_trainable=2)
+    program = Program(schedule, 2, Rounds(2, 1), replayed_from=1)
+    assert written(program, 0)[4:] == [
+        "0U of step 0 #0 - -> -",
+        "1U of step 0 #0 - -> -",
+        "1U of step 1 #1 replayed-1 -> replayed-0",
+        "0U of step 1 #1 replayed-0 -> -",
+        "0F0 of evaluated batch 0 #0 - -> evaluation-1",
+        "1F0 of evaluated batch 0 #0 evaluation-1 -> evaluation-2",
+        "0F1 of evaluated batch 0 #1 - -> evaluation-1",
+        "1F1 of evaluated batch 0 #1 evaluation-1 -> evaluation-2",
+    ]
+    assert written(program, 1, start=1)[:-2] == [
+        "2F0 of step 1 #2 - -> -",
+        "2F1 of step 1 #3 - -> -",
+        "2B0 of step 1 #2 - -> -",
+        "2B1 of step 1 #3 - -> replayed-1",
+        "2U of step 1 #1 - -> -",
+    ]
+
+
+def test_a_worker_that_also_trains_ends_the_steps_of_its_frozen_stage_as_its_list_says() -> None:
+    program = Program(make_schedule("gpipe", ((0, 2), (1,)), 1, first_trainable=1), 3, replayed_from=1)
+    assert [str(key) for key in program.queues if key.flow == "replayed"] == []
+    assert [str(each) for each in program.instructions(0, start=2)] == [
+        "2F0 of step 2",
+        "2B0 of step 2",
+        "0U of step 2",
+        "2U of step 2",
+    ]
+
+
+def test_a_forward_of_the_first_stage_that_trains_says_whether_its_input_is_kept_or_replayed() -> None:
+    program = Program(make_schedule("gpipe", line(3), 1, first_trainable=1), 2, replayed_from=1)
+    kept, replayed = (next(program.instructions(1, start=step)) for step in (0, 1))
+    assert (kept.cache, replayed.cache) == (CacheUse.KEPT, CacheUse.REPLAYED)
+    assert (kept.inputs, replayed.inputs) == (kept.takes, kept.takes)
+    assert all(each.cache is None for worker in (0, 2) for each in program.instructions(worker))
+
+
+def test_where_nothing_is_replayed_a_program_is_as_without() -> None:
+    schedule = make_schedule("gpipe", line(3), 1, first_trainable=1)
+    assert Program(schedule, 2, replayed_from=2).queues == Program(schedule, 2).queues
+
+
+def test_rounds_between_steps_run_all_stages_whether_these_are_replayed_or_not() -> None:
+    schedule = make_schedule("gpipe", line(2), 1, first_trainable=1)
+    program = Program(schedule, 3, Rounds(3, 1, 1), replayed_from=1)
+    assert [str(each) for each in program.instructions(0)] == [
+        *("0F0 of step 0", "0U of step 0", "0F0 of evaluated batch 0"),
+        *("0U of step 1", "0F0 of evaluated batch 1"),
+        *("0U of step 2", "0F0 of evaluated batch 2"),
+    ]
+    evaluated = [each for each in program.instructions(1) if each.evaluates]
+    assert [(each.number, each.takes, each.cache) for each in evaluated] == [
+        (number, (queue_key("evaluation-1"),), None) for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "within"),
+    [("evaluation-1", 0, [0, 2, 9]), ("replayed-0", 2, [2, 2, 9]), ("forward-1", 0, [0, 2, 2])],
+)
+def test_queues_are_trimmed_within_the_steps_that_use_them(name: str, first: int, within: list[int]) -> None:
+    program = Program(make_schedule("gpipe", line(2), 1, first_trainable=1), 12, Rounds(12, 2), replayed_from=2)
+    key = queue_key(name)
+    assert key in program.queues
+    assert program.first_step(key) == first
+    assert [program.within(key, floor) for floor in (0, 2, 9)] == within

@@ -3,6 +3,7 @@
 import shlex
 
 import click
+import msgspec
 
 from stageline.pipeline.plan.addresses import masked
 from stageline.workers.cli import options
@@ -28,9 +29,8 @@ from stageline.workers.cli.logs import log_to_stderr
 @click.option("--new", is_flag=True, hidden=True, help="No broker has served the run before.")
 @click.option(
     "--length",
-    type=(int, int, int),
     hidden=True,
-    help="Steps that the run trains, those of its evaluation, and those of an epoch.",
+    help="How long the run is, as a RunLength in JSON.",
 )
 @options.lifeline
 def broker(
@@ -40,7 +40,7 @@ def broker(
     run: str | None,
     resume: bool,
     new: bool,
-    length: tuple[int, int, int] | None,
+    length: str | None,
     lifeline: int,
 ) -> int:
     """Run the broker of the plan CONFIG until the run is over."""
@@ -71,6 +71,6 @@ def broker(
         Lifeline(lifeline),
         resume,
         new or not run,
-        RunLength(*length) if length else None,
+        msgspec.json.decode(length, type=RunLength) if length else None,
     )
     return run_broker(plan, place, announce)

@@ -48,6 +48,13 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
     show("plan", ("key", "value", "from"), keys)
     _show_split(found)
     _show_queues(found)
+    if found.prefix_cache is not None:
+        kept = found.prefix_cache
+        idle_stages = "stage 0 does" if kept.stage == 1 else f"stages 0 to {kept.stage - 1} do"
+        say(
+            f"prefix cache: {kept.samples} rows of {size(kept.row_bytes)}, {size(kept.bytes)} on the disk of worker "
+            f"{kept.worker}; from step {kept.replayed_from} on, {idle_stages} not run"
+        )
     _show_taps(found, dict(flat(found.plan)))
     idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
     frozen = " (as one where nothing is trained)" if any(not each.trained for each in found.stages) else ""

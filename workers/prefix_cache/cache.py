@@ -1,0 +1,221 @@
+"""What leaves the frozen first stages, by sample: written in the first epoch, read in all later ones.
+
+prefix-cache/cache.json    what the rows were computed from, and their form
+             leaf-0.rows   the first tensor of what is sent, a row for each sample; then leaf-1.rows, ...
+             marks.rows    for each sample, 0 or 1 and the CRC-32 of its rows: int64
+
+keep      microbatch 3 of step 5    its rows -> those of samples 17, 4, 29
+rows      microbatch 1 of step 60   samples 4, 8, 17 -> a tensor of three rows
+
+A sample that is computed twice, after a recovery, is written twice, with the same bits.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from zlib_ng.zlib_ng import crc32
+
+from stageline.broker.codec.message import LIMITS
+from stageline.broker.codec.structure import flatten, unflatten
+from stageline.pipeline.data import Numbering
+from stageline.pipeline.errors import DataError
+from stageline.pipeline.retry import Note, persist, reason_of
+from stageline.pipeline.tree import Tree
+from stageline.workers.disk.atomic_file import make_folder, sync
+from stageline.workers.runtime.executor import ComputeFailed
+
+from .header import CachedLeaf, CacheHeader, difference, read_header, write_header
+from .row_file import RowFile
+
+FOLDER = "prefix-cache"
+_THERE = 1 << 32  # added to the checksum of a sample that is there
+
+
+class PrefixCacheFailed(ComputeFailed):
+    """What leaves the frozen first stages cannot be kept, or is not there."""
+
+
+class PrefixCache:
+    """The rows of `samples` samples, in `folder`, which nothing else writes to. `parts` say what they follow from.
+
+    `note` gets the fault while there is no room for it on the disk, and `wait` is called before the next attempt.
+    """
+
+    def __init__(self, folder: Path, numbering: Numbering, samples: int, parts: dict[str, Any]) -> None:
+        self.folder = folder
+        self.note: Note = lambda fault: None
+        self.wait: Callable[[float], object] = time.sleep  # seconds
+        self._numbering = numbering
+        self._samples = samples
+        self._parts = parts
+        self._header: CacheHeader | None = None
+        self._types: list[torch.dtype] = []
+        self._files: list[RowFile] = []
+        self._marks = torch.zeros(0, dtype=torch.int64)
+        self._mark_file: RowFile | None = None
+        self._unsaved = False
+
+    def keep(self, step: int, microbatch: int, received: Tree) -> None:
+        """Copies the rows of a microbatch. Raises `PrefixCacheFailed` if they have another form than those before, or
+        if there is no room for them on the disk."""
+        samples = self._numbering.microbatch(step, microbatch)
+        structure, tensors = flatten(received, LIMITS.depth)
+        if not len(samples):
+            return
+        place = f"microbatch {microbatch} of step {step}"
+        self._require_rows(tensors, len(samples), place)
+        self._require_form(structure, [CachedLeaf.of(tensor) for tensor in tensors], place)
+        for file, tensor in zip(self._files, tensors, strict=True):
+            file.rows.index_copy_(0, samples, _bytes_of(tensor, file.size))
+        self._marks.index_copy_(0, samples, torch.tensor([self._sum(each) for each in samples.tolist()]))
+        self._unsaved = True
+
+    def rows(self, step: int, microbatch: int) -> Tree:
+        """What `keep` was given, of the samples of this microbatch, in memory of its own. Raises `PrefixCacheFailed` if
+        one is not there."""
+        samples = self._numbering.microbatch(step, microbatch)
+        header = self._header
+        if header is None or not self._marks.index_select(0, samples).all():
+            raise PrefixCacheFailed(
+                f"the prefix cache {self.folder} lacks samples of microbatch {microbatch} of step {step}: they were in "
+                "no batch of the first epoch. Give a data source whose epochs all have the same samples, or leave "
+                "model.prefix_cache out"
+            )
+        parts = zip(self._files, header.leaves, self._types, strict=True)
+        found = (
+            file.rows.index_select(0, samples).view(-1).view(dtype).view(len(samples), *leaf.shape)
+            for file, leaf, dtype in parts
+        )
+        return unflatten(header.structure, found)
+
+    def sync(self) -> None:
+        """When this returns, all that was kept before survives a power failure. For any thread. Raises `OSError`."""
+        if self._unsaved:
+            self._unsaved = False
+            for file in (*self._files, *filter(None, [self._mark_file])):
+                file.sync()
+
+    def open(self, steps: int) -> str:
+        """Goes on with what is there of the first `steps` steps: why that cannot be, "" if it can. Reads every byte."""
+        try:
+            header = read_header(self.folder)
+            if wrong := difference(header, self._parts, self._samples):
+                return wrong
+            self._open_files(header, new=False)
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).name} is missing"
+        except (OSError, ValueError) as error:
+            return reason_of(error)
+        return self._damage(steps)
+
+    def clear(self) -> None:
+        """Forgets all rows. Raises `PrefixCacheFailed`."""
+        self._close()
+        try:
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+        except OSError as error:
+            raise PrefixCacheFailed(f"the prefix cache {self.folder} cannot be removed: {reason_of(error)}") from None
+
+    def _damage(self, steps: int) -> str:
+        """What is wrong with the rows of the first `steps` steps."""
+        samples = {each for batch in self._numbering.batches(steps) for each in batch.tolist()}
+        absent = sum(not self._marks[each] for each in samples)
+        if absent:
+            return f"{absent} of {len(samples)} samples are missing"
+        wrong = sum(self._sum(each) != int(self._marks[each]) for each in samples)
+        return (
+            f"the rows of {wrong} of {len(samples)} samples are damaged: their CRC-32 does not match" if wrong else ""
+        )
+
+    def _sum(self, sample: int) -> int:
+        found = 0
+        for file in self._files:
+            found = crc32(file.row(sample), found)
+        return found + _THERE
+
+    def _require_rows(self, tensors: Iterable[Tensor], rows: int, place: str) -> None:
+        for number, tensor in enumerate(tensors):
+            if not tensor.dim() or len(tensor) != rows:
+                raise PrefixCacheFailed(
+                    f"model.prefix_cache: tensor {number} of what leaves the frozen stages in {place} has the shape "
+                    f"{list(tensor.shape)}, and the microbatch has {rows} rows: a tensor that does not have a row for "
+                    "each sample cannot be kept by sample. Cut elsewhere, or leave model.prefix_cache out"
+                )
+
+    def _require_form(self, structure: Any, leaves: list[CachedLeaf], place: str) -> None:
+        if self._header is None:
+            self._begin(
+                CacheHeader(parts=self._parts, samples=self._samples, structure=structure, leaves=tuple(leaves))
+            )
+        header = self._header
+        if header is not None and (header.structure, header.leaves) != (structure, tuple(leaves)):
+            raise PrefixCacheFailed(
+                f"model.prefix_cache: sample shapes that vary: what leaves the frozen stages is {_listed(leaves)} in "
+                f"{place}, and was {_listed(header.leaves)} before. Pad all samples to one length, or leave "
+                "model.prefix_cache out"
+            )
+
+    def _begin(self, header: CacheHeader) -> None:
+        """Takes space on the disk for all rows. A full disk is waited for."""
+        size = header.row_bytes * header.samples
+        what = f"take {size} bytes for {header.samples} samples in {self.folder}"
+        try:
+            persist(partial(self._open_files, header, new=True), what, self.note, now=time.monotonic, wait=self.wait)
+        except OSError as error:  # no other process could do better
+            raise PrefixCacheFailed(
+                f"the prefix cache cannot {what}: {reason_of(error)}. Make room on that disk and resume the run"
+            ) from None
+
+    def _open_files(self, header: CacheHeader, *, new: bool) -> None:
+        self._close()
+        types = [leaf.type for leaf in header.leaves]
+        sizes = {f"leaf-{number}.rows": leaf.bytes for number, leaf in enumerate(header.leaves)} | {"marks.rows": 8}
+        if new:
+            make_folder(self.folder)
+        else:
+            _require_sizes(self.folder, sizes, header.samples)
+        for name, size in sizes.items():
+            self._files.append(RowFile(self.folder / name, header.samples, size))
+        if new:
+            sync(self.folder)
+            write_header(self.folder, header)
+        self._mark_file = self._files.pop()
+        self._marks = self._mark_file.rows.view(torch.int64).view(-1)
+        self._header, self._types = header, types
+
+    def _close(self) -> None:
+        for file in (*self._files, *filter(None, [self._mark_file])):
+            file.close()
+        self._files, self._mark_file, self._header = [], None, None
+
+
+def _require_sizes(folder: Path, sizes: dict[str, int], samples: int) -> None:
+    """Raises `ValueError` for a file that is not as long as it was made, `OSError` for one that is not there."""
+    for name, size in sizes.items():
+        found, wanted = (folder / name).stat().st_size, max(1, samples * size)
+        if found != wanted:
+            raise ValueError(f"{name} has {found} bytes, made were {wanted}")
+
+
+def _bytes_of(tensor: Tensor, size: int) -> Tensor:
+    """Its rows as they are kept: uint8 [rows, size]."""
+    here = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return here.view(-1).view(torch.uint8).view(len(tensor), size)
+
+
+def _listed(leaves: Iterable[CachedLeaf]) -> str:
+    return ", ".join(map(str, leaves))
+
+
+def require_numbering(found: Numbering | None) -> Numbering:
+    """Raises `DataError` if neither the data nor the broker says which samples a batch has."""
+    if found is None:
+        raise DataError("neither the data nor the broker says which samples a batch has")
+    return found

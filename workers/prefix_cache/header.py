@@ -1,0 +1,112 @@
+"""What a prefix cache says of itself: what its rows were computed from, and how they lie in its files.
+
+cache.json    {"header": {...}, "sha256": of the header's bytes}
+"""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.difference import counted
+from stageline.workers.disk.atomic_file import write_file
+
+FORMAT = "prefix-cache/1"
+NAME = "cache.json"
+
+_KEYS = ("model.factory", "model.options", "model.weights", "model.autocast", "data", "run.seed")
+_SIZES = ("schedule.microbatches", "schedule.accumulate")
+_OTHER = ("data.num_workers", "data.held_out", "data.check")  # of them: what changes no row
+
+
+class CachedLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of what is kept: its dtype as torch prints it without `torch.`, and the shape of one row."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "CachedLeaf":
+        """Of a microbatch's tensor, whose dimension 0 is rows."""
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:]))
+
+    @property
+    def type(self) -> torch.dtype:
+        """Raises `ValueError` if there is none of that name."""
+        found = getattr(torch, self.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ValueError(f"torch has no dtype {self.dtype!r}")
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """Of a row."""
+        return self.type.itemsize * torch.Size(self.shape).numel()
+
+    def __str__(self) -> str:
+        return f"{self.dtype} [rows{''.join(f', {size}' for size in self.shape)}]"
+
+
+class CacheHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`parts`: the plan's keys that its rows follow from; `samples`: how many rows its files have room for; `structure`
+    is that of a message's payload, of which `leaves` are the tensors."""
+
+    format: str = FORMAT
+    parts: dict[str, Any]
+    samples: int
+    structure: Any
+    leaves: tuple[CachedLeaf, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(leaf.bytes for leaf in self.leaves)
+
+
+class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    header: msgspec.Raw
+    sha256: str
+
+
+def parts_of(plan: Plan, first_layer: int) -> dict[str, Any]:
+    """The plan's keys that the rows follow from, and the layer before which they are taken."""
+    found = counted(plan.as_mapping())
+    wanted = {key: value for key, value in found.items() if _is_part(key)}
+    return msgspec.to_builtins({**wanted, "layers before": first_layer})  # type: ignore[no-any-return]
+
+
+def write_header(folder: Path, header: CacheHeader) -> None:
+    """When this returns, it is on the disk. Raises `OSError`."""
+    data = msgspec.json.encode(header)
+    sealed = _Sealed(msgspec.Raw(data), sha256(data).hexdigest())
+    write_file(folder / NAME, msgspec.json.encode(sealed) + b"\n")
+
+
+def read_header(folder: Path) -> CacheHeader:
+    """Raises `OSError`, `ValueError` if it is damaged."""
+    try:
+        sealed = msgspec.json.decode((folder / NAME).read_bytes(), type=_Sealed)
+        if sha256(sealed.header).hexdigest() != sealed.sha256:
+            raise ValueError("its SHA-256 does not match")
+        return msgspec.json.decode(sealed.header, type=CacheHeader)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{NAME} is damaged: {error}") from error
+
+
+def difference(header: CacheHeader, parts: dict[str, Any], samples: int) -> str:
+    """Why the rows of another cache are not those of this run; "" if they are."""
+    if header.format != FORMAT:
+        return f"it is of format {header.format!r}, this stageline reads {FORMAT!r}"
+    for key in sorted(header.parts.keys() | parts.keys()):
+        if (there := header.parts.get(key)) != (here := parts.get(key)):
+            return f"it is of another model or dataset: {key} is {there!r} there, {here!r} here"
+    if header.samples != samples:
+        return f"it is of another dataset: of {header.samples} samples there, {samples} here"
+    return ""
+
+
+def _is_part(key: str) -> bool:
+    return key in _SIZES or (key not in _OTHER and any(f"{key}.".startswith(f"{each}.") for each in _KEYS))
