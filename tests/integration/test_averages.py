@@ -168,6 +168,7 @@ def test_averages_change_nothing_in_the_training() -> None:
         assert differing(line.state_dict(), line.state_dict(ema=True))
 
 
+@pytest.mark.slow
 def test_a_line_is_saved_and_goes_on_with_its_averages_in_another_cut(workspace: Workspace) -> None:
     options: dict[str, Any] = {"workers": "processes", "folder": workspace.folder / "runs"}
     with _line("transformer", **options) as line:

@@ -200,6 +200,7 @@ def test_the_checkpoint_of_the_best_round_is_kept(kills: Any, fork_server: ForkS
     assert not differing(merged(here, tmp_path / "last.safetensors"), plain.states[STEPS])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_has_its_best_checkpoint_and_goes_on(fork_server: ForkServer, tmp_path: Path):
     here = tmp_path / "run"
     kills = [("worker-0", 16 * 5 + 5 * 4), ("worker-0", 1)]  # in step 16; then nothing replaces it
@@ -284,6 +285,7 @@ def test_a_run_ends_early_after_the_same_step_whatever_is_killed(kills: Any, for
     assert not differing(merged(here, tmp_path / "last.safetensors"), plain.states[plain.steps])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_early_end_is_resumed_and_ends_there(fork_server: ForkServer, tmp_path: Path):
     here, plain = tmp_path / "run", evaluated_loop(patience=2)
     sets = (f"run.dir={tmp_path}", *KEEPING, "evaluation.patience=2", "recovery.restarts=1")

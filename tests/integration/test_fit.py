@@ -143,9 +143,8 @@ def test_fit_on_processes_is_the_plain_loop_also_if_a_worker_is_killed(
     assert found["told"][:2] == [["evaluation", 4, 3], ["best", 4, found["evaluations"]["4"]["loss"]]]
 
 
-@pytest.mark.parametrize(
-    "at", [["worker-2", "5", "script", "10"], pytest.param(["script", "17"], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [["worker-2", "5", "script", "10"], ["script", "17"]])
 def test_fit_that_was_killed_and_is_resumed_stops_at_the_same_step(workspace: Workspace, at: list[str]) -> None:
     """With the evaluations of before; and the checkpoint of the best is one to go on from."""
     script = workspace.start("script", str(SCRIPT), "processes", "kill", *at)

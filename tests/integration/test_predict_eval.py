@@ -127,6 +127,7 @@ def test_predictions_are_those_of_the_unsplit_model_for_every_batch_size(
     assert workspace.runs() == [run]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_trees_go_in_by_names_and_come_out_by_dotted_names(workspace: Workspace) -> None:
     workspace.write("model.py", NESTED)

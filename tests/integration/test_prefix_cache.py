@@ -202,7 +202,9 @@ def _of_other_data(file: Path) -> None:
     ("step", "file", "damage", "reason"),
     [
         pytest.param(*(6, "", shutil.rmtree, "cache.json is missing"), marks=pytest.mark.slow),
-        (2, "leaf-0.rows", _flip, "samples are damaged: their CRC-32 does not match"),
+        pytest.param(
+            *(2, "leaf-0.rows", _flip, "samples are damaged: their CRC-32 does not match"), marks=pytest.mark.slow
+        ),
         pytest.param(*(6, "leaf-1.rows", _shorten, "leaf-1.rows has 134 bytes, made were 135"), marks=pytest.mark.slow),
         pytest.param(*(6, "marks.rows", Path.unlink, "marks.rows is missing"), marks=pytest.mark.slow),
         pytest.param(*(6, "cache.json", _flip, "cache.json is damaged"), marks=pytest.mark.slow),

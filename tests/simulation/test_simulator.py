@@ -206,6 +206,7 @@ def test_without_reading_snapshots_first_a_resumed_run_begins_at_a_damaged_check
     assert "has no snapshot of step" in first_wrong(range(16, 400))
 
 
+@pytest.mark.slow
 def test_a_replaced_worker_whose_reports_count_ruins_the_run(monkeypatch):
     free, current = Registry.free, Registry.current
     lost: dict[int, int] = {}
