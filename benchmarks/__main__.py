@@ -7,6 +7,7 @@ import click
 
 from .claims import (
     data_ahead,
+    evaluation_cost,
     freezing,
     python_cost,
     queue_speed,
@@ -30,6 +31,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "transports": transports.measure,
     "script": script_speed.measure,
     "recovery": recovery_cost.measure,
+    "evaluation": evaluation_cost.measure,
     "queues": queue_speed.measure,
     "redis": redis_speed.measure,
     "python": python_cost.measure,

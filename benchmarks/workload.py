@@ -58,9 +58,10 @@ def build(width: int, layers: int) -> nn.Sequential:
     return nn.Sequential(*(_layer(width) for _ in range(STAGES * layers)))
 
 
-def batches(batch_size: int, seed: int, width: int, sequence: int) -> Rows:
-    """The data source of stageline's plan: the same batch in every step."""
-    return Rows(*_rows(batch_size, sequence, width), batch_size, seed, shuffle=False)
+def batches(batch_size: int, seed: int, width: int, sequence: int, held_out: int = 0) -> Rows:
+    """The data source of stageline's plan: the same batch in every step. `held_out`: rows to evaluate on."""
+    kept = _rows(held_out, sequence, width) if held_out else None
+    return Rows(*_rows(batch_size, sequence, width), batch_size, seed, shuffle=False, held_out=kept)
 
 
 def stage(workload: Workload, index: int) -> nn.Sequential:
@@ -118,8 +119,8 @@ def demand_equal_work(losses: Iterable[tuple[str, float]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One trainer's run of a workload: when each step ended, in seconds of one clock, the last step's loss, and the
-    bytes retained at most.
+    """One trainer's run of a workload: when each step ended, in seconds of one clock, the last step's loss, the bytes
+    retained at most, and the `seconds` from the start of its processes to its end, where they are known.
 
     A trainer that times one stage takes stage 0, the last to end its part of a step.
     """
@@ -127,6 +128,7 @@ class Timing:
     ends: tuple[float, ...]
     loss: float
     retained: int = 0
+    seconds: float = 0.0
 
     def steps_per_second(self, warm: int) -> float:
         """Over all steps but the first `warm`."""

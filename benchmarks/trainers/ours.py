@@ -42,7 +42,8 @@ def train_plan(plan: Path, sets: Sequence[str]) -> Timing:
             ended = run_launch(launch, arguments, peak, template)
         if ended.result is None or ended.result.loss is None:
             raise TrainerFailed(f"{plan}, {', '.join(sets)}: {ended.reason}")
-        return Timing(ends_in(launch.folder, launch.schedule, launch.steps), ended.result.loss, peak.bytes)
+        ends = ends_in(launch.folder, launch.schedule, launch.steps)
+        return Timing(ends, ended.result.loss, peak.bytes, ended.result.seconds)
 
 
 def train_over_redis(workload: Workload) -> Timing:

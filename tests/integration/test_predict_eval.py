@@ -156,7 +156,7 @@ def test_trees_go_in_by_names_and_come_out_by_dotted_names(workspace: Workspace)
     assert not (workspace.folder / "z.safetensors").exists()
 
 
-@pytest.mark.parametrize("how", ["processes", "inline"])
+@pytest.mark.parametrize("how", [pytest.param("processes", marks=pytest.mark.slow), "inline"])
 def test_columns_or_numbers_that_do_not_fit_are_named_with_the_layer_and_no_file_is_written(
     workspace: Workspace, run: Path, how: str
 ) -> None:
@@ -218,6 +218,7 @@ def test_a_worker_that_is_killed_while_it_predicts_is_replaced(workspace: Worksp
     assert torch.equal(found, torch.cat(tensors(unsplit(load(run), x, 6, 3))))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_processes_and_leaves_no_file(workspace: Workspace) -> None:
     workspace.write("model.py", MODEL + GATE)
     run = train(workspace)

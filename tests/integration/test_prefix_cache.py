@@ -144,7 +144,7 @@ SUFFIX, SUFFIX_LATER, PREFIX_LATER = ("worker-2", 20), ("worker-2", 55), ("worke
     [
         pytest.param(*((SUFFIX,), ()), marks=pytest.mark.slow),
         pytest.param(*((SUFFIX_LATER, PREFIX_LATER), ()), marks=pytest.mark.slow),
-        ((SUFFIX, ("worker-2", 60), ("worker-1", 24), ("broker", 40)), ()),
+        pytest.param(*((SUFFIX, ("worker-2", 60), ("worker-1", 24), ("broker", 40)), ()), marks=pytest.mark.slow),
         pytest.param(*((SUFFIX_LATER, PREFIX_LATER), ("queues.url=tcp://127.0.0.1:0",)), marks=pytest.mark.slow),
         ((("worker-1", 30), ("worker-0", 22)), ("model.cut=[5, 7]",)),
     ],
@@ -252,6 +252,7 @@ os.posix_fallocate = _take
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_while_rows_are_kept_is_waited_for(fork_server: ForkServer, tmp_path: Path) -> None:
     plan = _plan_in(tmp_path)
     model = plan.parent / "model.py"
@@ -320,6 +321,7 @@ def batches(batch_size, seed, plain=batches):
 """
 
 
+@pytest.mark.slow
 def test_a_lost_cache_that_cannot_be_computed_again_is_named_with_the_way_out(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
