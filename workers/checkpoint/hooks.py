@@ -222,10 +222,13 @@ class SnapshotHooks(CheckpointHooks):
     def _write(self, snapshot: Snapshot) -> None:
         try:
             self._settle()
+            if snapshot.stage == self._last:
+                self._measured()
         except OSError as error:
-            raise SnapshotFailed(f"what belongs to the snapshot of step {snapshot.step}: {error}") from error
-        if snapshot.stage == self._last:
-            self._measured()
+            raise SnapshotFailed(
+                f"stage {snapshot.stage} could not write its snapshot of step {snapshot.step}, since what comes before "
+                f"it is not on the disk: {error}. Older snapshots are untouched; repair this and resume the run"
+            ) from error
         self._snapshots.write(snapshot)
         self._progress.durable(snapshot.stage, snapshot.step)
 

@@ -1,5 +1,6 @@
 """Snapshots are written behind the compute loop's back; none is dropped, and a failure is raised."""
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -207,6 +208,22 @@ def test_a_state_that_cannot_be_written_is_a_failure_like_others(tmp_path):
         hooks.write(20, state=odd)
         with pytest.raises(SnapshotFailed, match=r"optimizer\.state is of type builtins\.object"):
             hooks.flush()
+
+
+def test_a_disk_that_does_not_take_what_was_measured_before_a_snapshot_is_a_failure_like_others(tmp_path):
+    """It was told as a bug of stageline."""
+
+    def read_only() -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    snapshots = SnapshotDirectory(tmp_path / "checkpoints", ORIGIN)
+    with Watched(snapshots, (0, 9)) as hooks:
+        hooks._measured = read_only
+        hooks.write(40, stage=0)  # measurements are the last stage's
+        hooks.write(40, stage=9)
+        with pytest.raises(SnapshotFailed, match=r"stage 9 could not write .* step 40, .*Read-only file system"):
+            hooks.flush()
+    assert snapshots.present() == [(0, 40)]
 
 
 def test_a_bug_in_the_thread_is_reported_as_one(tmp_path):
