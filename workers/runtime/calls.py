@@ -192,6 +192,7 @@ class CallFeed:
         if self._prepared[0] != call.number:
             self.prepare(call)
         self._cut = self._prepared[1]
+        self._prepared = -1, []  # the batch's memory is free once the call is closed
 
     def close(self) -> None:
         self._cut = []
