@@ -13,7 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stageline.pipeline.data import Loader, Source
+from stageline.pipeline.data import Source
+from stageline.pipeline.data.datasets.loader import Loader
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.plan import Plan
 

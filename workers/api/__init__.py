@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stageline.pipeline.data import Batch, Loader, Rows, Source, StreamLoader, split_batch
+    from stageline.pipeline.data import Batch, Rows, Source, split_batch
+    from stageline.pipeline.data.datasets.loader import Loader
+    from stageline.pipeline.data.datasets.stream import StreamLoader
     from stageline.pipeline.errors import (
         DataError,
         GradientMismatch,
@@ -98,7 +100,9 @@ __all__ = [
 ]
 
 _MODULES = {  # where each name is defined
-    "pipeline.data": ("Batch", "Loader", "Rows", "Source", "StreamLoader", "split_batch"),
+    "pipeline.data": ("Batch", "Rows", "Source", "split_batch"),
+    "pipeline.data.datasets.loader": ("Loader",),
+    "pipeline.data.datasets.stream": ("StreamLoader",),
     "pipeline.errors": (
         "DataError",
         "GradientMismatch",

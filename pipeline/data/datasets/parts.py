@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from stageline.pipeline.data.batch import Batch, rows
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 from stageline.pipeline.tree import Tree
-
-from .batch import Batch, rows
 
 Part: TypeAlias = str | int
 Target: TypeAlias = Part | Sequence[Part] | Callable[[Any], tuple[Any, Any]] | None

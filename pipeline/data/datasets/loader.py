@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from stageline.pipeline.data.batch import Batch
+from stageline.pipeline.data.order import Order
+from stageline.pipeline.data.readers.readers import Readers
 from stageline.pipeline.errors import DataError
 
-from .batch import Batch
-from .order import Order
 from .parts import Target
-from .readers import Readers
 from .samples import Collate, Sampling, length_of
 
 

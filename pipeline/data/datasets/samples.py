@@ -11,10 +11,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from stageline.pipeline.data.batch import Batch
+from stageline.pipeline.data.order import Order
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
-from .batch import Batch
-from .order import Order
 from .parts import Target, form, split_parts
 from .seeding import generators_kept, one_thread, seed_generators
 

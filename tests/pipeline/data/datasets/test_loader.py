@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from stageline.pipeline.data import Loader, Rows
+from stageline.pipeline.data import Rows
+from stageline.pipeline.data.datasets.loader import Loader
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import tensors
 

@@ -13,9 +13,9 @@ import warnings
 import weakref
 from collections.abc import Callable
 
+from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.errors import DataError
 
-from .batch import Batch
 from .reader_process import Reader, ReaderDied, start_reader
 
 AHEAD = 2  # steps that each reader has been asked for

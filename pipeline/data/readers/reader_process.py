@@ -21,12 +21,12 @@ from typing import NoReturn
 
 import torch
 
+from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.errors import DataError, describe_error
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.tree import Tree
 
 from . import frames
-from .batch import Batch
 
 _STEP = 8  # bytes of a request
 _PR_SET_PDEATHSIG = 1  # of prctl(2)

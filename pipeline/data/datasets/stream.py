@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
+from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.errors import DataError
 
-from .batch import Batch
 from .parts import Target, split_parts
 from .samples import Collate, called
 from .seeding import generators_kept, one_thread, seed_generators
