@@ -6,7 +6,7 @@ from stageline.pipeline.model_names import hint, unmatched
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.optimizer import ParameterGroup
 
-from .segment import Segment
+from .segments.segment import Segment
 
 
 def groups_of(plan: Plan) -> tuple[ParameterGroup, ...]:

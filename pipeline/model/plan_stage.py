@@ -14,8 +14,8 @@ from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.stage import Stage
 
 from .groups import groups_of
-from .load import base_folder, call, load_function, load_object
-from .segment import Segment
+from .loading.load import base_folder, call, load_function, load_object
+from .segments.segment import Segment
 
 _LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses of one
 _OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")

@@ -12,7 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from stageline.pipeline.stage.layer import joined
 
-from .segment import Segment
+from .segments.segment import Segment
 
 _EVAL = "call eval() on it in model.factory"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from stageline.pipeline.model_names import matches, near, unmatched
 from stageline.pipeline.plan import Plan
 
-from .segment import Segment
+from .segments.segment import Segment
 
 
 def tapped_layers(plan: Plan, segments: Sequence[Segment]) -> dict[int, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from stageline.pipeline.model_names import hint, matches, unmatched
 from stageline.pipeline.stage.layer import joined
 from stageline.pipeline.tree import describe
 
-from .segment import Segment
+from .segments.segment import Segment
 
 
 def train_only(segments: Sequence[Segment], patterns: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from stageline.pipeline.data import Rows
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, documented, error_text, failure_code
-from stageline.pipeline.model.load import load_object
+from stageline.pipeline.model.loading.load import load_object
 
 
 def test_an_error_is_described_with_its_file_and_line():

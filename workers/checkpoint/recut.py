@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from stageline.pipeline.errors import ForeignState, ModelRefused
-from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.model.weights.comparison import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT_KEYS

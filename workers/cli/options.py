@@ -15,7 +15,7 @@ import msgspec
 from stageline.broker.control.messages import RunId
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.model.script_objects import is_of_script, script_object
+from stageline.pipeline.model.loading.script_objects import is_of_script, script_object
 from stageline.pipeline.plan import addresses
 from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runs import folder as runs

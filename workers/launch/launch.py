@@ -6,7 +6,7 @@ from pathlib import Path
 from time import monotonic
 
 from stageline.broker.control.messages import RunLength
-from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import dialled
 from stageline.pipeline.schedule import Schedule

@@ -7,7 +7,7 @@ import msgspec
 
 from stageline.broker.control.messages import RunLength
 from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
-from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.plan import PlanError, PlanRefused
 
 from .transcript import Transcript

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from stageline.pipeline.model.cut import with_stored_weights
 from stageline.pipeline.model.groups import demand_matched, groups_of
-from stageline.pipeline.model.layout import layouts_of
-from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.segments.layout import layouts_of
+from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
-from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.optimizer import ParameterGroup

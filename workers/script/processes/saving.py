@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.workers.checkpoint.recut import continued, needs_recut
 from stageline.workers.checkpoint.saved import (

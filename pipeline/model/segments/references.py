@@ -17,7 +17,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 import torch
 from torch.fx import Graph
 
-from .traced.piece import TracedPiece
+from stageline.pipeline.model.traced.piece import TracedPiece
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _PASSED = (type, ModuleType, CodeType, FrameType, *weakref.ProxyTypes, Graph, TracedPiece)  # graphs are given tensors

@@ -3,10 +3,10 @@
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.families.known import FAMILIES, known_layers
+from stageline.pipeline.model.families.layers import Layers
 
 from .edges import Cut
-from .families.known import FAMILIES, known_layers
-from .families.layers import Layers
 
 _NamedLayers = tuple[list[str], list[torch.nn.Module]]
 
