@@ -22,7 +22,7 @@ from stageline.pipeline.plan.difference import LAYOUT_KEYS
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics import EVALUATIONS, METRICS, keep_lines
+from stageline.workers.runs.metrics.lines import EVALUATIONS, METRICS, keep_lines
 from stageline.workers.runs.recut_note import NOTE, RecutNote, recut_id
 
 from .directory import FOLDER, SnapshotDirectory

@@ -20,7 +20,7 @@ from stageline.workers.prefix_cache.cache import PrefixCache
 from stageline.workers.prefix_cache.opening import open_prefix_cache
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics_file import MetricsFile
+from stageline.workers.runs.metrics.metrics_file import MetricsFile
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job

@@ -31,7 +31,7 @@ from stageline.workers.disk.background_writer import BackgroundWriter, WriteFail
 from stageline.workers.prefix_cache.opening import open_prefix_cache
 from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics_file import MetricsFile
+from stageline.workers.runs.metrics.metrics_file import MetricsFile
 from stageline.workers.runs.result import Facts, LaunchOutcome
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job

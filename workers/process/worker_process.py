@@ -33,7 +33,7 @@ from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdenti
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics_file import MetricsNotWritten
+from stageline.workers.runs.metrics.metrics_file import MetricsNotWritten
 from stageline.workers.runtime.calls import CallRefused
 from stageline.workers.runtime.executor import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare

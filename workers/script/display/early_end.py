@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from stageline.pipeline.errors import StagelineError
-from stageline.workers.runs.ending import ending_of
-from stageline.workers.runs.records import recorded_run
+from stageline.workers.runs.recorded.ending import ending_of
+from stageline.workers.runs.recorded.records import recorded_run
 
 GO_ON = "go on with: "
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 
 from stageline.workers.disk.atomic_file import keep_trying, sync
-from stageline.workers.runs.metrics import (
+from stageline.workers.runs.metrics.lines import (
     EVALUATIONS,
     EvaluationMetrics,
     encoded,

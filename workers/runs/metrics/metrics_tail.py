@@ -4,7 +4,7 @@ import heapq
 import os
 from pathlib import Path
 
-from .metrics import EVALUATIONS, METRICS, MetricsLine, decoded, place_of
+from .lines import EVALUATIONS, METRICS, MetricsLine, decoded, place_of
 
 
 class MetricsTail:

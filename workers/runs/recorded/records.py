@@ -27,10 +27,9 @@ from stageline.broker.stores.sqlite_reader import SqliteReader
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.plan.models import SCRIPT_BATCHES
-
-from . import folder as runs
-from .owner import RunOwner, read_owner
-from .result import Result
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.owner import RunOwner, read_owner
+from stageline.workers.runs.result import Result
 
 SNAPSHOTS = "checkpoints"  # the folder of the stages' snapshots
 FRESH = 10.0  # seconds for which records count as those of a living run, if its process is on another machine

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.runs.metrics import EVALUATIONS, METRICS, StepMetrics, encoded, evaluation_line, keep_lines
-from stageline.workers.runs.metrics_tail import MetricsTail
+from stageline.workers.runs.metrics.lines import EVALUATIONS, METRICS, StepMetrics, encoded, evaluation_line, keep_lines
+from stageline.workers.runs.metrics.metrics_tail import MetricsTail
 
 
 def trained(step: int) -> StepMetrics:

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from stageline.pipeline.errors import ExitCode, StagelineError
 
-from .metrics import EvaluationMetrics, MetricsLine
+from .lines import EvaluationMetrics, MetricsLine
 
 
 class TensorBoardMissing(StagelineError):

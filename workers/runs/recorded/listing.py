@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 
 from stageline.pipeline.errors import StagelineError
+from stageline.workers.runs import folder as runs
 
-from . import folder as runs
 from .ending import ending_of
 from .records import RecordedRun, RecordedState, recorded_run
 
