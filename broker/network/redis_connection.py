@@ -15,7 +15,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
 from stageline.broker.errors import BrokerError
-from stageline.pipeline.plan.addresses import masked, unclear_password
+from stageline.pipeline.addresses import masked, unclear_password
 
 from .redis_answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
 from .redis_errors import RedisAway, RedisUnfit

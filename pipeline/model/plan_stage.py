@@ -9,7 +9,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
+from stageline.pipeline.plan.keys.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.stage import Stage
 

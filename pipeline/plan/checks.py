@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterator
 from stageline.pipeline import schedule
 
 from .errors import PlanError
-from .models import PlanTables
-from .training import MOST_MICROBATCHES
+from .keys.models import PlanTables
+from .keys.training import MOST_MICROBATCHES
 
 SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 

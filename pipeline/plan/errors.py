@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stageline.pipeline.addresses import all_masked
 from stageline.pipeline.errors import ExitCode, StagelineError
-
-from .addresses import all_masked
 
 _LONGEST = 60  # characters of a value that an error shows
 

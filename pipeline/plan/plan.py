@@ -7,14 +7,14 @@ from typing import Literal
 
 from pydantic import Field
 
+from stageline.pipeline.addresses import masked, open_to_others
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.pipeline.schedule.ties import Ties
 
-from .addresses import masked, open_to_others
 from .checks import problems
 from .difference import counted
 from .errors import PlanError, PlanRefused, shown
-from .models import PlanTables
+from .keys.models import PlanTables
 from .tables import canonical, flat
 
 Origin = Literal["default", "file", "environment", "--set"]

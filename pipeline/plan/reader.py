@@ -18,11 +18,12 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from .addresses import masked
+from stageline.pipeline.addresses import masked
+
 from .checks import problems
 from .errors import PlanError, PlanRefused, shown
-from .key_types import Accepts, nearest
-from .models import PlanTables, by_number, section
+from .keys.key_types import Accepts, nearest
+from .keys.models import PlanTables, by_number, section
 from .plan import Origin, Plan
 from .tables import Key, dotted, flat, leaves, lines_of, nested, place
 

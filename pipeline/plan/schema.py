@@ -5,7 +5,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from .models import PlanTables
+from .keys.models import PlanTables
 
 
 def plan_schema() -> dict[str, Any]:

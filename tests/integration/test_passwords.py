@@ -9,8 +9,8 @@ import pytest
 
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.network.redis_errors import RedisUnfit
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.plan import PlanRefused, differences, read_plan
-from stageline.pipeline.plan.addresses import masked
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
 from support.redis_server import RedisServer

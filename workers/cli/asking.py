@@ -15,8 +15,8 @@ from time import time
 
 import msgspec
 
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.plan.addresses import masked
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import read_owner

@@ -13,11 +13,11 @@ import click
 import msgspec
 
 from stageline.broker.control.messages import RunId
+from stageline.pipeline import addresses
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.model.loading.script_objects import is_of_script, script_object
-from stageline.pipeline.plan import addresses
-from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runs import folder as runs
 
 from .display.output import say
@@ -40,7 +40,7 @@ class Bytes(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         from pydantic import TypeAdapter, ValidationError
 
-        from stageline.pipeline.plan.key_types import Size
+        from stageline.pipeline.plan.keys.key_types import Size
 
         try:
             found: int = TypeAdapter(Size).validate_python(int(value) if str(value).isdecimal() else value)

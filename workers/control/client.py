@@ -21,8 +21,8 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import decode_from_broker
 from stageline.broker.errors import AddressUnusable, BadMessage
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.plan.addresses import masked
 
 from .sealer import Sealer
 

@@ -37,8 +37,8 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import decode_from_broker
 from stageline.broker.errors import BadMessage
+from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
-from stageline.pipeline.plan.addresses import dialled, host_of, masked
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 

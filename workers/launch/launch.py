@@ -6,9 +6,9 @@ from pathlib import Path
 from time import monotonic
 
 from stageline.broker.control.messages import RunLength
+from stageline.pipeline.addresses import dialled
 from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.addresses import dialled
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json

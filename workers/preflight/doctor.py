@@ -22,9 +22,9 @@ from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.errors import BrokerError
 from stageline.broker.network.bind import listening
 from stageline.broker.network.redis_connection import RedisLink
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.pipeline.plan.addresses import masked
 from stageline.workers.process.socket_paths import longest_socket_path
 
 from .trial_result import TriedPlan

@@ -25,9 +25,9 @@ from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, ru
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.network.rate_limit import RateLimit
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.retry import reason_of
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.control.lifeline import Lifeline

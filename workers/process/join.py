@@ -18,9 +18,9 @@ import structlog
 
 from stageline.broker.control.open import REDIS
 from stageline.broker.coordinator.run import ScriptCode
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, from_mapping
-from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.tables import dotted, leaves, nested
 from stageline.workers.control.client import BrokerUnreachable, Client, NoAnswer

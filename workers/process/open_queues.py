@@ -11,8 +11,8 @@ from stageline.broker.queues.base import QueueKey, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.shm.queues import ShmQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.workers.runtime.program import Program
 
 _REDIS_PORT = 6379  # where an address names none

@@ -20,8 +20,8 @@ import msgspec
 import psutil
 
 from stageline.pipeline import plan as plans
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.plan.addresses import masked
 from stageline.workers.disk.atomic_file import persist_json, write_file
 
 from .folder import OWNER, make_folder, name_of

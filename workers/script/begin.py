@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.model.cut import with_stored_weights
 from stageline.pipeline.model.groups import demand_matched, groups_of
 from stageline.pipeline.model.segments.layout import layouts_of
 from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layer import BatchCheck
 from stageline.pipeline.tree import Tree

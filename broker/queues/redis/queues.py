@@ -22,7 +22,7 @@ from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup
 from stageline.broker.queues.log import Log
-from stageline.pipeline.plan.addresses import masked
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.tree import Tree
 
 from .entries import layout, prefix

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.plan.training import Balance
+from stageline.pipeline.plan.keys.training import Balance
 
 from .partition import Cost, best_partition, by_weight, can_divide
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from stageline.pipeline.plan.key_types import nearest
+from stageline.pipeline.plan.keys.key_types import nearest
 
 from .tensor_files import Form
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.plan import PlanRefused, from_mapping, read_plan
-from stageline.pipeline.plan.deployment import WorkerPlan
+from stageline.pipeline.plan.keys.deployment import WorkerPlan
 from stageline.pipeline.plan.tables import flat
 from support.small_plans import SMALLEST, TABLES_OF_SMALLEST
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline.pipeline.plan import PlanRefused, from_mapping, read_plan
-from stageline.pipeline.plan.models import PlanTables, section
+from stageline.pipeline.plan.keys.models import PlanTables, section
 from support.small_plans import SMALLEST, VALUES, the_error
 
 QUEUES = '"memory://", "shm://", "ipc://", "tcp://127.0.0.1:5600", "redis://127.0.0.1:6379/0"'

@@ -5,7 +5,7 @@ import shlex
 import click
 import msgspec
 
-from stageline.pipeline.plan.addresses import masked
+from stageline.pipeline.addresses import masked
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.logs import log_to_stderr

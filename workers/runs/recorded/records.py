@@ -24,9 +24,9 @@ from stageline.broker.coordinator.run import RunOutcome, RunPhase
 from stageline.broker.stores.base import Store, StoredRun
 from stageline.broker.stores.memory import MemoryStore
 from stageline.broker.stores.sqlite_reader import SqliteReader
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.plan.addresses import masked
-from stageline.pipeline.plan.models import SCRIPT_BATCHES
+from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import RunOwner, read_owner
 from stageline.workers.runs.result import Result

@@ -3,7 +3,7 @@
 import socket
 
 from stageline.broker.control.open import REDIS
-from stageline.pipeline.plan.addresses import EVERY_INTERFACE, fault, host_of, masked
+from stageline.pipeline.addresses import EVERY_INTERFACE, fault, host_of, masked
 
 _SCHEMES = ("tcp", "redis", "rediss", "unix")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.segments.segment import Segment
-from stageline.pipeline.plan.key_types import nearest
+from stageline.pipeline.plan.keys.key_types import nearest
 
 _SHOWN = 4  # faults that one error tells
 

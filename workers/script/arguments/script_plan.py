@@ -19,8 +19,8 @@ from stageline.pipeline.model.loading.script_objects import OBJECTS
 from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.difference import is_weights_path
-from stageline.pipeline.plan.metric_names import numbered
-from stageline.pipeline.plan.models import SCRIPT_BATCHES
+from stageline.pipeline.plan.keys.metric_names import numbered
+from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.optimizer import OptimizerFactory

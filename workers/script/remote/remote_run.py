@@ -19,9 +19,9 @@ from torch import Tensor
 
 from stageline.broker.control.messages import Assigned
 from stageline.broker.coordinator.run import ScriptCode
+from stageline.pipeline.addresses import EVERY_INTERFACE, host_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.addresses import EVERY_INTERFACE, host_of
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved

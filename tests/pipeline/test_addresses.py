@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.pipeline.plan import addresses
-from stageline.pipeline.plan.addresses import masked
+from stageline.pipeline import addresses
+from stageline.pipeline.addresses import masked
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from . import addresses
+from stageline.pipeline import addresses
 
 T = TypeVar("T")
 

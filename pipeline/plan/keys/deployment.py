@@ -4,7 +4,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from . import addresses
+from stageline.pipeline import addresses
+
 from .key_types import Accepts, Device, Seconds, Size, Unset, WeightsPath, address, one_of, whole
 from .section import Section
 from .training import MOST_STAGES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.plan import read_plan
-from stageline.pipeline.plan.models import PlanTables, section
+from stageline.pipeline.plan.keys.models import PlanTables, section
 from stageline.pipeline.plan.tables import flat
 from support.paths import DOCS, EXAMPLES
 from support.small_plans import plan
