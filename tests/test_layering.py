@@ -77,6 +77,10 @@ LADDER = {
     "workers/cli/display": DOING,
     "workers/cli": DOING,
     "workers/cli/templates": DOING,
+    "workers/cli/commands/planning": DOING,
+    "workers/cli/commands/training": DOING,
+    "workers/cli/commands/inspection": DOING,
+    "workers/cli/commands/models": DOING,
     "workers/cli/commands": DOING,
     "workers/api": DOING,
 }

@@ -15,28 +15,28 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 from .display.output import say
 from .errors import CommandFailed, as_facts, message_of, suggestion
 
-COMMANDS = {  # the file in commands/ that each is in
-    "init": "init",
-    "train": "train",
-    "worker": "worker",
-    "broker": "broker",
-    "status": "queries",
-    "metrics": "metrics",
-    "why": "queries",
-    "story": "queries",
-    "replay": "replay",
-    "queue": "queries",
-    "run": "run",
-    "predict": "forward",
-    "eval": "forward",
-    "export": "export",
-    "checkpoint": "checkpoint",
-    "schedule": "schedule",
-    "probe": "probe",
-    "plan": "plan",
-    "doctor": "doctor",
+COMMANDS = {  # the room in commands/ and the file that each is in
+    "init": "planning.init",
+    "train": "training.train",
+    "worker": "training.worker",
+    "broker": "training.broker",
+    "status": "inspection.queries",
+    "metrics": "inspection.metrics",
+    "why": "inspection.queries",
+    "story": "inspection.queries",
+    "replay": "inspection.replay",
+    "queue": "inspection.queries",
+    "run": "inspection.run",
+    "predict": "models.forward",
+    "eval": "models.forward",
+    "export": "models.export",
+    "checkpoint": "models.checkpoint",
+    "schedule": "planning.schedule",
+    "probe": "models.probe",
+    "plan": "planning.plan",
+    "doctor": "planning.doctor",
 }
-_HIDDEN = {"trial": "trial"}  # which other commands start
+_HIDDEN = {"trial": "planning.trial"}  # which other commands start
 _FUNCTIONS = {"eval": "evaluate"}  # where a command cannot have its own name
 _BUG = (
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
@@ -50,10 +50,10 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        file = {**COMMANDS, **_HIDDEN}.get(cmd_name)
-        if file is None:
+        module_name = {**COMMANDS, **_HIDDEN}.get(cmd_name)
+        if module_name is None:
             return None
-        module = import_module(f".commands.{file}", __package__)
+        module = import_module(f".commands.{module_name}", __package__)
         command: click.Command = getattr(module, _FUNCTIONS.get(cmd_name, cmd_name))
         return command
 
