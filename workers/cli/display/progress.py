@@ -131,10 +131,10 @@ class Pace:
                 self.idle[worker["index"]] += (idle - self.idle[worker["index"]]) * 0.2
         new = list(facts["damaged"][self._damages :])
         self._damages += len(new)
-        newest = facts["last_evaluation"]
-        if newest is not None and newest["step"] > self._evaluated:
-            self._evaluated = newest["step"]
-            new.append(evaluation_told(newest, facts["best"]))
+        for found in facts["evaluations"]:  # several, if they follow each other faster than statuses
+            if found["step"] > self._evaluated:
+                self._evaluated = found["step"]
+                new.append(evaluation_told(found, facts["best"]))
         return new
 
     def finished(self, facts: Facts) -> int:
