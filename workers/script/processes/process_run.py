@@ -174,7 +174,7 @@ class ProcessRun:
         """Waits for the processes to end, and says so if that takes a while."""
         if self._processes.wait(QUIET) is None:
             what = "the workers finish their step and save it" if saves else "the run ends"
-            say(f"{what}; Ctrl-C again ends all at once")
+            say(f"{what}; another Ctrl-C ends all at once")
             self._processes.wait(END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
