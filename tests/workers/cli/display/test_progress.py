@@ -69,8 +69,16 @@ def test_a_round_of_evaluation_is_told_once(clock):
 
 def test_rounds_of_evaluation_between_two_statuses_are_all_told(clock):
     found = {"step": 3, "rows": 8, "loss": 0.25, "metrics": {}}
-    told = Pace(LAUNCH).record(status(evaluations=[found, {**found, "step": 6, "loss": 0.5}], best=None))
+    pace, later = Pace(LAUNCH), {**found, "step": 6, "loss": 0.5}
+    assert not pace.record(status())
+    told = pace.record(status(evaluations=[found, later], best=None))
     assert told == ["evaluation after step 3: loss 0.25", "evaluation after step 6: loss 0.5"]
+
+
+def test_of_the_rounds_before_a_run_was_resumed_the_last_is_told(clock):
+    found = {"step": 3, "rows": 8, "loss": 0.25, "metrics": {}}
+    told = Pace(LAUNCH).record(status(evaluations=[{**found, "step": 1}, found], best=None))
+    assert told == ["evaluation after step 3: loss 0.25"]
 
 
 def test_a_damage_is_reported_once(clock):
