@@ -47,6 +47,7 @@ from stageline.workers.script.display.stderr import say
 from stageline.workers.script.display.timetable import Timetable, timed_in, timetable_of
 from stageline.workers.script.display.unclosed import watch_for_close
 
+from .beginning import await_beginning
 from .former_processes import await_former_processes
 from .local_processes import LauncherLifeline, LocalProcesses, start_processes
 from .saving import save_checkpoint
@@ -154,8 +155,11 @@ class ProcessRun:
         with self._stack:
             try:
                 steps = self._driver.leave()
+                saves = steps > 0 and self._plan.recovery.on
+                if saves:
+                    await_beginning(self._processes.broker, self._driver.ended)
                 self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
-                self._await_end(saves=steps > 0 and self._plan.recovery.on)
+                self._await_end(saves=saves)
             except KeyboardInterrupt:  # once more: nothing is saved any longer
                 self._processes.abandon()
                 raise
