@@ -20,7 +20,7 @@ from torch import Tensor
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
-from stageline.workers.errors import LineClosed
+from stageline.workers.errors import LineClosed, RunFailed
 from stageline.workers.runtime.calls import CallKind, batches_of_step
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
@@ -103,7 +103,8 @@ class Line(AbstractContextManager["Line"]):
         elif not self._closed:
             self._closed = f"{CLOSED}: {type(error).__name__} was raised"
             self._hide()
-            self._run.abort(f"the script has raised {type(error).__name__}")
+            knows = isinstance(error, RunFailed)
+            self._run.abort(f"the script has raised {type(error).__name__}", knows_failure=knows)
 
     def __repr__(self) -> str:
         where = "inline" if self.folder is None else f"run {self.folder}"

@@ -74,6 +74,7 @@ class ProcessRun:
         self._plan = plan
         self.size = len(schedule.placement)
         self._wanted = True  # is told about if it ends early
+        self._knows_failure = False  # the script has been told why it failed
         self._names = names
         self._program = Program(schedule, ENDLESS, scripted=True)
         run = runs.name_of(plan, resume)
@@ -150,8 +151,9 @@ class ProcessRun:
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         return load_weights(self.folder, ema=ema and self.position > 0)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, knows_failure: bool = False) -> None:
         self._open.detach()
+        self._knows_failure = knows_failure
         with self._stack:
             try:
                 steps = self._driver.leave()
@@ -159,7 +161,7 @@ class ProcessRun:
                 if saves:
                     await_beginning(self._processes.broker, self._driver.ended)
                 self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
-                self._await_end(saves=saves)
+                self._await_end(saves=saves and not self._driver.ended.is_set())
             except KeyboardInterrupt:  # once more: nothing is saved any longer
                 self._processes.abandon()
                 raise
@@ -187,7 +189,7 @@ class ProcessRun:
     def _tell_early_end(self) -> None:
         if self._wanted:
             with suppress(OSError, ValueError):  # stderr may be closed
-                say(early_end(self.folder, self._plan.broker.store))
+                say(early_end(self.folder, self._plan.broker.store, knows_failure=self._knows_failure))
 
     def _await_workers(self) -> None:
         """Those on this machine were started: without them, the run ends by itself."""

@@ -115,6 +115,25 @@ def test_steps_that_were_called_before_the_workers_had_joined_are_not_lost(works
     assert "It begins at step 3" in errors
 
 
+def test_a_failure_that_the_script_has_not_met_is_named_at_its_end(workspace: Workspace) -> None:
+    """It was told to remove the cause, and of none."""
+    failing = HASTY.replace("torch.randn(8, 4), torch", "torch.randn(8, 5), torch")
+    workspace.write("hasty.py", failing)
+    _, errors = workspace.start("script", str(workspace.folder / "hasty.py")).communicate()
+    assert errors.strip().endswith("ValueError: a mistake in the loop")
+    assert "; it has failed: worker 0 (stage 0) failed: stage 0 failed in 0F0 of step 0, layer 0: Runtime" in errors
+    met = (
+        failing.partition("    for _")[0]
+        + """
+    Path("left").touch()
+    print(line.step(torch.randn(8, 5), torch.randint(3, (8,))))
+"""
+    )
+    workspace.write("hasty.py", met)
+    _, errors = workspace.start("script", str(workspace.folder / "hasty.py")).communicate()
+    assert errors.count("mat1 and mat2 shapes cannot be multiplied") == 1
+
+
 def test_a_script_whose_launcher_is_killed_does_not_wait_for_ever(workspace: Workspace) -> None:
     """Whichever is noticed first: the launcher that is gone, or a worker that ends for that reason."""
     script = start(workspace, "processes", "kill-launcher", "6")
