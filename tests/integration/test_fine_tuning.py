@@ -14,12 +14,14 @@ from contextlib import redirect_stdout
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from stageline import read_taps
 from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.listing import checkpoint_rows
 from stageline.workers.checkpoint.source import source_in
@@ -28,6 +30,8 @@ from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support.action_log import ACTION, DONE, EVALUATED, KEEPING, Place
 from support.fine_tuning import FEATURES, TOGETHER, FineTuned, Keys, fine_tune, path_of, sets_of
+from support.finetuned.convolutions import build
+from support.finetuned.data import images
 from support.fork_server import ForkServer, Kill
 from support.plain_loop import differing
 
@@ -98,9 +102,9 @@ def check_folder(folder: Path, plain: FineTuned) -> None:
     assert [row.step for row in checkpoint_rows(source_in(folder)) if row.best and row.complete] == [plain.best]
     for options, step in (((), plain.steps), (("--best",), plain.best)):
         assert step is not None
-        assert not differing(of_model(exported(folder, *options), plain.weights[step]), plain.weights[step])
+        assert not differing(of_model(exported(folder, *options)), plain.weights[step])
         averages = exported(folder, "--ema", *options)
-        assert not differing(of_model(averages, plain.averages[step]), plain.averages[step])
+        assert not differing(of_model(averages), plain.averages[step])
     found: dict[str, Any] = {}
     for stage in range(3):
         state = source_in(folder).snapshots.load(stage, plain.steps).state
@@ -117,13 +121,16 @@ def check_folder(folder: Path, plain: FineTuned) -> None:
         assert not differing(found[name], wanted), name
 
 
-def of_model(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With both names of a tensor that the model has twice."""
-    return found | dict.fromkeys(wanted.keys() - found.keys(), found["transformer.wte.weight"])
+def of_model(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With both names of GPT-2's embeddings, which are its head."""
+    tied = "transformer.wte.weight"
+    return {**found, "lm_head.weight": found[tied]} if tied in found else found
 
 
-def disturbed(kind: str, kills: Sequence[Kill], fork_server: ForkServer, folder: Path) -> None:
-    sets = [*sets_of(TOGETHER), f"run.dir={folder}"]
+def disturbed(
+    kind: str, kills: Sequence[Kill], fork_server: ForkServer, folder: Path, more: Keys = MappingProxyType({})
+) -> None:
+    sets = [*sets_of({**TOGETHER, **more}), f"run.dir={folder}"]
     outcome = fork_server.train(path_of(kind), *sets, folder=folder / "run", kills=kills)
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["not killed"] == outcome["orphans"] == outcome["left"] == []
@@ -175,3 +182,41 @@ def test_all_together_end_as_the_plain_loop_whatever_is_killed(
     kind: str, name: str, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     disturbed(kind, KILLS[name], fork_server, tmp_path)
+
+
+TAPS = {"taps.layers": ["conv2", "norm3"], "taps.every": 1, "taps.evaluation": True}
+
+
+def tapped_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in (folder / "taps").rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kills", [(ONE_IS_TOLD, FIRST_EVALUATES, KEPT), (LAST_VERDICT, MIDDLE_EVALUATES), (LAST_EVALUATES, TOTAL_IS_SENT)]
+)
+def test_what_is_tapped_of_steps_and_evaluations_is_the_same_whatever_is_killed_and_changes_nothing(
+    kills: Sequence[Kill], fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """With averages, which are what is evaluated, up to the early end."""
+    plain = together("convolutions")
+    disturbed("convolutions", (), fork_server, tmp_path / "whole", TAPS)
+    disturbed("convolutions", kills, fork_server, tmp_path / "killed", TAPS)
+    assert tapped_files(tmp_path / "killed" / "run") == tapped_files(tmp_path / "whole" / "run")
+    (tmp_path / "killed" / "run" / "result.json").touch()  # which `train` writes
+    taps = read_taps(tmp_path / "killed" / "run")
+    assert taps.count() == plain.steps * 4
+    assert taps.count(evaluation=True) == len(plain.rounds) * 2 * 4
+    assert torch.equal(taps.read("conv2", evaluation=True).activations, evaluated(plain.averages))
+
+
+def evaluated(averages: dict[int, dict[str, Any]]) -> torch.Tensor:
+    """What conv2 of each round's averages returns for the rows held out, cut as they are evaluated."""
+    source, found = images(6, 5), []
+    model = build().eval()
+    for state in averages.values():
+        model.load_state_dict(state)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            for batch in source.held_out()[0].split(6):
+                found += [model[:4](part) for part in batch.tensor_split(4)]
+    return torch.cat(found)
