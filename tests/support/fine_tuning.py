@@ -126,7 +126,7 @@ class _Loop:
         decay = optimizer.get("ema_decay")
         averaged = None if decay is None else AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay))
         self.averaged = averaged
-        self.place: _Place = _Place()
+        self.place = _Current()
         for layer, name in enumerate(layers):
             seed = partial(self.place.seed, plan["run"]["seed"], layer)
             self.model.get_submodule(name).register_forward_pre_hook(seed)
@@ -223,7 +223,7 @@ class _Loop:
         return torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False)
 
 
-class _Place:
+class _Current:
     """Which microbatch of which step is computed, of which samples; nowhere in evaluation."""
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class _KeptRows:
     """Before a layer: keeps what it is given in the first epoch, a row for each sample, and gives it that in later
     ones, in place of what the layers before it have computed again."""
 
-    def __init__(self, place: _Place, epoch: int) -> None:
+    def __init__(self, place: _Current, epoch: int) -> None:
         self._place, self._epoch = place, epoch
         self._rows: dict[int, Tensor] = {}
 
