@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from stageline import read_taps
-from stageline.pipeline.plan import read_plan
+from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.checkpoint.listing import checkpoint_rows
 from stageline.workers.checkpoint.source import source_in
 from stageline.workers.cli.app import run
@@ -220,3 +220,15 @@ def evaluated(averages: dict[int, dict[str, Any]]) -> torch.Tensor:
             for batch in source.held_out()[0].split(6):
                 found += [model[:4](part) for part in batch.tensor_split(4)]
     return torch.cat(found)
+
+
+def test_what_does_not_go_together_is_refused_by_name() -> None:
+    asynchronous = sets_of({**TOGETHER, "schedule.mode": "async", "schedule.microbatches": 1})
+    with pytest.raises(PlanRefused) as refused:
+        read_plan(path_of("convolutions"), sets=asynchronous, environment={})
+    for key in ("schedule.accumulate", "optimizer.clip_norm", "evaluation.every"):
+        assert f"{key} = " in str(refused.value)
+    for more, key in (({"taps.layers": ["conv1"]}, "taps.layers"), ({"schedule.accumulate": 3}, "model.prefix_cache")):
+        plan = read_plan(path_of("convolutions"), sets=sets_of({**TOGETHER, **more, "run.steps": 9}), environment={})
+        with pytest.raises(PlanRefused, match=f"{key} = "):
+            prepare(plan)
