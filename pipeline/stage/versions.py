@@ -90,9 +90,9 @@ class Versions:
     def _not_stashed(self, name: str) -> StageError:
         title = next(iter(self._body.by_unsplit_names({name: self._body.trainable()[name]})))
         return StageError(
-            f"{title} was read other than as the attribute that it is of its module (from a list, a closure, or another "
-            f"object that holds it), so the forward used the newest weights and not the version stashed for it. Look it "
-            f'up where it is used, as self.name in the forward, or train with mode = "sync"'
+            f"{title} was read other than as the attribute that it is of its module (from a list, a closure, or "
+            f"another object that holds it), so the forward used the newest weights and not the version stashed for it"
+            f'. Look it up where it is used, as self.name in the forward, or train with mode = "sync"'
         )
 
     def _restored(self, saved: InFlight) -> Version:
