@@ -19,7 +19,7 @@ _WIDER = 1.25  # by this the bound on the slowest part is raised where nothing i
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HostPart:
     """The layers from `begin` up to `end`, at a machine."""
 
     host: str
@@ -34,7 +34,7 @@ class Chain:
 
     slowest: float
     latency: float
-    parts: tuple[Part, ...]
+    parts: tuple[HostPart, ...]
 
     def __lt__(self, other: "Chain") -> bool:
         return (self.slowest, self.latency) < (other.slowest, other.latency)
@@ -85,7 +85,7 @@ class ChainSearch:
         if self.hosts.hosts[name].data:
             none = (0,) * len(self.hosts.hosts)
             for begin, seconds in self._parts(name, self.layers.count, stages - 1, 1, bound):
-                part = Part(name, begin, self.layers.count)
+                part = HostPart(name, begin, self.layers.count)
                 yield (self._with(none, name), name, begin), Chain(seconds, 0.0, (part,))
 
     def _longer(
@@ -102,7 +102,7 @@ class ChainSearch:
                 continue
             for begin, seconds in self._parts(name, end, before, in_flight, bound):
                 slowest = max(chain.slowest, carrying, seconds)
-                longer = Chain(slowest, chain.latency + latency, (Part(name, begin, end), *chain.parts))
+                longer = Chain(slowest, chain.latency + latency, (HostPart(name, begin, end), *chain.parts))
                 yield (self._with(taken, name), name, begin), longer
 
     def _parts(self, name: str, end: int, before: int, in_flight: int, bound: float) -> Iterator[tuple[int, float]]:

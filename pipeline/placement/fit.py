@@ -19,7 +19,7 @@ _MOST_ROOM = 2.0**60
 
 
 @dataclass(frozen=True, slots=True)
-class FitStage:
+class HostFitStage:
     """A stage of the layers from `begin` up to `end`. `seconds` for a microbatch at its host; it takes `bytes` of
     `memory`, with at most `in_flight` microbatches. What it hands on takes `message` bytes, and `carrying` seconds to
     the next one, with the latency."""
@@ -45,17 +45,17 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class HostFit:
     """The best of all `ways`, with `window` if its schedule has one."""
 
-    stages: tuple[FitStage, ...]
+    stages: tuple[HostFitStage, ...]
     schedule: str
     window: tuple[int, ...] | None
     seconds: float
     ways: tuple[Way, ...]
 
 
-def fit(layers: LayerTimes, hosts: Hosts, microbatches: int) -> Fit:
+def fit(layers: LayerTimes, hosts: Hosts, microbatches: int) -> HostFit:
     """The stages, their machines and the schedule by which a step of so many microbatches takes least. Raises `NoFit`,
     which names what stands in the way."""
     found, ways = [], []
@@ -68,14 +68,14 @@ def fit(layers: LayerTimes, hosts: Hosts, microbatches: int) -> Fit:
     if not found:
         raise NoFit(_in_the_way(layers, hosts))
     best = min(found, key=lambda each: (each.seconds, len(each.stages)))
-    return Fit(best.stages, best.schedule, best.window, best.seconds, tuple(ways))
+    return HostFit(best.stages, best.schedule, best.window, best.seconds, tuple(ways))
 
 
 def _most_stages(layers: LayerTimes, hosts: Hosts) -> int:
     return min(layers.count, sum(host.workers for host in hosts.hosts.values()))
 
 
-def _scheduled(layers: LayerTimes, hosts: Hosts, chain: Chain, microbatches: int) -> Iterator[Fit]:
+def _scheduled(layers: LayerTimes, hosts: Hosts, chain: Chain, microbatches: int) -> Iterator[HostFit]:
     """The chain with each schedule; the second and third only where there is a way that takes time."""
     seconds, hops = _seconds(layers, hosts, chain), _hops(layers, hosts, chain)
     ways = [carrying + latency for carrying, latency, _ in hops]
@@ -88,7 +88,7 @@ def _scheduled(layers: LayerTimes, hosts: Hosts, chain: Chain, microbatches: int
         verdict = check_schedule(make_schedule(name, placement, microbatches, window=window), costs)
         occupied = max((microbatches * carrying for carrying, _, _ in hops), default=0.0)
         stages = tuple(
-            FitStage(
+            HostFitStage(
                 part.host,
                 part.begin,
                 part.end,
@@ -101,7 +101,7 @@ def _scheduled(layers: LayerTimes, hosts: Hosts, chain: Chain, microbatches: int
             )
             for place, part in enumerate(chain.parts)
         )
-        yield Fit(stages, name, window, max(verdict.span, occupied), ())
+        yield HostFit(stages, name, window, max(verdict.span, occupied), ())
 
 
 def _seconds(layers: LayerTimes, hosts: Hosts, chain: Chain) -> list[float]:

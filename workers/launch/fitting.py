@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from stageline.pipeline.model.layer_costs import LayerRanges
-from stageline.pipeline.placement import Fit, FitStage, LayerTimes, Way, fit, read_hosts
+from stageline.pipeline.placement import HostFit, HostFitStage, LayerTimes, Way, fit, read_hosts
 from stageline.pipeline.plan import Plan
 from stageline.workers.preflight.trial_result import MeasuredLayers
 
@@ -71,7 +71,7 @@ def _layers(measured: MeasuredLayers) -> LayerTimes:
     return LayerTimes(measured.names, seconds, [sum(cost.output.values()) for cost in measured.costs], taken)
 
 
-def _of(found: Fit, measured: MeasuredLayers) -> FittedPlan:
+def _of(found: HostFit, measured: MeasuredLayers) -> FittedPlan:
     stages = tuple(_stage(number, stage, measured.names) for number, stage in enumerate(found.stages))
     return FittedPlan(
         stages=stages,
@@ -83,7 +83,7 @@ def _of(found: Fit, measured: MeasuredLayers) -> FittedPlan:
     )
 
 
-def _stage(number: int, stage: FitStage, names: Sequence[str]) -> FittedStage:
+def _stage(number: int, stage: HostFitStage, names: Sequence[str]) -> FittedStage:
     return FittedStage(
         stage=number,
         host=stage.host,
