@@ -28,7 +28,7 @@ class HostPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class HostChain:
     """The `parts` in order. `slowest`: seconds of the slowest stage or link for a microbatch; `latency` of all
     links."""
 
@@ -36,7 +36,7 @@ class Chain:
     latency: float
     parts: tuple[HostPart, ...]
 
-    def __lt__(self, other: "Chain") -> bool:
+    def __lt__(self, other: "HostChain") -> bool:
         return (self.slowest, self.latency) < (other.slowest, other.latency)
 
 
@@ -52,7 +52,7 @@ class ChainSearch:
     room: float = 1.0
     linked: bool = True
 
-    def best(self, stages: int) -> Chain | None:
+    def best(self, stages: int) -> HostChain | None:
         """The best chain of so many stages; None if there is none."""
         names = list(self.hosts.hosts)
         whole = self.layers.until[-1]
@@ -67,12 +67,12 @@ class ChainSearch:
             bound *= _WIDER
         return self._within(stages, math.inf)
 
-    def _within(self, stages: int, bound: float) -> Chain | None:
+    def _within(self, stages: int, bound: float) -> HostChain | None:
         """The best of those whose slowest part takes at most `bound` seconds."""
         last = {state: chain for name in self.hosts.hosts for state, chain in self._last(name, stages, bound)}
-        states: dict[_State, Chain] = last
+        states: dict[_State, HostChain] = last
         for behind in range(1, stages):
-            longer: dict[_State, Chain] = {}
+            longer: dict[_State, HostChain] = {}
             for state, chain in states.items():
                 for known, better in self._longer(state, chain, stages - behind - 1, behind + 1, bound):
                     if known not in longer or better < longer[known]:
@@ -81,16 +81,16 @@ class ChainSearch:
         whole = [chain for (_, name, begin), chain in states.items() if begin == 0 and self.hosts.hosts[name].data]
         return min(whole, default=None)
 
-    def _last(self, name: str, stages: int, bound: float) -> Iterator[tuple[_State, Chain]]:
+    def _last(self, name: str, stages: int, bound: float) -> Iterator[tuple[_State, HostChain]]:
         if self.hosts.hosts[name].data:
             none = (0,) * len(self.hosts.hosts)
             for begin, seconds in self._parts(name, self.layers.count, stages - 1, 1, bound):
                 part = HostPart(name, begin, self.layers.count)
-                yield (self._with(none, name), name, begin), Chain(seconds, 0.0, (part,))
+                yield (self._with(none, name), name, begin), HostChain(seconds, 0.0, (part,))
 
     def _longer(
-        self, state: _State, chain: Chain, before: int, in_flight: int, bound: float
-    ) -> Iterator[tuple[_State, Chain]]:
+        self, state: _State, chain: HostChain, before: int, in_flight: int, bound: float
+    ) -> Iterator[tuple[_State, HostChain]]:
         """The chain with one stage more at its beginning, and room for so many `before` that."""
         taken, following, end = state
         for place, (name, host) in enumerate(self.hosts.hosts.items()):
@@ -102,7 +102,7 @@ class ChainSearch:
                 continue
             for begin, seconds in self._parts(name, end, before, in_flight, bound):
                 slowest = max(chain.slowest, carrying, seconds)
-                longer = Chain(slowest, chain.latency + latency, (HostPart(name, begin, end), *chain.parts))
+                longer = HostChain(slowest, chain.latency + latency, (HostPart(name, begin, end), *chain.parts))
                 yield (self._with(taken, name), name, begin), longer
 
     def _parts(self, name: str, end: int, before: int, in_flight: int, bound: float) -> Iterator[tuple[int, float]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stageline.pipeline.schedule import make_schedule, window_for
 from stageline.pipeline.schedule.check import Costs, check_schedule
 
-from .chain import Chain, ChainSearch, carried
+from .chain import ChainSearch, HostChain, carried
 from .hosts import Hosts
 from .layer_times import LayerTimes
 from .refusal import NoFit
@@ -36,7 +36,7 @@ class HostFitStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ComparedWay:
     """A number of stages and a schedule, and the seconds of a step; None if stages have no room then."""
 
     stages: int
@@ -52,7 +52,7 @@ class HostFit:
     schedule: str
     window: tuple[int, ...] | None
     seconds: float
-    ways: tuple[Way, ...]
+    ways: tuple[ComparedWay, ...]
 
 
 def fit(layers: LayerTimes, hosts: Hosts, microbatches: int) -> HostFit:
@@ -63,7 +63,7 @@ def fit(layers: LayerTimes, hosts: Hosts, microbatches: int) -> HostFit:
         chain = ChainSearch(layers, hosts).best(count)
         for made in _scheduled(layers, hosts, chain, microbatches) if chain is not None else ():
             room = all(stage.bytes <= stage.memory for stage in made.stages)
-            ways.append(Way(count, made.schedule, made.seconds if room else None))
+            ways.append(ComparedWay(count, made.schedule, made.seconds if room else None))
             found += [made] if room else []
     if not found:
         raise NoFit(_in_the_way(layers, hosts))
@@ -75,7 +75,7 @@ def _most_stages(layers: LayerTimes, hosts: Hosts) -> int:
     return min(layers.count, sum(host.workers for host in hosts.hosts.values()))
 
 
-def _scheduled(layers: LayerTimes, hosts: Hosts, chain: Chain, microbatches: int) -> Iterator[HostFit]:
+def _scheduled(layers: LayerTimes, hosts: Hosts, chain: HostChain, microbatches: int) -> Iterator[HostFit]:
     """The chain with each schedule; the second and third only where there is a way that takes time."""
     seconds, hops = _seconds(layers, hosts, chain), _hops(layers, hosts, chain)
     ways = [carrying + latency for carrying, latency, _ in hops]
@@ -104,12 +104,12 @@ def _scheduled(layers: LayerTimes, hosts: Hosts, chain: Chain, microbatches: int
         yield HostFit(stages, name, window, max(verdict.span, occupied), ())
 
 
-def _seconds(layers: LayerTimes, hosts: Hosts, chain: Chain) -> list[float]:
+def _seconds(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[float]:
     until = layers.until
     return [(until[part.end] - until[part.begin]) / hosts.hosts[part.host].speed for part in chain.parts]
 
 
-def _hops(layers: LayerTimes, hosts: Hosts, chain: Chain) -> list[tuple[float, float, int]]:
+def _hops(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[tuple[float, float, int]]:
     """Of each pair of neighbours: the seconds that a message occupies the link, its latency, and the bytes."""
     found = []
     for part, following in zip(chain.parts, chain.parts[1:], strict=False):
@@ -123,7 +123,7 @@ def _in_the_way(layers: LayerTimes, hosts: Hosts) -> str:
     """The constraint without which there is a placement."""
     counts = range(1, _most_stages(layers, hosts) + 1)
 
-    def possible(room: float, *, linked: bool = True) -> Chain | None:
+    def possible(room: float, *, linked: bool = True) -> HostChain | None:
         found = (ChainSearch(layers, hosts, room, linked).best(count) for count in counts)
         return next((chain for chain in found if chain is not None), None)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from stageline.pipeline.model.layer_costs import LayerRanges
-from stageline.pipeline.placement import HostFit, HostFitStage, LayerTimes, Way, fit, read_hosts
+from stageline.pipeline.placement import ComparedWay, HostFit, HostFitStage, LayerTimes, fit, read_hosts
 from stageline.pipeline.plan import Plan
 from stageline.workers.preflight.trial_result import MeasuredLayers
 
@@ -39,7 +39,7 @@ class FittedPlan(msgspec.Struct, frozen=True, kw_only=True):
     window: tuple[int, ...] | None
     microbatches: int
     seconds: float
-    ways: tuple[Way, ...]
+    ways: tuple[ComparedWay, ...]
 
     @property
     def cut(self) -> tuple[int, ...]:
