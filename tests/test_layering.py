@@ -25,6 +25,7 @@ LADDER = {
     "pipeline/timetable": PURE,
     "pipeline/evaluation": PURE,
     "pipeline/plan": PURE,
+    "pipeline/placement": PURE,
     "pipeline/stage": TENSORS,
     "pipeline/data": DOING,
     "pipeline/model/families": TENSORS,
