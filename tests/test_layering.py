@@ -26,6 +26,7 @@ LADDER = {
     "pipeline/evaluation": PURE,
     "pipeline/plan/keys": PURE,
     "pipeline/plan": PURE,
+    "pipeline/placement": PURE,
     "pipeline/stage": TENSORS,
     "pipeline/data": TENSORS,
     "pipeline/data/readers": DOING,

@@ -79,7 +79,8 @@ class RunConfig:
     `restarts`: how often in a row a worker may be replaced. `snapshots`: the stages write snapshots, and queues are
     trimmed to complete checkpoints; without, to what every stage has finished, and no worker can be replaced. `length`:
     the run's, if it is known before a worker tells it. `code`: of a scripted run whose workers join by its names.
-    `earlier`: what it goes on from in another layout; its stages begin at no step below.
+    `earlier`: what it goes on from in another layout; its stages begin at no step below. `supervised`: the process that
+    started the broker starts it again, and the workers too, unless these join by a script's names.
     """
 
     name: str
@@ -98,6 +99,7 @@ class RunConfig:
     criterion: Criterion | None = None  # by which rounds of evaluation are compared
     evaluates_every: int | Literal["epoch"] | None = None  # steps; None: only after the last
     keeps_best: bool = False  # the checkpoint of the best round
+    supervised: bool = False
 
     @property
     def placement(self) -> Placement:

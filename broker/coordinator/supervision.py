@@ -9,13 +9,14 @@ For the script there are other rules: see script_place.py.
 from stageline.broker.control.messages import Exited, Goodbye
 from stageline.broker.diagnosis.explain import Diagnosis, diagnose
 from stageline.broker.diagnosis.failure_report import failure_report, how_lost
-from stageline.broker.diagnosis.wait_graph import ClusterState
+from stageline.broker.diagnosis.wait_graph import ClusterState, Starts
 from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit
 from stageline.broker.membership.member import Member, MemberStatus, worker_label
 from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords
+from .run import RunConfig
 from .script_place import ScriptPlace
 from .shutdown import Shutdown
 
@@ -100,6 +101,7 @@ class Supervision:
                 config.leases,
                 config.patience,
                 replaces=config.restarts > 0,
+                starts=_starts(config),
             ),
             worker,
         )
@@ -185,6 +187,12 @@ class Supervision:
 
     def _label(self, index: int) -> str:
         return worker_label(index, self._run.config.placement[index])
+
+
+def _starts(config: RunConfig) -> Starts:
+    if config.code is not None:
+        return Starts.BY_NAMES
+    return Starts.BY_SUPERVISOR if config.supervised else Starts.BY_PLAN
 
 
 def _code(result: int | None) -> int:

@@ -14,6 +14,7 @@ from .queue_routes import CALL, CLIP, EVALUATION, LOSS, NORMS, REPLAYED, REPLY, 
 from .wait_graph import (
     ClusterState,
     RootCause,
+    Starts,
     WaitChain,
     WaitEdge,
     faults,
@@ -233,14 +234,26 @@ def _action(cluster: ClusterState, chain: WaitChain) -> str:
 def _start(cluster: ClusterState, chain: WaitChain) -> str:
     replacement = cluster.replacements.get(chain.index) if chain.index is not None else None
     script = chain.index == cluster.script
-    start = f"start `stageline worker CONFIG --broker URL --index {chain.index}`"
-    if script:
-        start = "start the script" if replacement is None else "start the script again, so that it resumes the run"
+    start = _start_of_script(replacement is not None) if script else _start_of_worker(cluster.starts, chain)
     if replacement is None:
         return start
     patience, ends = (cluster.leases.silence, "stops") if script else (cluster.patience, "is given up")
     left = max(0.0, patience - (cluster.now - replacement.awaited))
     return f"{start}; the run {ends} if none joins within {left:.0f} s"
+
+
+def _start_of_script(again: bool) -> str:
+    return "start the script again, with Line.resume, so that it resumes the run" if again else "start the script"
+
+
+def _start_of_worker(starts: Starts, chain: WaitChain) -> str:
+    match starts:
+        case Starts.BY_SUPERVISOR:
+            return "wait: a process for that place is started by itself"
+        case Starts.BY_NAMES:
+            return f"on its machine, in the folder with your code, start `{starts.value} --index {chain.index}`"
+        case Starts.BY_PLAN:
+            return f"start `{starts.value} --index {chain.index}`"
 
 
 def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:

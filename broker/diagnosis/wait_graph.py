@@ -62,13 +62,22 @@ class RootCause(StrEnum):
 _HARMLESS = frozenset({RootCause.COMPUTING, RootCause.RESTING, RootCause.SCRIPT})
 
 
+class Starts(StrEnum):
+    """How an empty place gets a worker: a user starts one with the plan's file, or one that joins by a script's names,
+    or the process that has started the broker does it."""
+
+    BY_PLAN = "stageline worker CONFIG --broker URL"
+    BY_NAMES = "stageline worker --join URL"
+    BY_SUPERVISOR = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     """What the broker knows of the workers at `now` (seconds since the epoch); `members`, `replacements` by index.
     `placement` has the stages of each place: none of that of the `script`, if the run has one.
 
     A worker is lost after one of its `leases`, and then replaced if `replaces`. The run is given up when a place has
-    been empty for `patience` seconds.
+    been empty for `patience` seconds. `starts`: how an empty place gets a worker.
     """
 
     schedule: Schedule
@@ -81,6 +90,7 @@ class ClusterState:
     leases: Leases
     patience: float
     replaces: bool
+    starts: Starts = Starts.BY_PLAN
 
 
 @dataclass(frozen=True, slots=True)

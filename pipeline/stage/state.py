@@ -16,6 +16,7 @@ from stageline.pipeline.tree import describe
 
 from .body import Body, Weights
 from .memory import copied
+from .optimizer_settings import require_same_settings
 from .update import StageUpdate
 
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
@@ -80,6 +81,9 @@ def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
     gradients = body.by_own_names(state.gradients)
     for name, parameter in body.named_parameters():
         parameter.grad = gradients[name].to(parameter.device, copy=True) if name in gradients else None
+    if update.optimizer is not None and state.optimizer is not None:
+        scheduled = update.lr_scheduler is not None
+        require_same_settings(update.optimizer, state.optimizer["param_groups"], scheduled=scheduled)
     _restore(update.optimizer, state.optimizer, "an optimizer")
     _restore(update.lr_scheduler, state.lr_scheduler, "a learning rate scheduler")
     if update.average is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from stageline.pipeline.errors import StageError
 from stageline.pipeline.tree import Tree
 
 from .body import Body, Weights
@@ -57,13 +58,20 @@ class Versions:
         return output
 
     def collect(self, version: Version) -> None:
-        """Moves the gradients from the version's weights, where backward leaves them, to the parameters."""
+        """Moves the gradients from the version's weights, where backward leaves them, to the parameters.
+
+        Raises `StageError` for a parameter that has a gradient itself: the forward has read it, not the version's.
+        """
         for name, parameter in self._body.trainable().items():
+            if parameter.grad is not None:
+                raise self._not_stashed(name)
             parameter.grad, version.weights[name].grad = version.weights[name].grad, None
 
     def invalidate(self) -> None:
         """Called when the parameters have changed: the next forward makes a new version."""
         self._current = None
+        for parameter in self._body.trainable().values():
+            parameter.grad = None  # also where an optimizer's zero_grad leaves zeros
 
     def in_flight(self, stashed: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
         """The state of the `stashed` microbatches, and of those that are still to be run again. Nothing ever writes to
@@ -78,6 +86,14 @@ class Versions:
         """Makes the forwards of these microbatches, when they run again, read what they have read before."""
         self._current = None
         self._reruns = {(each.step, each.microbatch): self._restored(each) for each in in_flight}
+
+    def _not_stashed(self, name: str) -> StageError:
+        title = next(iter(self._body.by_unsplit_names({name: self._body.trainable()[name]})))
+        return StageError(
+            f"{title} was read other than as the attribute that it is of its module (from a list, a closure, or "
+            f"another object that holds it), so the forward used the newest weights and not the version stashed for it"
+            f'. Look it up where it is used, as self.name in the forward, or train with mode = "sync"'
+        )
 
     def _restored(self, saved: InFlight) -> Version:
         own = self._body.by_own_names

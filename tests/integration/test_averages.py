@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from stageline import Line, ModelRefused, PlanRefused, load_weights, traced
+from stageline import Line, ModelRefused, PlanRefused, load, load_weights, traced
 from stageline.pipeline.plan import read_plan
+from stageline.workers.exchange.stored_weights import WeightsUnusable
 from support import reference, whole_models
 from support.fork_server import ForkServer
 from support.plain_loop import PlainLoop, differing
@@ -294,7 +295,14 @@ def test_a_plan_without_averages_says_so(workspace: Workspace, capsys: pytest.Ca
     with pytest.raises(FileNotFoundError, match=r"holds no averages-\*.safetensors: the run averaged no weights"):
         load_weights(run, ema=True)
     assert workspace.here("export", str(run), "out.safetensors", "--ema") == 2
-    assert "has no averages of its weights: a plan has them with optimizer.ema_decay" in capsys.readouterr().err
+    refusal = "has no averages of its weights: a plan has them with optimizer.ema_decay"
+    assert refusal in capsys.readouterr().err
+    save_file({"x": torch.zeros(2, 4)}, workspace.folder / "x.safetensors")
+    for words in (("eval",), ("predict", "--input", "x.safetensors", "--output", "out.npy")):
+        assert workspace.here(*words, str(run), "--ema") == 2
+        assert refusal in capsys.readouterr().err
+    with pytest.raises(WeightsUnusable, match=refusal):
+        load(run, ema=True)
     assert not list(workspace.folder.glob("out*"))
 
 
@@ -336,6 +344,12 @@ def test_metrics_of_a_plan_measure_the_averages(workspace: Workspace, capsys: py
             total += float(model(part).double().square().sum()) * len(part)
     assert found[1]["metrics"] == {"logits": total / len(x)}
     assert found[0]["metrics"] != found[1]["metrics"]
+    run = str(max(workspace.runs(), key=lambda each: each.stat().st_mtime_ns))
+    assert not differing(dict(load(run, ema=True).state_dict()), averages)
+    for options, metrics_then in (((), found[0]), (("--ema",), found[1])):
+        assert workspace.here("eval", run, "--json", "--workers", "inline", *options) == 0
+        measured = json.loads(capsys.readouterr().out)
+        assert (measured["metrics"], measured["ema"]) == (metrics_then["metrics"], bool(options))
     assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
 
 

@@ -33,8 +33,8 @@ def loss(outputs, targets):
 """
 
 
-def recorded(fork_server: ForkServer, folder: Path, mode: str, **kills: int) -> Path:
-    """The folder of a run of three stages on two workers that recorded all."""
+def recorded(fork_server: ForkServer, folder: Path, mode: str, *more: str, **kills: int) -> Path:
+    """The folder of a run of three stages on two workers that recorded all; `more` sets keys of its plan."""
     sets = (
         f"run.steps={STEPS}",
         f"run.dir={folder}",
@@ -47,6 +47,7 @@ def recorded(fork_server: ForkServer, folder: Path, mode: str, **kills: int) -> 
         "recovery.record=all",
         "recovery.restarts=5",
         f"recovery.snapshot_every={EVERY}",
+        *more,
     )
     config = EXAMPLES / "digits" / "stageline.toml"
     killed = [(f"worker-{name[-1]}", after) for name, after in kills.items()]
@@ -69,13 +70,24 @@ def recorded(fork_server: ForkServer, folder: Path, mode: str, **kills: int) -> 
 )
 def test_every_microbatch_since_the_last_but_one_checkpoint_has_its_bits_again(fork_server, tmp_path, mode, kills):
     run = recorded(fork_server, tmp_path, mode, **kills)
-    microbatches = 3 if mode == "sync" else 1
+    for step in range(STEPS - EVERY, STEPS):
+        every_stage_has_its_bits_again(run, step, microbatches=3 if mode == "sync" else 1)
+
+
+def every_stage_has_its_bits_again(run: Path, step: int, microbatches: int) -> None:
     for stage in range(3):
-        for step in range(STEPS - EVERY, STEPS):
-            for microbatch in range(microbatches):
-                replayed = replay(run, ReplayTarget(stage, step, microbatch))
-                assert [outcome.same for outcome in replayed.outcomes] == [True, True if stage else None]
-                assert replayed.reproduced
+        for microbatch in range(microbatches):
+            replayed = replay(run, ReplayTarget(stage, step, microbatch))
+            assert [outcome.same for outcome in replayed.outcomes] == [True, True if stage else None]
+            assert replayed.reproduced
+
+
+@pytest.mark.slow
+def test_microbatches_after_a_round_of_evaluation_have_their_bits_again(fork_server, tmp_path):
+    """Messages of evaluation are not recorded; with `keep_best` there is a snapshot just before each round."""
+    rounds = (f"evaluation.every={EVERY - 1}", "evaluation.keep_best=true", "evaluation.patience=9")
+    run = recorded(fork_server, tmp_path, "sync", *rounds)
+    every_stage_has_its_bits_again(run, STEPS - 1, microbatches=3)
 
 
 def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(fork_server, tmp_path):

@@ -157,7 +157,7 @@ ROWS = (
     sets("a run's name that is too long", (f"run.name={'a' * 250}",), *NO_FOLDER, "File name too long"),
     Misuse("`run.dir` is a file", 78, (*NO_FOLDER, "Not a directory"), play=_runs_is_a_file),
     sets(
-        "`run.dir` where nothing can be made", ("run.dir=/proc/x",), *NO_FOLDER, "set others, or remove what is there"
+        "`run.dir` where nothing can be made", ("run.dir=/proc/x",), *NO_FOLDER, "give others, or remove what is there"
     ),
     Misuse(
         "a folder for temporary files too deep for sockets",

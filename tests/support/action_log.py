@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 FILE = "actions.jsonl"
-ACTION, DONE, EVALUATED, CHECKPOINT, ANSWERED, KILLED = (
+ACTION, DONE, EVALUATED, KEEPING, CHECKPOINT, ANSWERED, KILLED = (
     "action",
     "done",
     "evaluated",
+    "keeping",
     "checkpoint",
     "answered",
     "killed",
@@ -28,7 +29,8 @@ class Entry:
     clock for all processes.
 
     ACTION has begun and DONE has ended: `action` of `step`. EVALUATED: an action of evaluated batch `step` has ended.
-    CHECKPOINT: that of `step` is complete. ANSWERED: the broker has handled its first message. KILLED: the process is
+    KEEPING: rows of the prefix cache are written, but not marked yet as being there. CHECKPOINT: that of `step` is
+    complete. ANSWERED: the broker has handled its first message. KILLED: the process is
     about to kill itself.
     """
 
@@ -40,12 +42,41 @@ class Entry:
     action: str = ""
 
 
+class Place(NamedTuple):
+    """Where a process is when it makes the entry `what` of `action` of `step`, for the `times`th time."""
+
+    what: str
+    step: int = 0
+    action: str = ""
+    times: int = 1
+
+
+class Arrival:
+    """Calls `there` when a process has come to the `place`."""
+
+    def __init__(self, place: Place, there: Callable[[], None]) -> None:
+        self._place, self._there, self._left = place, there, place.times
+
+    def passes(self, what: str, step: int, action: str) -> None:
+        if (what, step, action) == self._place[:3]:
+            self._left -= 1
+            if not self._left:
+                self._there()
+
+
 def read(folder: Path) -> list[Entry]:
     return [Entry(*json.loads(line)) for line in (folder / FILE).read_text().splitlines()]
 
 
-def record(folder: Path, process: str, generation: int, on_done: Callable[[], None]) -> Callable[[str], None]:
-    """Has this process record its actions; `on_done` is called after each action, or each message of the broker.
+def record(
+    folder: Path,
+    process: str,
+    generation: int,
+    on_done: Callable[[], None],
+    on_entry: Callable[[str, int, str], None] = lambda what, step, action: None,
+) -> Callable[[str], None]:
+    """Has this process record its actions; `on_done` is called after each action, or each message of the broker, and
+    `on_entry` after each entry, with what it says.
 
     Returns the function that records one entry more.
     """
@@ -53,6 +84,7 @@ def record(folder: Path, process: str, generation: int, on_done: Callable[[], No
 
     def write(what: str, step: int = 0, action: str = "") -> None:
         os.write(file, f"{json.dumps([process, generation, what, monotonic(), step, action])}\n".encode())
+        on_entry(what, step, action)
 
     (_record_broker if process == "broker" else _record_worker)(write, on_done)
     return write
@@ -79,6 +111,19 @@ def _record_worker(write: Callable[..., None], on_done: Callable[[], None]) -> N
         on_done()
 
     Progress.computing, Progress.done, Progress.evaluated = begun, ended, ended_evaluation  # type: ignore[method-assign]
+    _record_kept_rows(write)
+
+
+def _record_kept_rows(write: Callable[..., None]) -> None:
+    from stageline.workers.prefix_cache.cache import PrefixCache
+
+    checksum = PrefixCache._sum
+
+    def summed(self: PrefixCache, sample: int) -> int:
+        write(KEEPING)
+        return checksum(self, sample)
+
+    PrefixCache._sum = summed  # type: ignore[method-assign]
 
 
 def _record_broker(write: Callable[..., None], on_done: Callable[[], None]) -> None:

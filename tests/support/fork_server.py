@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stageline.workers.launch.template import Template
+from support.action_log import Place
 from support.paths import importing_tests
 
-Kill = tuple[str, int]  # the process, and after how many of its actions, or for the broker messages, it is killed
+# The process, and after how many of its actions, or for the broker messages, it is killed; or at which place.
+Kill = tuple[str, int | Place]
 _SUBREAPER = 36  # of prctl(2)
 
 

@@ -30,7 +30,8 @@ from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.launch.forked_process import end_group
 from stageline.workers.launch.forking import CommandToRun, parse_report
 from support import action_log
-from support.fork_server import become_subreaper
+from support.action_log import Arrival, Place
+from support.fork_server import Kill, become_subreaper
 
 _end_process = os._exit  # before a worker's own way of it, which tells of the user's line
 LIMIT = 60  # seconds after which a trial is ended with SIGALRM
@@ -114,7 +115,7 @@ class ForkingTemplate(AbstractContextManager["ForkingTemplate"]):
 class TrialProcesses:
     """Forks the processes of a trial; each of `kills` is carried out in one generation of a process."""
 
-    def __init__(self, folder: Path, kills: Sequence[tuple[str, int]], template: ForkingTemplate) -> None:
+    def __init__(self, folder: Path, kills: Sequence[Kill], template: ForkingTemplate) -> None:
         self.pending = list(kills)
         self._template = template
         self._folder = folder
@@ -122,29 +123,33 @@ class TrialProcesses:
 
     def spawn(self, arguments: Sequence[str], log: TextIO) -> ForkedChild:
         name = f"worker-{arguments[arguments.index('--index') + 1]}" if "--index" in arguments else arguments[0]
-        generation, kill_after = self._generations[name], self._next_kill(name)
+        generation, kill = self._generations[name], self._next_kill(name)
         self._generations[name] += 1
-        record = partial(_record_and_kill, self._folder, name, generation, kill_after)
+        record = partial(_record_and_kill, self._folder, name, generation, kill)
         return ForkedChild(self._template.complete(arguments), log, record)
 
-    def _next_kill(self, name: str) -> int:
-        """After how many actions this generation of the process is killed; 0: it is not."""
+    def _next_kill(self, name: str) -> int | Place:
+        """After how many actions, or where, this generation of the process is killed; 0: it is not."""
         kill = next((kill for kill in self.pending if kill[0] == name), (name, 0))
         with contextlib.suppress(ValueError):
             self.pending.remove(kill)
         return kill[1]
 
 
-def _record_and_kill(folder: Path, name: str, generation: int, kill_after: int) -> None:
-    """Lets this process record its actions, and kill itself with SIGKILL between two of them."""
-    left = iter(range(kill_after - 1, -1, -1))
+def _record_and_kill(folder: Path, name: str, generation: int, kill: int | Place) -> None:
+    """Lets this process record its actions, and kill itself with SIGKILL between two of them, or at a place."""
+    left = iter(range(kill - 1 if isinstance(kill, int) else -1, -1, -1))
+
+    def die() -> None:
+        write(action_log.KILLED)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def count() -> None:
         if next(left, -1) == 0:
-            write(action_log.KILLED)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
-    write = action_log.record(folder, name, generation, count)
+    at = (lambda what, step, action: None) if isinstance(kill, int) else Arrival(kill, die).passes
+    write = action_log.record(folder, name, generation, count, at)
 
 
 def _run(
@@ -257,7 +262,8 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     arguments = [request["plan"], *(argument for each in sets for argument in ("--set", each))]
     recovers, resume, spares = plan.recovery.restarts > 0, request["resume"], request["spares"]
     with ForkingTemplate() as template:
-        processes = TrialProcesses(folder, [(name, after) for name, after in request["kills"]], template)
+        kills = [(name, at if isinstance(at, int) else Place(*at)) for name, at in request["kills"]]
+        processes = TrialProcesses(folder, kills, template)
         local = LocalRun(
             arguments,
             len(plan.workers),

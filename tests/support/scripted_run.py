@@ -25,8 +25,9 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call, settled_call
-from stageline.workers.runtime.executor import Executor, Metric
+from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop, take_turns
+from stageline.workers.runtime.metric_value import Metric
 from stageline.workers.runtime.program import AHEAD, ENDLESS, Instruction, Program, call_key
 from support.reference import Recipe
 

@@ -60,9 +60,11 @@ def load(
     model: torch.nn.Module | Layers | None = None,
     plan: str | Path | None = None,
     step: int | None = None,
+    ema: bool = False,
 ) -> torch.nn.Module:
     """The unsplit model of the run in the folder `run`, in evaluation mode, on the CPU, with the weights that the run
-    ended with, or those of its newest complete checkpoint; or of the checkpoint of `step`.
+    ended with, or those of its newest complete checkpoint; or of the checkpoint of `step`. With `ema`, the averages of
+    the weights, which `optimizer.ema_decay` keeps.
 
     The plan's factory makes the model, as in the run; `plan` is the plan's file or folder, where the one that the run
     was begun with is not here any more. With `model`, that module gets the weights, and is returned: a run of a script
@@ -70,13 +72,14 @@ def load(
     returns `Layers`, the result is their model; of one that returns a list of stages, an `nn.Sequential` of them.
 
     Raises `NoSuchRun` if `run` is not the folder of one, `ModelRefused` if there is no model to be made or it has other
-    weights, and `WeightsUnusable` if there are none yet, or they are damaged.
+    weights, and `WeightsUnusable` if there are none yet, or no averages, or they are damaged.
     """
     folder = Path(run)
     if not runs.is_run(folder):
         raise runs.NoSuchRun(f"{folder} is not the folder of a run: it has no {runs.PLAN}")
     try:
-        return run_model(folder, model=model, place=None if plan is None else Path(plan), step=step).module
+        place = None if plan is None else Path(plan)
+        return run_model(folder, model=model, place=place, step=step, ema=ema).module
     except (NoCheckpoint, SnapshotDamaged) as error:
         raise WeightsUnusable(str(error)) from error
 
@@ -87,6 +90,7 @@ def run_model(
     model: Any = None,
     place: Path | None = None,
     step: int | None = None,
+    ema: bool = False,
     tell: Callable[[str], object] = log.warning,
 ) -> RunModel:
     """`load`, with what else is known of it. `tell` is told if a run that goes on has deleted a checkpoint meanwhile.
@@ -95,7 +99,7 @@ def run_model(
     plan = planned(source, place) if model is None else source.plan
     made = _made(plan) if model is None else model
     module = _module_of(made)
-    weights = take_weights(folder, step, partial(_fill, module, _origin(plan, model), source), tell)
+    weights = take_weights(folder, step, partial(_fill, module, _origin(plan, model), source), tell, ema=ema)
     if plan.model.trainable is not None:
         _uncut(made, plan.model.trainable)
     return RunModel(source.run, made, module.cpu().eval(), plan, weights)
@@ -142,6 +146,8 @@ def _fill(module: torch.nn.Module, origin: str, source: CheckpointSource, weight
     for file in weights.files:
         module.load_state_dict(weights.read_from(file, weights.names_in(file)), strict=False)
     _demand_result(module, source, weights)
+    for file in weights.averages:
+        module.load_state_dict(weights.averages_in(file), strict=False)
 
 
 def _misfits(module: torch.nn.Module, weights: StoredWeights) -> list[str]:

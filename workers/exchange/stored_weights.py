@@ -80,6 +80,10 @@ class StoredWeights:
         """The entries of one of the files."""
         return list(self._forms[file])
 
+    def averages_in(self, file: Path) -> dict[str, torch.Tensor]:
+        """What stands in one of the `averages`. Raises `WeightsUnusable`, `MemoryError`."""
+        return self.read_from(file, list(_forms_in(file)))
+
     def files_with(self, name: str) -> list[Path]:
         """The files that have an entry of that name."""
         return [file for file, forms in self._forms.items() if name in forms]

@@ -13,4 +13,4 @@ def evaluate_run(model: RunModel, wanted: Wanted, workers: Workers, tell: Tell) 
     plan = plan_with(model.plan, wanted)
     loss, metrics, batches = loss_of(plan), metrics_of(plan), batches_of(plan, wanted)
     with ForwardRun(model, workers, loss=loss, metrics=metrics, tell=tell) as run:
-        return plan.data.origin, run.evaluate(batches)
+        return plan.data.origin_held_out, run.evaluate(batches)

@@ -26,7 +26,8 @@ from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.errors import RunFailed
 from stageline.workers.exchange.load import RunModel
 from stageline.workers.runtime.calls import CallKind
-from stageline.workers.runtime.executor import ComputeFailed, Metric
+from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.runtime.metric_value import Metric
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import demand_batch
 from stageline.workers.script.arguments.model_weights import ModelWeights

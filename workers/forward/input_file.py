@@ -111,4 +111,4 @@ def _csv(path: Path) -> Any:
     try:
         return numpy(path).loadtxt(path, delimiter=",", dtype="float32", ndmin=2)
     except ValueError as error:
-        raise ValueError(f"{error}. Wanted are numbers alone, without a line of names") from error
+        raise ValueError(f"{str(error).rstrip('.')}. Wanted are numbers alone, without a line of names") from error

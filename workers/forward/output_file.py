@@ -23,12 +23,16 @@ ALONE = "output"  # the name of a prediction that is one tensor
 
 def demand_writable(path: Path) -> None:
     """Before anything is computed. Raises `DataError` for another form, or one that needs what is not installed, and
-    `WeightsUnusable` for a file that is there."""
+    `WeightsUnusable` for a file that is there, `OSError` where no file can be made; its folder is made."""
     if path.suffix not in FORMS:
         raise DataError(f"predictions are not written to {path}: wanted is a file of {' or '.join(FORMS)}")
     require_absent(path)
     if path.suffix == ".npy":
         numpy(path)
+    make_folder(path.absolute().parent)
+    draft = draft_of(path)
+    draft.touch()
+    draft.unlink()
 
 
 def write_outputs(path: Path, outputs: Mapping[str, torch.Tensor]) -> None:

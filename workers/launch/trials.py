@@ -26,7 +26,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.workers.preflight.transcript import agrees, repeats
 from stageline.workers.preflight.trial_log import TrialLog
-from stageline.workers.preflight.trial_result import MeasuredCut, TrialRefusal, TriedPlan
+from stageline.workers.preflight.trial_result import MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
 from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
 from stageline.workers.process.spawn import Spawn, SpawnedProcess
@@ -35,7 +35,7 @@ POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
 TO_EXIT = 0.5  # seconds for a process with a result to exit, and for one that was killed
 _NOTHING = "Nothing was trained"
-_Outcome = TriedPlan | MeasuredCut
+_Outcome = TriedPlan | MeasuredCut | MeasuredLayers
 
 
 class TrialFailed(ModelRefused):
@@ -72,6 +72,11 @@ def try_plan(
     elif difference:
         raise ModelRefused(difference)
     return tried[0]
+
+
+def measure_layers(plan: Plan, arguments: Sequence[str], spawn: Spawn) -> MeasuredLayers:
+    """What each layer of the plan costs, measured in a process as `try_plan` starts them. Raises as that does."""
+    return cast(MeasuredLayers, _carried_out(plan, [*arguments, "--costs"], spawn, 1)[0])
 
 
 def cut_arguments(cut: Sequence[int]) -> list[str]:

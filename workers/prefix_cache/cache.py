@@ -95,11 +95,17 @@ class PrefixCache:
         return unflatten(header.structure, found)
 
     def sync(self) -> None:
-        """When this returns, all that was kept before survives a power failure. For any thread. Raises `OSError`."""
-        if self._unsaved:
-            self._unsaved = False
+        """When this returns, all that was kept before survives a power failure. For any thread. May be repeated
+        after it has raised `OSError`."""
+        if not self._unsaved:
+            return
+        self._unsaved = False  # first: what is kept meanwhile is for the next time
+        try:
             for file in (*self._files, *filter(None, [self._mark_file])):
                 file.sync()
+        except OSError:
+            self._unsaved = True  # this will be tried again
+            raise
 
     def open(self, steps: int) -> str:
         """Goes on with what is there of the first `steps` steps: why that cannot be, "" if it can. Reads every byte."""

@@ -17,7 +17,7 @@ from stageline.workers.runtime.executor import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 
 from .layer_run import Handed, LayerRun
-from .trial_result import MeasuredCut
+from .trial_result import MeasuredCut, MeasuredLayers
 from .trial_stages import TrialStages
 
 
@@ -34,6 +34,14 @@ def measured_cut(plan: Plan, doing: Callable[[str], None]) -> MeasuredCut:
     edges = chosen_edges(costs, wish, lambda stages: _in_flight(plan, stages))
     times = [sum(cost.nanoseconds for cost in costs[begin:end]) / 1e9 for begin, end in pairwise(edges)]
     return MeasuredCut(tuple(edges[1:-1]), tuple(times))
+
+
+def measured_layers(plan: Plan, doing: Callable[[str], None]) -> MeasuredLayers:
+    """What each layer of `plan` costs on its first worker's device. Raises as `measured_cut` does."""
+    job = _each_layer(plan, doing)
+    torch.set_num_threads(job.plan.workers[0].threads)
+    names = tuple(part.names[0] for part in job.segments)
+    return MeasuredLayers(names, tuple(layer_costs(job, doing)), plan.schedule.in_step)
 
 
 def layer_costs(job: Job, doing: Callable[[str], None] = lambda what: None) -> list[LayerCost]:

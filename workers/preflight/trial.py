@@ -27,10 +27,10 @@ from stageline.workers.runtime.job import Job, prepare
 from .checksums import record
 from .dry_run import TrialWatch
 from .estimate import estimate_of
-from .measure import measured_cut
+from .measure import measured_cut, measured_layers
 from .transcript import LeafRecord, Transcript
 from .trial_log import DOING, RESULT
-from .trial_result import MeasuredCut, TrialRefusal, TriedPlan
+from .trial_result import MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
 
 
 class TrialWriter:
@@ -42,7 +42,7 @@ class TrialWriter:
     def doing(self, what: str) -> None:
         self._write(DOING, what.replace("\n", " ").encode(errors="replace"))
 
-    def result(self, found: TriedPlan | MeasuredCut | TrialRefusal) -> None:
+    def result(self, found: TriedPlan | MeasuredCut | MeasuredLayers | TrialRefusal) -> None:
         self._write(RESULT, msgspec.json.encode(found))
 
     def _write(self, word: str, content: bytes) -> None:
@@ -53,11 +53,13 @@ class TrialWriter:
             line = line[os.write(sys.stderr.fileno(), line) :]
 
 
-def carry_out_trial(plan: Plan, writer: TrialWriter, *, layouts: bool = False) -> None:
+def carry_out_trial(plan: Plan, writer: TrialWriter, *, layouts: bool = False, costs: bool = False) -> None:
     """Writes the result, with `layouts` those of the stages; whatever the user's code raises is one. If where to cut
-    has yet to be measured, the result is that."""
+    has yet to be measured, the result is that; with `costs`, it is what each layer costs."""
     try:
-        if plan.measures_cut:
+        if costs:
+            writer.result(measured_layers(plan, writer.doing))
+        elif plan.measures_cut:
             writer.result(measured_cut(plan, writer.doing))
         else:
             writer.result(_tried(plan, writer, layouts))

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import msgspec
 
-from .trial_result import MeasuredCut, TrialRefusal, TriedPlan
+from .trial_result import MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
 
 DOING, RESULT = "doing", "result"  # the words of a trial's own lines
 
@@ -18,7 +18,7 @@ class TrialLog:
 
     def __init__(self, mark: str, read: Callable[[int], bytes], printed: Callable[[bytes], None]) -> None:
         self.doing = "its start"
-        self.result: TriedPlan | MeasuredCut | TrialRefusal | None = None
+        self.result: TriedPlan | MeasuredCut | MeasuredLayers | TrialRefusal | None = None
         self._begin = f"{mark} ".encode()
         self._read = read
         self._printed = printed
@@ -59,7 +59,7 @@ class TrialLog:
         word, _, content = line.partition(b" ")
         if word == RESULT.encode():
             with suppress(msgspec.MsgspecError):  # then there is none
-                self.result = msgspec.json.decode(content, type=TriedPlan | MeasuredCut | TrialRefusal)
+                self.result = msgspec.json.decode(content, type=TriedPlan | MeasuredCut | MeasuredLayers | TrialRefusal)
             return True
         self.doing = content.decode(errors="replace")
         return False

@@ -7,6 +7,7 @@ import msgspec
 
 from stageline.broker.control.messages import RunLength
 from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
+from stageline.pipeline.model.division.layer_costs import LayerCost
 from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.plan import PlanError, PlanRefused
 
@@ -89,6 +90,14 @@ class MeasuredCut(msgspec.Struct, frozen=True, tag="cut"):
 
     cut: tuple[int, ...]
     seconds: tuple[float, ...]
+
+
+class MeasuredLayers(msgspec.Struct, frozen=True, tag="layers"):
+    """What each layer costs with the plan's microbatches, of which a step has so many."""
+
+    names: tuple[str, ...]
+    costs: tuple[LayerCost, ...]
+    microbatches: int
 
 
 class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):

@@ -88,10 +88,11 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         closing(open_server(place.url)) as channel,
         closing(open_store(plan, place.run, wait := StoreWait(channel, signals))) as store,
     ):
-        terms = RunConfig.of(plan, schedule, place.length, read_code(folder))
+        supervised = place.lifeline.supervised
+        terms = replace(RunConfig.of(plan, schedule, place.length, read_code(folder)), supervised=supervised)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
             runs.require_same_plan(plan, folder)
-        key, supervised = secrets.token_bytes(KEY_BYTES), place.lifeline.supervised
+        key = secrets.token_bytes(KEY_BYTES)
         run = run_of(store, terms.plan, place.run, key, new=place.new, resume=place.resume, alone=supervised)
         # Not before: another plan's broker must leave this run's alone.
         persist_json(folder / runs.PLAN, plan.as_mapping())

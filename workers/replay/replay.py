@@ -177,9 +177,9 @@ def _path_of_bad(
 
 def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
     """What the stage does from step `start` on, up to the last action on the microbatch whose inputs are all recorded;
-    empty if its forward cannot be reached."""
+    empty if its forward cannot be reached. Evaluation is left out: it changes no state, and is not recorded."""
     program = job.program.instructions(job.schedule.owner(wanted.stage), start)
-    of_the_stage = (each for each in program if each.action.stage == wanted.stage)
+    of_the_stage = (each for each in program if each.action.stage == wanted.stage and each.counted)
     last = Kind.BACKWARD if wanted.stage >= job.schedule.first_trainable else Kind.FORWARD
     reached: list[Instruction] = []
     end = 0
@@ -206,7 +206,10 @@ def _absence(records: RecordDirectory, wanted: ReplayTarget, messages: Mapping[P
     there = f"messages of the steps {min(steps)} to {max(steps)}" if steps else "no messages"
     bad = [path.name for path in sorted(records.folder.glob("bad-*"))]
     besides = f" and {', '.join(bad)}" if bad else ""
-    return f"{what} cannot be run again: recorded are {there}{besides}, and what it needs is not, or has no snapshot"
+    return (
+        f"{what} cannot be run again: recorded are {there}{besides}, and in these are not all messages that the stage "
+        "took from a snapshot up to it"
+    )
 
 
 def _run(

@@ -152,7 +152,7 @@ def make_folder(plan: "plans.Plan", run: str) -> Path:
     except OSError as error:
         raise FolderUnusable(
             f"the folder of the run, {made}, cannot be made: {error.strerror}. "
-            f"Its name is made of run.dir and run.name; set others, or remove what is there"
+            "It is made of run.dir and run.name, of a script's folder and name; give others, or remove what is there"
         ) from error
     return made
 

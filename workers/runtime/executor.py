@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -19,10 +19,10 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, map_tensors
 
+from .metric_value import Metric, metric_value
 from .program import Instruction
 
 DATA = "the data source"  # in place of a layer's name, as those of a stage
-Metric = Callable[[Tree, Tree], Tensor | float]
 
 
 class MicrobatchSource(Protocol):
@@ -221,7 +221,7 @@ class Executor:
         targets = map_tensors(lambda t: t.to(stage.device), given.targets)
         for name, metric in self.metrics.items():
             stage.now_at(f"the metric {name}")
-            sums.metrics[name] += float(metric(output, targets)) * given.rows
+            sums.metrics[name] += metric_value(metric, output, targets) * given.rows
         sums.rows += given.rows
 
     def _blame(self, step: int) -> None:

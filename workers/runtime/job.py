@@ -25,7 +25,8 @@ from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed
-from .executor import Executor, Metric
+from .executor import Executor
+from .metric_value import Metric
 from .program import AHEAD, ENDLESS, NO_ROUNDS, Program
 from .sample_order import made_order, order_of
 from .skipping import SkipLog, SkippingExecutor

@@ -20,7 +20,7 @@ from torch import Tensor
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
-from stageline.workers.errors import LineClosed
+from stageline.workers.errors import LineClosed, RunFailed
 from stageline.workers.runtime.calls import CallKind, batches_of_step
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
@@ -36,7 +36,7 @@ from stageline.workers.script.fit.callback import Callback, Fitted
 from stageline.workers.script.fit.evaluation_log import EvaluationLog
 from stageline.workers.script.fit.loop import Fit
 from stageline.workers.script.fit.options import BetterName, FitOptions, demand_fit
-from stageline.workers.script.fit.stream import FitBatches, held_out_of, steps_from
+from stageline.workers.script.fit.stream import FitBatches, end_of, held_out_of, steps_from
 
 from .begin import begin_run
 
@@ -103,7 +103,8 @@ class Line(AbstractContextManager["Line"]):
         elif not self._closed:
             self._closed = f"{CLOSED}: {type(error).__name__} was raised"
             self._hide()
-            self._run.abort(f"the script has raised {type(error).__name__}")
+            knows = isinstance(error, RunFailed)
+            self._run.abort(f"the script has raised {type(error).__name__}", knows_failure=knows)
 
     def __repr__(self) -> str:
         where = "inline" if self.folder is None else f"run {self.folder}"
@@ -174,7 +175,8 @@ class Line(AbstractContextManager["Line"]):
         each = steps_from(batches, self.position, epochs, steps, self._options.accumulate)
         self._fits += 1
         measure = partial(self._evaluate, ema=self._keeps_averages)
-        return Fit(self, each, wanted, self._evaluations, self._fits, measure).run()
+        end = end_of(batches, epochs, steps, self._options.accumulate)
+        return Fit(self, each, wanted, self._evaluations, self._fits, measure, end).run()
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> dict[str, float]:
         """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients; with

@@ -63,8 +63,8 @@ class ScriptRun(Protocol):
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """The weights of a run that was closed, or their averages, under the unsplit model's names."""
 
-    def abort(self, reason: str) -> None:
-        """Ends the run as it is; what has been saved stays."""
+    def abort(self, reason: str, *, knows_failure: bool = False) -> None:
+        """Ends the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows."""
 
     def discard(self) -> None:
         """Ends the run as it is; nothing of it is of use any more, and nothing is said of it."""

@@ -33,11 +33,14 @@ def _number(place: int | str, names: Sequence[str], layers: Sequence[torch.nn.Mo
     number = place if isinstance(place, int) else _of_name(place, names, layers, cut)
     if not 0 < number < len(layers):
         which = f"{number} is out of range" if isinstance(place, int) else f"{place} is the first layer"
-        raise ModelRefused(
-            f"model.cut = {list(cut)}: {which}. The model has {len(layers)} layers, "
-            f"so a cut is before layer 1 to {len(layers) - 1}."
-        )
+        raise ModelRefused(f"model.cut = {list(cut)}: {which}. {_places(len(layers))}")
     return number
+
+
+def _places(layers: int) -> str:
+    if layers == 1:
+        return "The model has 1 layer, so it cannot be cut: leave out model.cut, or make it of several layers"
+    return f"The model has {layers} layers, so a cut is before layer {'1' if layers == 2 else f'1 to {layers - 1}'}."
 
 
 def _of_name(name: str, names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Sequence[int | str]) -> int:

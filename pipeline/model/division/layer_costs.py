@@ -71,7 +71,7 @@ def _weight(cost: LayerCost, balance: Balance) -> int:
 def _memory(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> Cost:
     """The bytes of a stage, as a plan's estimate counts them."""
     peaks = in_flight(wish.stages) or [1] * wish.stages
-    ranges = _Ranges(costs)
+    ranges = LayerRanges(costs)
 
     def taken(stage: int, begin: int, end: int) -> int:
         held, trained, saved = ranges.bytes(begin, end)
@@ -81,7 +81,7 @@ def _memory(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> C
     return taken
 
 
-class _Ranges:
+class LayerRanges:
     """What ranges of layers hold: by the first layer, those that end after it, as far as they were asked for."""
 
     def __init__(self, costs: Sequence[LayerCost]) -> None:

@@ -12,7 +12,7 @@ def with_mask(
     decoder: Any, hidden: Tensor, embedded: Tensor, attention_mask: Tensor | None, positions: Tensor, *, training: bool
 ) -> dict[str, Any]:
     """What travels from the first layer on: the `hidden` states, the causal mask of the tokens `embedded`, their
-    `positions`."""
+    `positions`, as a view with a row for each row of `hidden`: a prefix cache keeps rows."""
     mask = library(decoder).create_causal_mask(
         config=decoder.config,
         inputs_embeds=embedded,
@@ -20,7 +20,12 @@ def with_mask(
         past_key_values=_cache(decoder, training),
         position_ids=positions,
     )
-    return {"hidden": hidden, "mask": mask, "positions": positions}
+    return {"hidden": hidden, "mask": mask, "positions": with_rows(positions, hidden)}
+
+
+def with_rows(shared: Tensor, hidden: Tensor) -> Tensor:
+    """`shared`, [1 or rows, ...], as [rows, ...]: one row stands for each of `hidden`, and lies in memory once."""
+    return shared.expand(len(hidden), *shared.shape[1:])
 
 
 def positions_of(embedded: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ transformer.ln_f
 lm_head                        the logits
 
 Between blocks travel the hidden states (float, [rows, tokens, width]), the mask (None, or [rows, 1, tokens, tokens])
-and the positions (int64, [1 or rows, tokens]).
+and the positions (int64, [rows, tokens]).
 """
 
 from functools import partial

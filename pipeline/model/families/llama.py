@@ -6,7 +6,7 @@ model.norm
 lm_head                       the logits
 
 Between blocks travel the hidden states (float, [rows, tokens, width]), the mask (None, or [rows, 1, tokens, tokens]),
-the positions (int64, [1 or rows, tokens]) and their cosines and sines (float, [1 or rows, tokens, width of a head]),
+the positions (int64, [rows, tokens]) and their cosines and sines (float, [rows, tokens, width of a head]),
 which get no gradient.
 """
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from stageline.pipeline.tree import Tree
 
-from .decoder import of_block, positions_of, with_mask
+from .decoder import of_block, positions_of, with_mask, with_rows
 from .family import Family, taken
 from .layers import Layer, Layers
 from .stored_names import StoredNames
@@ -55,7 +55,7 @@ def _embed(model: Any, inputs: Tree, embed_tokens: nn.Module, rotary: nn.Module)
     if positions is None:
         positions = positions_of(hidden)
     travels = with_mask(model, hidden, hidden, attention_mask, positions, training=embed_tokens.training)
-    return {**travels, "rotary": rotary(hidden, position_ids=positions)}
+    return {**travels, "rotary": tuple(with_rows(each, hidden) for each in rotary(hidden, position_ids=positions))}
 
 
 def _block(model: Any, x: Any, block: nn.Module) -> Tree:

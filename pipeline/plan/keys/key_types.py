@@ -32,7 +32,8 @@ T = TypeVar("T")
 _LARGEST = 2**63 - 1  # TOML's integers have 64 bits
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TIMES = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
+_RATES = {"kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+(?:/s)?)")
 _TYPES: tuple[tuple[type, str], ...] = (
     (type(None), "None"),
     (bool, "true or false"),  # before int: Python's bool is one
@@ -252,6 +253,12 @@ Seconds = Annotated[
     Field(strict=True, gt=0, allow_inf_nan=False),
     BeforeValidator(partial(_quantity, float, _TIMES), json_schema_input_type=float | str),
     Accepts('a time in seconds, such as 10, "10s" or "250ms",'),
+]
+Bandwidth = Annotated[  # bytes a second
+    float,
+    Field(strict=True, gt=0, allow_inf_nan=False),
+    BeforeValidator(partial(_quantity, float, _RATES), json_schema_input_type=float | str),
+    Accepts('a bandwidth in bytes a second, such as 1e6 or "50Mbit/s",'),
 ]
 _LayerNumber = Annotated[int, whole(1)]
 _LayerName = Annotated[str, Field(strict=True, min_length=1)]

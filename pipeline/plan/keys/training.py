@@ -194,6 +194,11 @@ class DataPlan(Section):
         """Which key names the data, and what: `data.source = "data.py:batches"`."""
         return f'data.source = "{self.source}"' if self.dataset is None else f'data.dataset = "{self.dataset}"'
 
+    @property
+    def origin_held_out(self) -> str:
+        """Which key names the data whose rows are held out: `data.held_out = "data.py:test"`."""
+        return self.origin if self.held_out is None else f'data.held_out = "{self.held_out}"'
+
 
 class SchedulePlan(Section):
     """The order of the work."""

@@ -3,6 +3,7 @@
 import pytest
 
 from stageline.broker.control.messages import Answer, Ask, Exited, Refused, Report, StopRun, Wait
+from stageline.broker.coordinator.run import ScriptCode
 from stageline.broker.membership.failure_detector import EXIT_GRACE
 from support.conversation import Conversation
 from support.worker_line import M, WorkerLine, computing, hang
@@ -70,6 +71,26 @@ def test_a_missing_worker_is_the_root_as_long_as_it_is_missing():
     line.hello(2, pid=202)
     line.passes(1.0, 2)
     assert "which has a worker that is still starting" in str(line.why(stage="1")["text"])
+
+
+@pytest.mark.parametrize(
+    ("terms", "action"),
+    [
+        ({"supervised": True}, "wait: a process for that place is started by itself"),
+        (
+            {"supervised": True, "code": ScriptCode("2.13.0", {})},
+            "on its machine, in the folder with your code, start `stageline worker --join URL --index 2`",
+        ),
+    ],
+)
+def test_who_starts_a_replacement_is_said_as_the_run_was_started(terms: dict[str, object], action: str):
+    line = WorkerLine(restarts=2, snapshots=True, **terms)
+    line.waits(1, "backward-1", 7, 5)
+    line.send(b"supervisor", Exited(2, 102, -9)), line.after(EXIT_GRACE)
+    del line.saying[2]
+    line.passes(2.0)
+    said = str(line.why(stage="1")["action"])
+    assert said == f"{action}; the run is given up if none joins within 58 s"
 
 
 def test_before_the_run_the_missing_workers_are_named():

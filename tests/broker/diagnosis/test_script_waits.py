@@ -172,7 +172,8 @@ def test_a_script_that_is_gone_is_the_root_until_another_takes_its_place(talk: C
         "the script is gone: script (pid 102, host desk) was killed by SIGKILL"
     )
     assert (
-        facts["action"] == "start the script again, so that it resumes the run; the run stops if none joins within 6 s"
+        facts["action"] == "start the script again, with Line.resume, so that it resumes the run; "
+        "the run stops if none joins within 6 s"
     )
     assert facts["root"] == {"cause": "missing", "worker": {"index": 2, "stages": [], "standing": "missing"}}
 

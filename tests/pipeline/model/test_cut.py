@@ -53,6 +53,8 @@ def repeated() -> nn.Sequential:
     ("made", "cut", "stages", "reason"),
     [
         (model(), [5], None, "5 is out of range. The model has 5 layers"),
+        (nn.Sequential(nn.Linear(2, 2)), [2], None, "2 is out of range. The model has 1 layer, so it cannot be cut"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), [2], None, "The model has 2 layers, so a cut is before layer 1.$"),
         (model(), None, 6, "model.stages = 6, but the model has 5 layers"),
         (nn.Linear(2, 2), None, None, "the model is a Linear; wanted is an nn.Sequential"),
         (OwnWeight(), None, None, "scale belong to the model itself"),
@@ -60,7 +62,7 @@ def repeated() -> nn.Sequential:
         ([nn.Tanh(), 7], None, None, "some are not torch modules"),
         ([nn.Tanh()], [1], None, "given as 1 ready stages: leave model.cut"),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_a_model_that_cannot_be_cut_is_refused(made, cut, stages, reason):
     with pytest.raises(ModelRefused, match=reason):

@@ -258,7 +258,9 @@ def test_a_number_of_stages_overrules_a_cut_from_below(file: Path) -> None:
 def test_a_dataset_overrules_a_source_from_below(file: Path) -> None:
     data = read_plan(file, sets=["data.dataset=data.py:train", "data.num_workers=2"]).data
     assert (data.source, data.dataset, data.num_workers) == (None, "data.py:train", 2)
-    assert data.origin == 'data.dataset = "data.py:train"'
+    assert data.origin == data.origin_held_out == 'data.dataset = "data.py:train"'
+    held_out = read_plan(file, sets=["data.dataset=data.py:train", "data.held_out=data.py:test"]).data
+    assert held_out.origin_held_out == 'data.held_out = "data.py:test"'
 
 
 @pytest.mark.parametrize("argument", ["run.seed", "=3", ".seed=3", "run.=3", ""])

@@ -1,6 +1,6 @@
 """Training that was interrupted by a snapshot and a restore ends with the bits of training that was not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pytest
@@ -160,6 +160,12 @@ def test_a_synchronous_step_cannot_be_left_in_the_middle():
 
 
 OTHERS = {
+    r"the optimizer's lr is 0\.2 here, and 0\.1 in the state\. Give": lambda: last_stage(
+        optimizer=partial(SGD, lr=0.2)
+    ),
+    "the optimizer is a AdamW, and that in the state has dampening, momentum, nesterov": lambda: last_stage(
+        optimizer=partial(torch.optim.AdamW, lr=0.1)
+    ),
     "2.0.bias is in the stage and not in the state": lambda: last_stage(tied),
     "an optimizer is in the state only": lambda: last_stage(optimizer=None),
     "a learning rate scheduler is in the stage only": lambda: last_stage(scheduler=SCHEDULERS[1]),
@@ -179,3 +185,29 @@ def test_the_state_of_another_stage_is_refused_in_words(reason):
     train(stage, range(1))
     with pytest.raises(ForeignState, match=f"stage 1 cannot go on from this state: .*{reason}"):
         OTHERS[reason]().restore(stage.snapshot())
+
+
+SCHEDULED = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+
+
+def test_of_a_learning_rate_that_is_scheduled_the_first_one_is_compared():
+    stage = last_stage(scheduler=SCHEDULED)
+    train(stage, range(2))
+    last_stage(scheduler=SCHEDULED).restore(stage.snapshot())
+    with pytest.raises(ForeignState, match=r"the optimizer's initial_lr is 0\.2 here, and 0\.1 in the state"):
+        last_stage(optimizer=partial(SGD, lr=0.2), scheduler=SCHEDULED).restore(stage.snapshot())
+
+
+def halving(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Halves its learning rate after each step."""
+    optimizer = SGD(parameters)
+
+    def halve(*_: object) -> None:
+        optimizer.param_groups[0]["lr"] /= 2
+
+    optimizer.register_step_post_hook(halve)
+    return optimizer
+
+
+def test_settings_that_a_hook_changes_are_not_compared():
+    _check(partial(last_stage, optimizer=halving), 3)

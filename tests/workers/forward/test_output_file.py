@@ -66,3 +66,12 @@ def test_what_the_file_cannot_hold_leaves_none_behind(tmp_path: Path) -> None:
     (tmp_path / "y.npy").touch()
     with pytest.raises(WeightsUnusable, match="is there already"):
         demand_writable(tmp_path / "y.npy")
+
+
+def test_a_place_where_no_file_can_be_made_is_found_before_anything_is_computed(tmp_path: Path) -> None:
+    """Else all that was computed would be lost."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="Not a directory"):
+        demand_writable(tmp_path / "file/y.npy")
+    demand_writable(tmp_path / "made/y.npy")
+    assert list((tmp_path / "made").iterdir()) == []

@@ -170,3 +170,26 @@ def test_a_disk_that_stays_full_ends_the_run_by_its_name(
     full[0] = 1
     with pytest.raises(PrefixCacheFailed, match=r"cannot take 200 bytes for 10 samples in .*: No space left on device"):
         _cache(tmp_path / "cache").keep(0, 0, torch.zeros(2, 5))
+
+
+def test_what_could_not_be_synced_is_synced_by_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot is tried again after a fault; it used to be reported then without its rows on the disk."""
+    cache = _kept(tmp_path / "cache", 1)
+    synced: list[int] = []
+
+    def fsync(file: int) -> None:
+        synced.append(file)
+        if len(synced) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        cache.sync()
+    cache.sync()
+    first, *again = synced
+    assert first in again
+    assert len(again) > 1
+    cache.sync()
+    assert len(synced) == 1 + len(again)

@@ -113,7 +113,7 @@ class Pace:
         self._rows = launch.plan.data.batch_size * launch.plan.schedule.accumulate
         self._history: deque[tuple[float, int]] = deque()  # time in seconds, steps finished
         self._damages = 0
-        self._evaluated = 0  # steps before the newest evaluation that was told
+        self._evaluated: int | None = None  # steps before the newest evaluation that was told; None before a status
         self.steps = launch.steps
         self.idle = [0.0] * len(launch.plan.workers)  # each worker's share of idle time, 0 to 1
 
@@ -131,11 +131,14 @@ class Pace:
                 self.idle[worker["index"]] += (idle - self.idle[worker["index"]]) * 0.2
         new = list(facts["damaged"][self._damages :])
         self._damages += len(new)
-        newest = facts["last_evaluation"]
-        if newest is not None and newest["step"] > self._evaluated:
-            self._evaluated = newest["step"]
-            new.append(evaluation_told(newest, facts["best"]))
-        return new
+        return [*new, *self._evaluations(facts)]
+
+    def _evaluations(self, facts: Facts) -> list[str]:
+        """Several, if they follow each other faster than statuses; the last one of those before a run was resumed."""
+        told = self._evaluated
+        found = facts["evaluations"][-1:] if told is None else [e for e in facts["evaluations"] if e["step"] > told]
+        self._evaluated = found[-1]["step"] if found else told or 0
+        return [evaluation_told(each, facts["best"]) for each in found]
 
     def finished(self, facts: Facts) -> int:
         """The training steps that every stage has finished."""

@@ -38,7 +38,8 @@ def _finished(run: RecordedRun) -> str:
 def _running(run: RecordedRun) -> Ending:
     if _in_memory(run):
         return Ending("the run is one process, which answers no questions", "nothing: its records are a second old")
-    return Ending("its broker does not answer", "wait: workers train without a broker, and `train` restarts it")
+    who = "the script's launcher" if run.scripted else "`train`"
+    return Ending("its broker does not answer", f"wait: workers train without a broker, and {who} restarts it")
 
 
 def _killed(run: RecordedRun) -> Ending:

@@ -85,6 +85,8 @@ def _of_argument(error: PlanError) -> PlanError:
 
 def _with_every_argument(reason: str) -> str:
     """A reason that names keys itself: of a run that was begun in another way."""
+    if f"{_MICROBATCHES}: " in reason:  # as above
+        reason = re.sub(rf"{re.escape(_ROWS)}: \w+ here, \w+ there; ", "", reason)
     for planned, said in _SAID.items():
         reason = reason.replace(planned, said)
     reason = re.sub(r"\bworkers\.(\d+)\.(stages|device|threads)\b", _of_worker, reason)

@@ -5,6 +5,7 @@ best -> .best-step-400-5fa0c1d2          a link, replaced by one rename once the
 """
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class BestCheckpoint:
 
     def _remove_others(self, kept: Path) -> None:
         """Also what a script that was killed has left."""
-        for folder in self._link.parent.glob(f"{self._prefix}*"):
-            if folder != kept and is_saved(folder):
+        own = re.compile(rf"{re.escape(self._prefix)}\d+-[0-9a-f]{{8}}")
+        for folder in list(self._link.parent.iterdir()):
+            if own.fullmatch(folder.name) and folder != kept and is_saved(folder):
                 shutil.rmtree(folder, ignore_errors=True)

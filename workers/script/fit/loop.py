@@ -10,6 +10,7 @@ alone, in `pipeline/evaluation`; a fit that goes on begins with those that are n
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.calls.step_loss import StepLoss
 
 from .best import BestCheckpoint
-from .callback import Fitted, named
+from .callback import Callback, Fitted, named
 from .evaluation_log import EvaluationLog, Found
 from .options import FitOptions
 from .stream import one_pass
@@ -41,7 +42,8 @@ class Steps(Protocol):
 
 
 class Fit:
-    """Fit `number` of the script, of `line` with the batches of `steps`; `measure` evaluates and notes nothing."""
+    """Fit `number` of the script, of `line` with the batches of `steps`; `measure` evaluates and notes nothing. `end`:
+    after how many steps it is over at the latest, None if that is not known."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Fit:
         record: EvaluationLog,
         number: int,
         measure: Callable[[Iterable[Batch]], Found],
+        end: int | None = None,
     ) -> None:
         self._line = line
         self._steps = steps
@@ -58,6 +61,7 @@ class Fit:
         self._record = record
         self._number = number
         self._measure = measure
+        self._end = end
         self._called: deque[tuple[int, StepLoss]] = deque()  # whose losses were not told
         self._loss: float | None = None
         self._best = None if options.best is None else BestCheckpoint(Path(options.best), line.save)
@@ -72,10 +76,14 @@ class Fit:
             self._tell_losses(0)
             ended = self._ended()
         finally:
-            for callback in self._options.callbacks:
-                with named(callback, "on_end"):
-                    callback.on_end(ended)
+            self._tell_end(ended)
         return ended
+
+    def _tell_end(self, ended: Fitted | None) -> None:
+        """Each callback is told, also if another raises: it may have a file to close."""
+        with ExitStack() as stack:
+            for callback in reversed(self._options.callbacks):
+                stack.callback(_end, callback, ended)
 
     def _train(self) -> None:
         if self._standing.stops:
@@ -89,8 +97,11 @@ class Fit:
                 self._evaluate(step + 1)
 
     def _catch_up(self) -> None:
-        """What a fit that ended here had still to do."""
+        """What a fit that ended here had still to do. One that was over before has nothing: the line has since been
+        trained by what came after it."""
         position = self._line.position
+        if self._end is not None and position > self._end:
+            return
         if self._is_due(position) and position not in self._found:
             self._evaluate(position)
         elif self._standing.improved and self._standing.step == position:
@@ -135,6 +146,11 @@ class Fit:
         stopped, position = self._standing.stops, self._line.position
         reason = self._standing.reason if stopped else _why(position, self._options)
         return Fitted(position, self._loss, reason, stopped, self._found, self._standing.best)
+
+
+def _end(callback: Callback, ended: Fitted | None) -> None:
+    with named(callback, "on_end"):
+        callback.on_end(ended)
 
 
 def _why(position: int, options: FitOptions) -> str:

@@ -66,7 +66,10 @@ def _complaints(options: FitOptions, metrics: Sequence[str], cannot_save: str) -
         )
     if options.best is not None and cannot_save:
         yield f'best = "{options.best}": {cannot_save}'
-    callbacks: Sequence[object] = options.callbacks
+    callbacks: object = options.callbacks
+    if not isinstance(callbacks, Sequence):
+        yield f"callbacks = {short(callbacks)}: wanted is a list of objects of classes derived from Callback"
+        return
     for place, callback in enumerate(callbacks):
         if not isinstance(callback, Callback):
             yield f"callbacks[{place}] = {short(callback)}: wanted is an object of a class derived from Callback"

@@ -6,7 +6,8 @@ another iterable            a list, a torch DataLoader: walked once for each epo
 an iterator                 goes on from where it stands
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import suppress
 from itertools import count, islice
 from typing import Any
 
@@ -34,6 +35,23 @@ def steps_from(
     every = _from(given, position * accumulate, 1 if epochs is None and steps is None else epochs)
     made = batches_of(every, "fit") if accumulate == 1 else _grouped(batches_of(every, "fit"), accumulate)
     return made if steps is None else islice(made, max(0, steps - position))
+
+
+def end_of(batches: FitBatches, epochs: int | None, steps: int | None, accumulate: int) -> int | None:
+    """The step that `steps_from` ends before at the latest; None if only the batches know."""
+    passes = 1 if epochs is None and steps is None else epochs
+    each = None if passes is None else _length(batches)
+    counted = None if passes is None or each is None else passes * each // accumulate
+    return min((end for end in (counted, steps) if end is not None), default=None)
+
+
+def _length(batches: object) -> int | None:
+    """How many batches an epoch has; None if it does not tell. A torch DataLoader of a stream raises."""
+    if isinstance(batches, Iterator) or not isinstance(batches, Sized):
+        return None
+    with suppress(TypeError, NotImplementedError):
+        return len(batches)
+    return None
 
 
 def held_out_of(batches: FitBatches) -> FitBatches | None:

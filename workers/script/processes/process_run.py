@@ -47,6 +47,7 @@ from stageline.workers.script.display.stderr import say
 from stageline.workers.script.display.timetable import Timetable, timed_in, timetable_of
 from stageline.workers.script.display.unclosed import watch_for_close
 
+from .beginning import await_beginning
 from .former_processes import await_former_processes
 from .local_processes import LauncherLifeline, LocalProcesses, start_processes
 from .saving import save_checkpoint
@@ -73,6 +74,7 @@ class ProcessRun:
         self._plan = plan
         self.size = len(schedule.placement)
         self._wanted = True  # is told about if it ends early
+        self._knows_failure = False  # the script has been told why it failed
         self._names = names
         self._program = Program(schedule, ENDLESS, scripted=True)
         run = runs.name_of(plan, resume)
@@ -149,13 +151,17 @@ class ProcessRun:
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         return load_weights(self.folder, ema=ema and self.position > 0)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, knows_failure: bool = False) -> None:
         self._open.detach()
+        self._knows_failure = knows_failure
         with self._stack:
             try:
                 steps = self._driver.leave()
+                saves = steps > 0 and self._plan.recovery.on
+                if saves:
+                    await_beginning(self._processes.broker, self._driver.ended)
                 self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
-                self._await_end(saves=steps > 0 and self._plan.recovery.on)
+                self._await_end(saves=saves and not self._driver.ended.is_set())
             except KeyboardInterrupt:  # once more: nothing is saved any longer
                 self._processes.abandon()
                 raise
@@ -174,7 +180,7 @@ class ProcessRun:
         """Waits for the processes to end, and says so if that takes a while."""
         if self._processes.wait(QUIET) is None:
             what = "the workers finish their step and save it" if saves else "the run ends"
-            say(f"{what}; Ctrl-C again ends all at once")
+            say(f"{what}; another Ctrl-C ends all at once")
             self._processes.wait(END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
@@ -183,7 +189,7 @@ class ProcessRun:
     def _tell_early_end(self) -> None:
         if self._wanted:
             with suppress(OSError, ValueError):  # stderr may be closed
-                say(early_end(self.folder, self._plan.broker.store))
+                say(early_end(self.folder, self._plan.broker.store, knows_failure=self._knows_failure))
 
     def _await_workers(self) -> None:
         """Those on this machine were started: without them, the run ends by itself."""

@@ -24,7 +24,7 @@ def status(finished: int = 0, **changes: object) -> dict[str, object]:
         "missing": [],
         "damaged": [],
         "finished_loss": None,
-        "last_evaluation": None,
+        "evaluations": [],
         "best": None,
         "workers": [{"index": 0, "stages": [0, 2], "now": "0F6 of step 1"}, {"index": 1, "stages": [1]}],
         **changes,
@@ -57,13 +57,28 @@ def test_steps_that_are_done_again_make_no_rate_below_zero(clock):
 def test_a_round_of_evaluation_is_told_once(clock):
     pace = Pace(LAUNCH)
     found = {"step": 3, "rows": 8, "loss": 0.25, "metrics": {"accuracy": 0.5, "lost": "nan"}}
+    later = {**found, "step": 6}
     best = {"step": 3, "metric": "loss", "value": 0.25, "since": 0}
     told = "evaluation after step 3: loss 0.25, accuracy 0.5, lost nan, the best so far"
-    assert pace.record(status(last_evaluation=found, best=best)) == [told]
-    assert pace.record(status(last_evaluation=found, best=best)) == []
-    assert pace.record(status(last_evaluation={**found, "step": 6}, best=best)) == [
+    assert pace.record(status(evaluations=[found], best=best)) == [told]
+    assert pace.record(status(evaluations=[found], best=best)) == []
+    assert pace.record(status(evaluations=[found, later], best=best)) == [
         "evaluation after step 6: loss 0.25, accuracy 0.5, lost nan"
     ]
+
+
+def test_rounds_of_evaluation_between_two_statuses_are_all_told(clock):
+    found = {"step": 3, "rows": 8, "loss": 0.25, "metrics": {}}
+    pace, later = Pace(LAUNCH), {**found, "step": 6, "loss": 0.5}
+    assert not pace.record(status())
+    told = pace.record(status(evaluations=[found, later], best=None))
+    assert told == ["evaluation after step 3: loss 0.25", "evaluation after step 6: loss 0.5"]
+
+
+def test_of_the_rounds_before_a_run_was_resumed_the_last_is_told(clock):
+    found = {"step": 3, "rows": 8, "loss": 0.25, "metrics": {}}
+    told = Pace(LAUNCH).record(status(evaluations=[{**found, "step": 1}, found], best=None))
+    assert told == ["evaluation after step 3: loss 0.25"]
 
 
 def test_a_damage_is_reported_once(clock):

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.runs.metrics.lines import EVALUATIONS, METRICS, StepMetrics, encoded, evaluation_line, keep_lines
+from stageline.workers.runs.metrics.lines import (
+    EVALUATIONS,
+    METRICS,
+    StepMetrics,
+    encoded,
+    evaluation_line,
+    keep_lines,
+)
 from stageline.workers.runs.metrics.metrics_tail import MetricsTail
 
 

@@ -109,6 +109,16 @@ def test_a_run_whose_process_is_there_is_starting_until_its_workers_are_and_also
             assert ("its broker does not answer" in ending_of(run).text) == (state == "running")
 
 
+@pytest.mark.parametrize(
+    ("plan", "command", "who"), [(None, "train", "`train`"), (of_script(), "script", "the script's launcher")]
+)
+def test_who_restarts_a_broker_that_is_away_is_named(plan, command, who, tmp_path):
+    write_owner(tmp_path, PLAN, command)
+    mine = msgspec.convert(read_owner(tmp_path), RunOwner)
+    with recorded_run(record(tmp_path / "run-1", plan=plan, owner=mine, at=time(), registry=PLACES)) as run:
+        assert ending_of(run).action == f"wait: workers train without a broker, and {who} restarts it"
+
+
 def test_of_a_process_on_another_machine_only_the_age_of_the_records_tells(tmp_path):
     write_owner(tmp_path, PLAN, "train")
     elsewhere = msgspec.structs.replace(msgspec.convert(read_owner(tmp_path), RunOwner), host="elsewhere")

@@ -27,3 +27,11 @@ def test_what_a_run_was_begun_with_is_told_by_the_names_of_arguments() -> None:
     with pytest.raises(PlanRefused) as refused, in_arguments_words():
         needs_recut(plan(model__cut=[3], schedule__tied="step").resolved(2), tied)
     assert "this line cuts the model in another way: cut: [3] here, [5] there" in str(refused.value)
+
+
+def test_another_number_of_microbatches_is_told_once() -> None:
+    """A scripted plan has it as the size of a batch, too."""
+    source = CheckpointSource(Path("runs/line-1"), "line-1", plan(schedule__microbatches=2).resolved(2))
+    with pytest.raises(PlanRefused) as refused, in_arguments_words():
+        needs_recut(plan(schedule__microbatches=4, data__batch_size=4).resolved(2), source)
+    assert "was begun with other arguments: microbatches: 4 here, 2 there (here" in str(refused.value)

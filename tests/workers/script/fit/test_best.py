@@ -70,3 +70,20 @@ def test_a_folder_that_no_fit_has_made_is_left_alone(tmp_path: Path):
     (tmp_path / "best").mkdir()
     with pytest.raises(ValueError, match="something is there that no fit has made"):
         BestCheckpoint(tmp_path / "best", Saver().save)
+
+
+def test_a_name_with_signs_of_patterns_leaves_one_folder(tmp_path: Path):
+    """The folders before used to stay: the name was taken for a pattern."""
+    saver = Saver()
+    best = BestCheckpoint(tmp_path / "best[1]", saver.save)
+    for step in (4, 8):
+        saver.keep(best, step)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_another_best_whose_name_begins_alike_stays(tmp_path: Path):
+    saver = Saver()
+    other = BestCheckpoint(tmp_path / "best-step-2", saver.save)
+    saver.keep(other, 4)
+    saver.keep(BestCheckpoint(tmp_path / "best", saver.save), 8)
+    assert other.step == 4

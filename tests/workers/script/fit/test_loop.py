@@ -178,3 +178,34 @@ def test_the_batches_may_end_before():
     assert Fit(CountingLine(), iter([(0, 0)]), FitOptions(), noted(), 1, dict).run().reason == (
         "the batches ended after step 1"
     )
+
+
+def test_a_fit_that_was_over_before_the_position_evaluates_nothing_more(tmp_path: Path) -> None:
+    """It used to evaluate weights that a later fit has trained, and to take them for its own best."""
+    record = EvaluationLog(tmp_path, 0)
+    for step in (2, 4):
+        record.note(step, {"loss": VALUES[step]}, 1)
+    line = CountingLine(position=10)
+    fitted = Fit(line, iter(()), _until(4), record, 1, line.measure, end=4).run()
+    assert line.said == []
+    assert fitted.best == Score(4, 2.0)
+    assert dict(fitted.evaluations) == {2: {"loss": 3.0}, 4: {"loss": 2.0}}
+
+
+def test_a_fit_that_ended_at_the_position_is_evaluated_there(tmp_path: Path) -> None:
+    line = CountingLine(position=4)
+    Fit(line, iter(()), _until(4), EvaluationLog(tmp_path, 4), 1, line.measure, end=4).run()
+    assert line.said == ["evaluate 4"]
+
+
+def test_every_callback_is_told_of_the_end_also_if_one_raises_there() -> None:
+    line = CountingLine()
+    callbacks = [Noting(line.said, fails="over after 2"), Noting(line.said)]
+    with pytest.raises(RuntimeError, match="a mistake") as raised:
+        fit(line, EvaluationLog(None, 0), 2, callbacks=callbacks)
+    assert line.said[-2:] == ["over after 2", "over after 2"]
+    assert "raised by Noting.on_end, a callback of Line.fit" in raised.value.__notes__
+
+
+def _until(steps: int) -> FitOptions:
+    return FitOptions(evaluate_every=2, held_out=[(0, 0)], steps=steps)

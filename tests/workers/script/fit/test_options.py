@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.evaluation import Better, Criterion
+from stageline.workers.script.fit.callback import Callback
 from stageline.workers.script.fit.options import FitOptions, demand_fit
 
 EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
@@ -29,6 +30,7 @@ EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
         ({"evaluate_every": 2}, "evaluate_every = 2: there is nothing to evaluate; pass held_out="),
         ({"evaluate_every": 2, "held_out": iter([0])}, "can be walked once, and is evaluated again and again"),
         ({**EVALUATES, "best": "best"}, 'best = "best": there is no disk'),
+        ({"callbacks": Callback}, "callbacks = Callback: wanted is a list of objects of classes derived from Callback"),
         ({"callbacks": [print]}, "callbacks[0] = print: wanted is an object of a class derived from Callback"),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from stageline import DataError, Loader, StreamLoader
-from stageline.workers.script.fit.stream import held_out_of, one_pass, steps_from
+from stageline.workers.script.fit.stream import end_of, held_out_of, one_pass, steps_from
 
 PAIRS = [(torch.tensor([number]), torch.tensor([-number])) for number in range(3)]
 
@@ -92,3 +92,23 @@ def test_what_is_held_out_of_a_loader_is_the_same_each_time():
         first, second = ([x.tolist() for x, _ in one_pass(batches)] for _ in range(2))
         assert first == second
     assert held_out_of(PAIRS) is None
+
+
+@pytest.mark.parametrize(
+    ("batches", "epochs", "steps", "accumulate", "end"),
+    [
+        ([0] * 5, None, None, 1, 5),
+        ([0] * 5, 3, None, 1, 15),
+        ([0] * 6, 3, None, 2, 9),
+        ([0] * 5, 3, 4, 1, 4),
+        ([0] * 5, 1, 40, 1, 5),
+        ([0] * 5, None, 40, 1, 40),
+        ((each for each in [0]), None, None, 1, None),
+        ((each for each in [0]), None, 7, 1, 7),
+        (DataLoader(Numbers()), 3, None, 1, None),
+    ],
+)
+def test_where_a_fit_ends_is_known_of_steps_and_of_batches_that_have_a_length(
+    batches: Any, epochs: int | None, steps: int | None, accumulate: int, end: int | None
+) -> None:
+    assert end_of(batches, epochs, steps, accumulate) == end

@@ -81,6 +81,59 @@ def test_an_exception_in_the_loop_ends_the_processes_and_is_the_users(workspace:
     assert errors.strip().endswith("ValueError: a mistake in the loop")
 
 
+HASTY = """
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from stageline import Line
+
+
+def optimizer(parameters):
+    \"\"\"In a worker; it has not joined before the script has left its loop.\"\"\"
+    while not Path("left").exists():
+        pass
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+with Line(model, cut=[2], loss=nn.functional.cross_entropy, optimizer=optimizer) as line:
+    for _ in range(3):
+        line.step(torch.randn(8, 4), torch.randint(3, (8,)))
+    Path("left").touch()
+    raise ValueError("a mistake in the loop")
+"""
+
+
+def test_steps_that_were_called_before_the_workers_had_joined_are_not_lost(workspace: Workspace) -> None:
+    """The run ended with nothing saved, since no step had begun."""
+    workspace.write("hasty.py", HASTY)
+    script = workspace.start("script", str(workspace.folder / "hasty.py"))
+    _, errors = script.communicate()
+    assert errors.strip().endswith("ValueError: a mistake in the loop")
+    assert "It begins at step 3" in errors
+
+
+def test_a_failure_that_the_script_has_not_met_is_named_at_its_end(workspace: Workspace) -> None:
+    """It was told to remove the cause, and of none."""
+    failing = HASTY.replace("torch.randn(8, 4), torch", "torch.randn(8, 5), torch")
+    workspace.write("hasty.py", failing)
+    _, errors = workspace.start("script", str(workspace.folder / "hasty.py")).communicate()
+    assert errors.strip().endswith("ValueError: a mistake in the loop")
+    assert "; it has failed: worker 0 (stage 0) failed: stage 0 failed in 0F0 of step 0, layer 0: Runtime" in errors
+    met = (
+        failing.partition("    for _")[0]
+        + """
+    Path("left").touch()
+    print(line.step(torch.randn(8, 5), torch.randint(3, (8,))))
+"""
+    )
+    workspace.write("hasty.py", met)
+    _, errors = workspace.start("script", str(workspace.folder / "hasty.py")).communicate()
+    assert errors.count("mat1 and mat2 shapes cannot be multiplied") == 1
+
+
 def test_a_script_whose_launcher_is_killed_does_not_wait_for_ever(workspace: Workspace) -> None:
     """Whichever is noticed first: the launcher that is gone, or a worker that ends for that reason."""
     script = start(workspace, "processes", "kill-launcher", "6")

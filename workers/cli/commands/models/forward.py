@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # they load torch
 _plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
 _batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
 _device = click.option("--device", help='Of all stages, such as "cpu". Default: those of the plan\'s workers.')
+_ema = click.option("--ema", is_flag=True, help="With the averages of the weights, which optimizer.ema_decay keeps.")
 _workers = click.option(
     "--workers",
     type=click.Choice(["processes", "inline"]),
@@ -39,6 +40,7 @@ _workers = click.option(
 @_workers
 @_device
 @options.step
+@_ema
 @_plan
 def predict(
     run: str,
@@ -48,6 +50,7 @@ def predict(
     workers: "Workers",
     device: str | None,
     step: int | None,
+    ema: bool,
     plan: str | None,
 ) -> None:
     """Write what the model of RUN returns for the rows of a file, in their order, in evaluation mode."""
@@ -57,7 +60,7 @@ def predict(
 
     demand_writable(Path(target))
     inputs = open_inputs(Path(source))
-    model = _model(run, step, plan, device)
+    model = _model(run, step, plan, device, ema=ema)
     with as_interrupts(), options.user_prints_to_stderr():
         left_out = predict_rows(model, inputs, Path(target), batch_size, workers, options.tell)
     for name, value in left_out.items():
@@ -74,6 +77,7 @@ def predict(
 @_workers
 @_device
 @options.step
+@_ema
 @_plan
 @options.as_json
 def evaluate(
@@ -85,6 +89,7 @@ def evaluate(
     workers: "Workers",
     device: str | None,
     step: int | None,
+    ema: bool,
     plan: str | None,
     as_json: bool,
 ) -> None:
@@ -97,7 +102,7 @@ def evaluate(
     from stageline.workers.forward.evaluate import evaluate_run
     from stageline.workers.forward.held_out import Wanted
 
-    model = _model(run, step, plan, device)
+    model = _model(run, step, plan, device, ema=ema)
     wanted = Wanted(dataset, source, metrics or None, batch_size)
     with as_interrupts(), options.user_prints_to_stderr():
         data, measured = evaluate_run(model, wanted, workers, options.tell)
@@ -109,19 +114,21 @@ def evaluate(
     show(f"{model.weights.title}, on {data}", list(found), [cells])
 
 
-def _model(run: str, step: int | None, plan: str | None, device: str | None) -> "RunModel":
+def _model(run: str, step: int | None, plan: str | None, device: str | None, *, ema: bool) -> "RunModel":
     """With the user's code, which may print."""
     from stageline.workers.exchange.load import run_model
 
     with options.user_prints_to_stderr():
-        model = run_model(Path(run), place=None if plan is None else Path(plan), step=step, tell=options.tell)
+        place = None if plan is None else Path(plan)
+        model = run_model(Path(run), place=place, step=step, ema=ema, tell=options.tell)
     return model if device is None else model.on(device)
 
 
 def _facts(model: "RunModel", data: str, measured: "Measured") -> dict[str, object]:
     values = {name: value if math.isfinite(value) else str(value) for name, value in _numbers(measured).items()}
     loss = values.pop("loss", None) if measured.loss is not None else None
-    facts = {"run": model.run, "step": model.weights.step, "data": data, "rows": measured.rows}
+    ema = bool(model.weights.averages)
+    facts = {"run": model.run, "step": model.weights.step, "ema": ema, "data": data, "rows": measured.rows}
     return {**facts, "loss": loss, "metrics": values}
 
 

@@ -2,6 +2,7 @@
 
 import json
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,11 +23,21 @@ if TYPE_CHECKING:  # slow to import
 @options.sets
 @options.as_json
 @click.option("--schema", is_flag=True, help="Print the JSON schema of plan files instead, for editors.")
-def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> None:
+@click.option(
+    "--fit",
+    "hosts",
+    metavar="HOSTS",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Instead, find the stages for the machines that this file describes.",
+)
+def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts: Path | None) -> None:
     """Show what the plan CONFIG comes to, or why it cannot work.
 
     Every key with its origin, how the model is split, what a stage holds in memory, what a queue carries. Loads
     the model and the data, and trains the first microbatch, in processes of their own.
+
+    With --fit, each layer is measured here, and the stages, their machines and the schedule are chosen by which a
+    step takes least.
     """
     if schema:
         from stageline.pipeline.plan.schema import plan_schema
@@ -34,6 +45,13 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
         click.echo(json.dumps(plan_schema(), indent=2))
         return
     read = options.plan_of(config, sets)
+    if hosts is not None:
+        from stageline.workers.cli.display.fit import show_fit
+        from stageline.workers.launch.fitting import fitted
+
+        found_fit = fitted(read, options.plan_arguments(config, sets), hosts)
+        click.echo(msgspec.json.encode(found_fit)) if as_json else show_fit(found_fit)
+        return
     from stageline.workers.launch import template
     from stageline.workers.launch.trials import try_plan
 

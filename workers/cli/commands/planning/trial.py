@@ -20,8 +20,11 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
 @click.option("--mark", required=True, help="The text with which its own lines in the log begin.")
 @click.option("--bound", type=float, required=True, help="Seconds after which it ends itself.")
 @click.option("--layouts", is_flag=True, help="Also tell what each stage has.")
+@click.option("--costs", is_flag=True, help="Tell what each layer costs instead.")
 @options.lifeline
-def trial(config: str, sets: tuple[str, ...], mark: str, bound: float, layouts: bool, lifeline: int) -> int:
+def trial(
+    config: str, sets: tuple[str, ...], mark: str, bound: float, layouts: bool, costs: bool, lifeline: int
+) -> int:
     """Try the plan CONFIG: load the model and the data, train one microbatch, and write the result to the log."""
     last_line.install()
     faulthandler.dump_traceback_later(bound + GRACE, exit=True)  # even if user code holds the interpreter's lock
@@ -29,6 +32,7 @@ def trial(config: str, sets: tuple[str, ...], mark: str, bound: float, layouts: 
     from stageline.workers.preflight.trial import TrialWriter, carry_out_trial
 
     with options.user_prints_to_stderr():
-        carry_out_trial(plans.read_plan(config, sets=sets, environment=os.environ), TrialWriter(mark), layouts=layouts)
+        plan = plans.read_plan(config, sets=sets, environment=os.environ)
+        carry_out_trial(plan, TrialWriter(mark), layouts=layouts, costs=costs)
     faulthandler.cancel_dump_traceback_later()
     return ExitCode.OK

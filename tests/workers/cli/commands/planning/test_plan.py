@@ -69,3 +69,37 @@ def test_messages_that_just_have_room_until_a_checkpoint_are_not_refused(workspa
     step = max(each["retained"] for each in json.loads(capsys.readouterr().out)["queues"])
     words = ("--set", "run.steps=50", "--set", "recovery.snapshot_every=9", "--set", "recovery.restarts=1")
     assert workspace.here("plan", ".", *words, "--set", f"queues.retain_bytes={2 * step}") == 0
+
+
+MACHINES = """
+[hosts.here]
+memory = "1MB"
+
+[hosts.there]
+speed = 100.0
+memory = "1MB"
+data = false
+
+[[links]]
+between = ["here", "there"]
+latency = "1ms"
+bandwidth = "10GB/s"
+"""
+
+
+def test_stages_are_found_for_machines_and_the_plans_lines_work(workspace, capsys):
+    workspace.write("hosts.toml", MACHINES)
+    machines = workspace.folder / "hosts.toml"
+    assert workspace.here("plan", ".", "--fit", str(machines), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "fit/1"
+    assert [stage["host"] for stage in found["stages"]] == ["here"]  # a millisecond is more than this model takes
+    assert workspace.here("plan", ".", "--fit", str(machines)) == 0
+    assert "[workers.0]  # here" in capsys.readouterr().out
+
+
+def test_machines_without_room_are_refused_by_what_is_in_the_way(workspace, capsys):
+    workspace.write("hosts.toml", '[hosts.here]\nmemory = "9B"\n')
+    machines = workspace.folder / "hosts.toml"
+    assert workspace.here("plan", ".", "--fit", str(machines)) == 78
+    assert "memory: no cut and no order of machines fits" in capsys.readouterr().err

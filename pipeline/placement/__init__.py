@@ -1,0 +1,12 @@
+"""On which machines a model's stages go, and where it is cut for them.
+
+May import `schedule`, `plan` and `errors`. Read `hosts.py`, what the machines have; then `chain.py`, which finds the
+stages, and `fit.py`, which chooses among them by simulated time.
+"""
+
+from .fit import ComparedWay, HostFit, HostFitStage, fit
+from .hosts import Hosts, read_hosts
+from .layer_times import LayerTimes
+from .refusal import NoFit
+
+__all__ = ["ComparedWay", "HostFit", "HostFitStage", "Hosts", "LayerTimes", "NoFit", "fit", "read_hosts"]

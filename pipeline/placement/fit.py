@@ -1,0 +1,158 @@
+"""Chooses how many stages, and which schedule: what simulated steps take least, within the memory of each machine."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stageline.pipeline.schedule import make_schedule, window_for
+from stageline.pipeline.schedule.check import Costs, check_schedule
+
+from .chain import ChainSearch, HostChain, carried
+from .hosts import Hosts
+from .layer_times import LayerTimes
+from .refusal import NoFit
+
+FORWARD = 1 / 3  # of the seconds for a microbatch: a backward takes as long as two forwards
+_SCHEDULES = ("1f1b", "eager-1f1b", "window")
+_PRECISE = 1.01  # to which the memory that would do is found
+_MOST_ROOM = 2.0**60
+
+
+@dataclass(frozen=True, slots=True)
+class HostFitStage:
+    """A stage of the layers from `begin` up to `end`. `seconds` for a microbatch at its host; it takes `bytes` of
+    `memory`, with at most `in_flight` microbatches. What it hands on takes `message` bytes, and `carrying` seconds to
+    the next one, with the latency."""
+
+    host: str
+    begin: int
+    end: int
+    seconds: float
+    in_flight: int
+    bytes: int
+    memory: int
+    message: int
+    carrying: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedWay:
+    """A number of stages and a schedule, and the seconds of a step; None if stages have no room then."""
+
+    stages: int
+    schedule: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostFit:
+    """The best of all `ways`, with `window` if its schedule has one."""
+
+    stages: tuple[HostFitStage, ...]
+    schedule: str
+    window: tuple[int, ...] | None
+    seconds: float
+    ways: tuple[ComparedWay, ...]
+
+
+def fit(layers: LayerTimes, hosts: Hosts, microbatches: int) -> HostFit:
+    """The stages, their machines and the schedule by which a step of so many microbatches takes least. Raises `NoFit`,
+    which names what stands in the way."""
+    found, ways = [], []
+    for count in range(1, _most_stages(layers, hosts) + 1):
+        chain = ChainSearch(layers, hosts).best(count)
+        for made in _scheduled(layers, hosts, chain, microbatches) if chain is not None else ():
+            room = all(stage.bytes <= stage.memory for stage in made.stages)
+            ways.append(ComparedWay(count, made.schedule, made.seconds if room else None))
+            found += [made] if room else []
+    if not found:
+        raise NoFit(_in_the_way(layers, hosts))
+    best = min(found, key=lambda each: (each.seconds, len(each.stages)))
+    return HostFit(best.stages, best.schedule, best.window, best.seconds, tuple(ways))
+
+
+def _most_stages(layers: LayerTimes, hosts: Hosts) -> int:
+    return min(layers.count, sum(host.workers for host in hosts.hosts.values()))
+
+
+def _scheduled(layers: LayerTimes, hosts: Hosts, chain: HostChain, microbatches: int) -> Iterator[HostFit]:
+    """The chain with each schedule; the second and third only where there is a way that takes time."""
+    seconds, hops = _seconds(layers, hosts, chain), _hops(layers, hosts, chain)
+    ways = [carrying + latency for carrying, latency, _ in hops]
+    forward, rest = [FORWARD * each for each in seconds], [(1 - FORWARD) * each / 2 for each in seconds]
+    costs = Costs(tuple(forward), tuple(rest), tuple(rest), (0.0,) * len(seconds), tuple(ways))
+    placement = [(stage,) for stage in range(len(seconds))]
+    slowest = max(seconds)
+    for name in _SCHEDULES if any(ways) else _SCHEDULES[:1]:
+        window = window_for(ways, FORWARD * slowest, (1 - FORWARD) * slowest) if name == "window" else None
+        verdict = check_schedule(make_schedule(name, placement, microbatches, window=window), costs)
+        occupied = max((microbatches * carrying for carrying, _, _ in hops), default=0.0)
+        stages = tuple(
+            HostFitStage(
+                part.host,
+                part.begin,
+                part.end,
+                seconds[place],
+                verdict.stage_peak[place],
+                layers.taken(part.begin, part.end, verdict.stage_peak[place]),
+                hosts.hosts[part.host].memory,
+                hops[place][2] if place < len(hops) else 0,
+                ways[place] if place < len(ways) else 0.0,
+            )
+            for place, part in enumerate(chain.parts)
+        )
+        yield HostFit(stages, name, window, max(verdict.span, occupied), ())
+
+
+def _seconds(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[float]:
+    until = layers.until
+    return [(until[part.end] - until[part.begin]) / hosts.hosts[part.host].speed for part in chain.parts]
+
+
+def _hops(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[tuple[float, float, int]]:
+    """Of each pair of neighbours: the seconds that a message occupies the link, its latency, and the bytes."""
+    found = []
+    for part, following in zip(chain.parts, chain.parts[1:], strict=False):
+        message = layers.leaving[part.end - 1]
+        link = None if part.host == following.host else hosts.link(part.host, following.host)
+        found.append((*carried(message, link), message))
+    return found
+
+
+def _in_the_way(layers: LayerTimes, hosts: Hosts) -> str:
+    """The constraint without which there is a placement."""
+    counts = range(1, _most_stages(layers, hosts) + 1)
+
+    def possible(room: float, *, linked: bool = True) -> HostChain | None:
+        found = (ChainSearch(layers, hosts, room, linked).best(count) for count in counts)
+        return next((chain for chain in found if chain is not None), None)
+
+    if possible(1.0, linked=False) is not None:
+        apart = [f'"{one}" and "{other}"' for one in hosts.hosts for other in hosts.hosts if _apart(hosts, one, other)]
+        return (
+            f"links: the machines have room for the model, but not those that are linked: there is no link between "
+            f"{', '.join(apart)}. Add [[links]] where machines reach each other, or all reach one queue server"
+        )
+    low, high = 1.0, 2.0
+    while possible(high) is None and high < _MOST_ROOM:
+        low, high = high, high * 2
+    while high / low > _PRECISE:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if possible(middle) is not None else (middle, high)
+    chain = possible(high)
+    if chain is None:
+        return "hosts: no memory of any size would do"
+    behind = len(chain.parts)
+    sizes = [layers.taken(part.begin, part.end, behind - place) for place, part in enumerate(chain.parts)]
+    most = max(range(behind), key=lambda place: sizes[place] / hosts.hosts[chain.parts[place].host].memory)
+    part = chain.parts[most]
+    return (
+        f"memory: no cut and no order of machines fits. With {math.ceil(100 * (high - 1))} % more on each it would: "
+        f"stage {most}, of layers {layers.names[part.begin]} to {layers.names[part.end - 1]}, would then take "
+        f'{sizes[most]} bytes at "{part.host}", which has {hosts.hosts[part.host].memory} for each worker. Give a host '
+        f"more memory or more workers, add a host, or take smaller microbatches"
+    )
+
+
+def _apart(hosts: Hosts, one: str, other: str) -> bool:
+    return one < other and hosts.link(one, other) is None
