@@ -160,7 +160,7 @@ def test_a_run_shows_as_starting_from_the_first_moment_on_and_not_the_one_before
     assert told(workspace, capsys, "status", str(finished))["phase"] == "finished"
 
 
-@pytest.mark.parametrize("url", ["memory://", "ipc://"])
+@pytest.mark.parametrize("url", ["memory://", pytest.param("ipc://", marks=pytest.mark.slow)])
 def test_a_run_that_failed_tells_why_and_who(url, workspace, capsys):
     workspace.write("model.py", MODEL + FAILS)
     failed = workspace.command(

@@ -106,6 +106,7 @@ def test_a_lines_averages_are_those_of_the_plain_loop(name: str, workers: str, w
     assert torch.equal(weights, _outputs(plain.model, x))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing_of_all_that_training_loops_have(workspace: Workspace) -> None:
     """Convolutions in three stages; the middle one's worker is killed while it has averages to lose."""
     plain = _plain("convolutions")

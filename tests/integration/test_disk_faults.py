@@ -35,6 +35,7 @@ sleep = _fill_the_disk
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_ends_the_run_with_its_name_and_what_is_there_can_be_used(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:

@@ -183,7 +183,7 @@ KEEPING = ("evaluation.keep_best=true", "model.options={seconds=0.03}")
 @pytest.mark.parametrize(
     "kills",
     [
-        (("worker-2", LAST_OF_ROUND), ("broker", 40)),
+        pytest.param((("worker-2", LAST_OF_ROUND), ("broker", 40)), marks=pytest.mark.slow),
         pytest.param((("worker-1", MIDDLE + 20), ("worker-2", MIDDLE + 40)), marks=pytest.mark.slow),
     ],
     ids=["last stage and broker", "others"],

@@ -69,6 +69,7 @@ def until_snapshot(folder: Path, stage: int, step: int) -> None:
     wait_for(lambda: any(int(path.name.removeprefix("step-")) >= step for path in snapshots.glob("step-*")))
 
 
+@pytest.mark.slow
 def test_each_step_has_one_line_when_the_last_worker_is_killed_and_when_all_are_and_the_cut_is_another(
     workspace: Workspace, undisturbed: list[dict[str, Any]]
 ) -> None:

@@ -201,6 +201,7 @@ def test_what_cannot_be_predicted_is_refused_before_anything_starts(workspace: W
     assert "go on with the run by Line.resume, and call line.predict" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_worker_that_is_killed_while_it_predicts_is_replaced(workspace: Workspace) -> None:
     workspace.write("model.py", MODEL + GATE)

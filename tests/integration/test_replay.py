@@ -90,6 +90,7 @@ def test_microbatches_after_a_round_of_evaluation_have_their_bits_again(fork_ser
     every_stage_has_its_bits_again(run, STEPS - 1, microbatches=3)
 
 
+@pytest.mark.slow
 def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(fork_server, tmp_path):
     run = recorded(fork_server, tmp_path, "sync")
     begins = [begin for begin, _ in RecordDirectory(run, 1).segments()]
@@ -99,7 +100,7 @@ def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(fork_ser
         replay(run, ReplayTarget(1, begins[0] - 1, 0))
 
 
-@pytest.mark.parametrize("url", ["memory://", "ipc://"])
+@pytest.mark.parametrize("url", ["memory://", pytest.param("ipc://", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("plan", "words"),
     [("model.factory=model.py:picky", "ValueError: one row only"), ("model.loss=model.py:loss", "step 5 is nan")],
