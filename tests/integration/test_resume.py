@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.stores.sqlite import SqliteStore
-from support.workspace import Command, Workspace, free_port, until, wait_for
+from support.workspace import DATA, Command, Workspace, free_port, until, wait_for
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=40")
 STEPS = ("--set", "run.steps=500", "--set", "run.log_every=100")
@@ -42,6 +42,11 @@ def test_an_interrupted_run_goes_on_where_it_was(workspace, capsys, undisturbed)
     assert "failed" not in errors
     assert workspace.here("train", ".", "--resume", *STEPS, *RECOVERY, "--set", "run.steps=501") == 78
     assert "run.steps: 501 here, 500 there" in capsys.readouterr().err
+    workspace.write("data.py", DATA.replace("manual_seed(1)", "manual_seed(2)"))
+    other = workspace.command("train", ".", "--resume", *STEPS, *RECOVERY)
+    assert other.returncode == 78
+    assert "data.source: batch(0) gives other values than when the run began: row 0 of inputs" in other.stderr
+    workspace.write("data.py", DATA)
     resumed = workspace.command("train", ".", "--json", "--resume", *STEPS, *RECOVERY)
     assert resumed.returncode == 0, resumed.stderr
     assert result(resumed.stdout) == undisturbed

@@ -6,6 +6,7 @@ x.npz            one array, or several, likewise; arr_0, arr_1, ... are a tuple.
 x.csv            numbers, separated by commas, a row in each line: float32
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,14 @@ class Inputs:
 
     def batches(self, size: int) -> Iterator[Tree]:
         """All rows in order, `size` in each batch, and the rest in the last; without rows, one batch of none."""
-        for low in range(0, max(self.rows, 1), size):
-            yield self._batch(low, min(low + size, self.rows))
+        return (self._batch(low, high) for low, high in self._ranges(size))
+
+    def sizes(self, size: int) -> Iterator[int]:
+        """How many rows each of these batches has."""
+        return (high - low for low, high in self._ranges(size))
+
+    def _ranges(self, size: int) -> Iterator[tuple[int, int]]:
+        return ((low, min(low + size, self.rows)) for low in range(0, max(self.rows, 1), size))
 
     def _batch(self, low: int, high: int) -> Tree:
         tensors = {name: read(low, high) for name, read in self.reads.items()}
@@ -107,8 +114,14 @@ def _of_array(path: Path, name: str, array: Any) -> Read:
 
 
 def _csv(path: Path) -> Any:
-    """Raises `ValueError` with the line that is no row of numbers."""
+    """Raises `ValueError` with the line that is no row of numbers, and for a file without rows."""
     try:
-        return numpy(path).loadtxt(path, delimiter=",", dtype="float32", ndmin=2)
+        with warnings.catch_warnings(action="ignore"):  # of a file without rows
+            found = numpy(path).loadtxt(path, delimiter=",", dtype="float32", ndmin=2)
     except ValueError as error:
         raise ValueError(f"{str(error).rstrip('.')}. Wanted are numbers alone, without a line of names") from error
+    if not found.size:
+        raise ValueError(
+            "it has no row, so how many columns it has is not known; wanted is at least one row of numbers"
+        )
+    return found

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from stageline.pipeline.data import rows
 from stageline.workers.exchange.load import RunModel
 from stageline.workers.script.arguments.script_plan import Workers
 
@@ -21,8 +20,7 @@ def predict_rows(
     size = batch_size or model.plan.data.batch_size
     outputs = JoinedOutputs()
     with ForwardRun(model, workers, tell=tell) as run:
-        sizes = (rows(batch) for batch in inputs.batches(size))
-        for count, output in zip(sizes, run.predictions(inputs.batches(size)), strict=True):
+        for count, output in zip(inputs.sizes(size), run.predictions(inputs.batches(size)), strict=True):
             outputs.add(output, count)
     write_outputs(target, outputs.joined())
     return outputs.left_out

@@ -21,6 +21,7 @@ from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_o
 from stageline.workers.runs.store import measured_timetable
 
 from .children import LocalRun, ScriptProcess
+from .first_batches import demand_same_data, keep_first_batches
 from .supervisor import supervise
 from .template import Template
 from .trials import cut_arguments, try_plan
@@ -87,6 +88,8 @@ def prepare_launch(
         arguments = [*arguments, *cut_arguments(cut)]
     differs = resume is not None and runs.has_other_plan(plan.with_known_stages(), runs.folder(plan, name))
     tried = try_plan(plan, arguments, spawn, layouts=differs)
+    if resume is not None and plan.data.check:
+        demand_same_data(runs.folder(plan, name), tried.transcript)
     expected = tried.estimate
     if tried.cut is not None:
         cut = list(tried.cut)
@@ -100,6 +103,7 @@ def prepare_launch(
     folder = runs.make_folder(plan, name)
     if resume is None:  # a resumed run has its own plan there
         persist_json(folder / runs.PLAN, plan.as_mapping())
+    keep_first_batches(folder, tried.transcript)
     schedule = plan.make_schedule(first_trainable=tried.first_trainable, frozen=tried.frozen)
     measured = () if cut is None else tuple(cut_arguments(cut))
     return Launch(plan, schedule, name, folder, tried.length, tuple(warnings), resume is not None, spares, measured)

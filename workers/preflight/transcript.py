@@ -80,6 +80,24 @@ def agrees(one: Transcript, other: Transcript) -> str:
     return f"one microbatch gave other bits in another process, at first in {found}. {_COMPUTED}" if found else ""
 
 
+class FirstBatches(msgspec.Struct, frozen=True):
+    """What a run's data gave when it began: batch(0), and a batch of the rows held out."""
+
+    first: tuple[LeafRecord, ...]
+    held_out: tuple[LeafRecord, ...]
+
+
+def goes_on(begun: FirstBatches, now: Transcript) -> str:
+    """How the data of a run that is resumed differ from those that it began with; "" if they do not."""
+    for call, then, here in (("batch(0)", begun.first, now.first), ("held_out()", begun.held_out, now.held_out)):
+        if found := _difference(then, here):
+            return (
+                f"{now.key}: {call} gives other values than when the run began: {found}. Its weights were trained with "
+                f"those. Put the data back as they were, or begin a new run; {_GO_ON}."
+            )
+    return ""
+
+
 def _difference(ours: Sequence[LeafRecord], theirs: Sequence[LeafRecord]) -> str:
     return next(_differences(ours, theirs), "")
 

@@ -30,7 +30,7 @@ def test_the_rows_of_each_form_come_in_order_and_the_last_batch_has_the_rest(tmp
             np.savez(path, any=ROWS.numpy())
         case _:
             np.savetxt(path, ROWS.numpy(), delimiter=",")
-    assert [len(tensors(batch)[0]) for batch in whole(path)] == [3, 3, 1]
+    assert [len(tensors(batch)[0]) for batch in whole(path)] == [3, 3, 1] == list(open_inputs(path).sizes(3))
     assert torch.equal(torch.cat([tensors(batch)[0] for batch in whole(path)]), ROWS)
     assert all(isinstance(batch, torch.Tensor) and batch.dtype == torch.float32 for batch in whole(path))
 
@@ -69,6 +69,7 @@ def test_what_is_no_table_of_rows_is_refused_by_name_and_nothing_is_unpickled(tm
     save_file({}, tmp_path / "empty.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(b"\xff" * 20)
     (tmp_path / "head.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "empty.csv").write_text("")
     for name, reason in {
         "object.npy": "Python objects in dtype",
         "text.npy": "numbers of <U1, which torch does not have",
@@ -76,6 +77,7 @@ def test_what_is_no_table_of_rows_is_refused_by_name_and_nothing_is_unpickled(tm
         "number.safetensors": r"no common number of rows .*x \[\]",
         "empty.safetensors": "has no tensor",
         "cut.safetensors": "cannot be read",
+        "empty.csv": "empty.csv cannot be read: it has no row",
         "head.csv": "could not convert string 'a' .*without a line of names",
         "none.npy": "there is no file",
         "x.pt": r"wanted is a file of \.safetensors, \.npy, \.npz, \.csv",
