@@ -272,7 +272,9 @@ def _merged(workspace: Workspace, run: Path, *arguments: str) -> dict[str, Tenso
     return load_file(file)
 
 
-@pytest.mark.parametrize("kills", [(), (("worker-2", 40),)], ids=["undisturbed", "killed"])
+@pytest.mark.parametrize(
+    "kills", [(), pytest.param((("worker-2", 40),), marks=pytest.mark.slow)], ids=["undisturbed", "killed"]
+)
 def test_a_plans_averages_are_those_of_the_unsplit_model_whatever_is_killed(
     kills: Sequence[Any], fork_server: ForkServer, workspace: Workspace
 ) -> None:
@@ -359,7 +361,9 @@ def _model_and_source(folder: Path) -> tuple[nn.Module, Any]:
     return recipe.build().eval(), recipe.batch.__self__  # type: ignore[union-attr, attr-defined]
 
 
-@pytest.mark.parametrize("kills", [(), (("worker-0", 11),)], ids=["undisturbed", "killed"])
+@pytest.mark.parametrize(
+    "kills", [(), pytest.param((("worker-0", 11),), marks=pytest.mark.slow)], ids=["undisturbed", "killed"]
+)
 def test_in_asynchronous_mode_each_stage_averages_after_its_own_updates(
     kills: Sequence[Any], fork_server: ForkServer, workspace: Workspace
 ) -> None:

@@ -78,7 +78,7 @@ def test_a_worker_of_another_version_is_refused(workspace):
     interrupted(broker)
 
 
-@pytest.mark.parametrize("foreign", ["another run", "another wire version"])
+@pytest.mark.parametrize("foreign", ["another run", pytest.param("another wire version", marks=pytest.mark.slow)])
 def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(foreign, workspace):
     """The test is worker 0, and answers worker 1's requests for activations with what is not of this run."""
     broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")

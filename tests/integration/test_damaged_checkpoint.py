@@ -147,7 +147,7 @@ def test_a_run_whose_records_are_lost_after_its_last_step_knows_the_loss_of_that
 @pytest.mark.parametrize(
     ("harm", "name"),
     [
-        (flip, "weights.safetensors"),
+        pytest.param(flip, "weights.safetensors", marks=pytest.mark.slow),
         pytest.param(unreadable, "training.safetensors", marks=pytest.mark.slow),
         pytest.param(Path.unlink, "manifest.json", marks=pytest.mark.slow),
     ],

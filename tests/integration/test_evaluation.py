@@ -135,7 +135,7 @@ LAST_OF_ROUND = 6 * 5 + 4 + 4
 @pytest.mark.parametrize(
     "kills",
     [
-        (("worker-1", MIDDLE), ("broker", 30)),
+        pytest.param((("worker-1", MIDDLE), ("broker", 30)), marks=pytest.mark.slow),
         pytest.param((("worker-2", MIDDLE),), marks=pytest.mark.slow),
         pytest.param((("worker-2", LAST_OF_ROUND),), marks=pytest.mark.slow),
         pytest.param((("worker-0", MIDDLE), ("worker-1", MIDDLE), ("worker-2", MIDDLE)), marks=pytest.mark.slow),

@@ -60,7 +60,8 @@ def test_a_hanging_worker_whose_place_a_spare_has_is_ended(fork_server: ForkServ
     assert going.digest() == expected(120)
 
 
-@pytest.mark.parametrize("spares", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spares", [0, 1])
 def test_a_worker_that_gets_sigterm_is_replaced_like_one_that_is_killed(
     spares: int, fork_server: ForkServer, tmp_path: Path
 ) -> None:

@@ -94,7 +94,7 @@ def test_rows_are_read_with_the_numbers_of_their_samples(undisturbed: tuple[Path
 @pytest.mark.parametrize(
     ("kills", "sets"),
     [
-        ((("worker-0", 23), ("worker-2", 35), ("worker-4", 30)), ()),
+        pytest.param((("worker-0", 23), ("worker-2", 35), ("worker-4", 30)), (), marks=pytest.mark.slow),
         pytest.param((("worker-1", 41), ("worker-2", 70), ("broker", 60)), (), marks=pytest.mark.slow),
         pytest.param((("worker-4", 77), ("worker-0", 39)), ("recovery.snapshot_every=1",), marks=pytest.mark.slow),
         pytest.param((("worker-4", 50),), ("recovery.snapshot_every=7",), marks=pytest.mark.slow),

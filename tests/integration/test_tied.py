@@ -155,7 +155,7 @@ BOTH = (("worker-0", 31), ("worker-3", 30))  # those that replaced them
 @pytest.mark.parametrize(
     ("tied", "over_redis", "kills"),
     [
-        ("microbatch", False, (OWNER, LAST_USER)),
+        pytest.param("microbatch", False, (OWNER, LAST_USER), marks=pytest.mark.slow),
         pytest.param("step", False, (OWNER, LAST_USER, ("broker", 60), *BOTH), marks=pytest.mark.slow),
         pytest.param("microbatch", True, (LAST_USER, OWNER, ("broker", 60), *BOTH), marks=pytest.mark.slow),
     ],
