@@ -249,7 +249,7 @@ def _start_of_script(again: bool) -> str:
 def _start_of_worker(starts: Starts, chain: WaitChain) -> str:
     match starts:
         case Starts.BY_SUPERVISOR:
-            return "wait: a process for that place is started by itself"
+            return "wait: the process that started the broker starts a worker there"
         case Starts.BY_NAMES:
             return f"on its machine, in the folder with your code, start `{starts.value} --index {chain.index}`"
         case Starts.BY_PLAN:

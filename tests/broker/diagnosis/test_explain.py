@@ -76,7 +76,7 @@ def test_a_missing_worker_is_the_root_as_long_as_it_is_missing():
 @pytest.mark.parametrize(
     ("terms", "action"),
     [
-        ({"supervised": True}, "wait: a process for that place is started by itself"),
+        ({"supervised": True}, "wait: the process that started the broker starts a worker there"),
         (
             {"supervised": True, "code": ScriptCode("2.13.0", {})},
             "on its machine, in the folder with your code, start `stageline worker --join URL --index 2`",
