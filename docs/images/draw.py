@@ -28,6 +28,11 @@ def pictures() -> dict[str, str]:
             make_schedule("interleaved-1f1b", ((0, 4), (1, 5), (2, 6), (3, 7)), 8),
             halved=True,
         ),
+        "looped-bfs.svg": _drawn(
+            "Looped breadth-first: 2 stages on each of 4 workers, 8 microbatches",
+            make_schedule("looped-bfs", ((0, 4), (1, 5), (2, 6), (3, 7)), 8),
+            halved=True,
+        ),
         "asynchronous.svg": _drawn(
             "Asynchronous 1F1B: an update after each backward",
             make_schedule("1f1b", FOUR[:3], 1, mode="async"),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from .action import Action, Kind
 from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
+from .breadth_first import breadth_first
 from .clipping import check_clips, clipping
 from .interleaved import interleaved
 from .merge import merge
@@ -12,7 +13,7 @@ from .shape import Placement, ScheduleRefused, Shape
 from .ties import Tied, Ties, check_ties, with_gradients_sent
 from .value import Lists, Mode, Schedule
 
-_NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b")
+_NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs")
 
 
 def schedule_names() -> tuple[str, ...]:
@@ -105,6 +106,8 @@ def _lists(shape: Shape, window: Sequence[int] | None) -> Lists:
             return _alternating(shape, eager(shape.stages))
         case "window":
             return _alternating(shape, [in_flight - 1 for in_flight in checked_window(shape, window)])
+        case "looped-bfs":
+            return breadth_first(shape)
         case _:
             return interleaved(shape)
 

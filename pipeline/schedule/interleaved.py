@@ -11,13 +11,14 @@ Two workers with two stages each, groups of two (stage before, microbatch after 
 from collections.abc import Iterator
 
 from .action import Action, Kind
+from .looped import check_looped
 from .shape import Shape
 from .value import Lists
 
 
 def interleaved(shape: Shape) -> Lists:
     """Each worker's list for one step, without updates. Raises `ScheduleRefused` if stages or groups do not fit."""
-    _check_placement(shape)
+    check_looped(shape)
     group = _group(shape.workers, shape.microbatches)
     if group is None:
         raise shape.refused(_not_in_groups(shape))
@@ -25,17 +26,6 @@ def interleaved(shape: Shape) -> Lists:
         tuple(action for action in actions if action.kind is Kind.FORWARD or action.stage >= shape.first_trainable)
         for actions in (_worker(shape, worker, group) for worker in range(shape.workers))
     )
-
-
-def _check_placement(shape: Shape) -> None:
-    placement = [sorted(stages) for stages in shape.placement]
-    looped = [list(range(worker, shape.stages, shape.workers)) for worker in range(shape.workers)]
-    multiple = shape.stages % shape.workers == 0
-    if not multiple or placement != looped:
-        way_out = f"place the stages as {looped}" if multiple else f"use a multiple of {shape.workers} stages"
-        raise shape.refused(
-            f"its stages must loop over the workers (worker r of P owns r, P + r, ...); {way_out}, or use 1f1b"
-        )
 
 
 def _worker(shape: Shape, worker: int, group: int) -> Iterator[Action]:

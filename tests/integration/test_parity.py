@@ -25,7 +25,7 @@ from support import reference
 from support.paths import EXAMPLES
 from support.redis_server import RedisServer
 
-SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b")
+SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs")
 PLACEMENTS = {  # by name: the stages of each worker
     "1": [[0]],
     "1 with 2 stages": [[0, 1]],
@@ -167,6 +167,8 @@ REST = [
     ("digits", "ipc://", "eager-1f1b", "3", 8),
     ("digits", "ipc://", "window", "2", 5),
     ("digits", "ipc://", "interleaved-1f1b", "2 looped", 8),
+    ("digits", "ipc://", "looped-bfs", "2 looped", 5),
+    ("digits", "redis", "looped-bfs", "2 looped", 8),
     ("mlp", "ipc://", "1f1b", "2", 1),
     ("mlp", "ipc://", "eager-1f1b", "4", 3),
     ("chargpt", "ipc://", "interleaved-1f1b", "2 looped", 4),

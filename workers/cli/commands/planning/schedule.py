@@ -31,6 +31,7 @@ ABOUT = {
     "eager-1f1b": "1f1b with twice the warm-up: hides the latency of messages, for twice the memory",
     "window": "1f1b with the number of microbatches in flight given for each stage",
     "interleaved-1f1b": "several stages on each worker, in turn: less idle time, more messages",
+    "looped-bfs": "all microbatches through one stage of a worker, then through its next: each is in use in one piece",
 }
 
 
@@ -158,8 +159,8 @@ def _placed(
 
 
 def _spread(name: str, stages: int, workers: int) -> Placement:
-    """`stages` over `workers`: in turn where stages are interleaved, else in blocks of neighbours."""
-    if name == "interleaved-1f1b":
+    """`stages` over `workers`: in turn where stages loop over them, else in blocks of neighbours."""
+    if name in ("interleaved-1f1b", "looped-bfs"):
         return tuple(tuple(range(worker, stages, workers)) for worker in range(workers))
     edges = [worker * stages // workers for worker in range(workers + 1)]
     return tuple(tuple(range(low, high)) for low, high in pairwise(edges))
