@@ -23,7 +23,7 @@ from support.frozen.data import batches
 from support.frozen.model import build
 from support.planted.model import PLANTED
 from support.whole_run import expected, plan_in
-from support.workspace import Command, Workspace, wait_for
+from support.workspace import MODEL, Command, Workspace, wait_for
 
 CONFIG = Path(frozen.__path__[0]) / "stageline.toml"
 TAPS = ('taps.layers=["*"]', "taps.every=1", "taps.evaluation=true")
@@ -245,11 +245,25 @@ def test_a_run_that_was_killed_as_a_whole_and_is_resumed_leaves_the_files_of_one
     assert read_taps(killed).read("2").steps.max() == 59
 
 
+SLOW_STEPS = """
+import time
+from pathlib import Path
+
+class SlowReLU(nn.ReLU):
+    def forward(self, x):
+        time.sleep(0.01 if Path(__file__).with_name("slow").exists() else 0)
+        return super().forward(x)
+"""
+
+
 @pytest.mark.slow
 def test_a_run_is_resumed_with_other_taps_as_a_run_of_its_own(workspace: Workspace) -> None:
+    workspace.write("model.py", MODEL.replace("nn.ReLU()", "SlowReLU()") + SLOW_STEPS)
+    workspace.write("slow", "")  # so that the run is not over before it is stopped
     train = _begun(workspace, "run.steps=400", "recovery.snapshot_every=2")
     train.send_signal(signal.SIGTERM)
     assert train.wait() == 75
+    (workspace.folder / "slow").unlink()
     [first] = workspace.runs()
     sets = ("run.steps=400", "recovery.snapshot_every=2", 'taps.layers=["1"]', "taps.every=1")
     again = workspace.command("train", ".", "--resume", first.name, *(w for each in sets for w in ("--set", each)))
