@@ -121,6 +121,7 @@ def assert_nothing_starts_before_its_data(schedule: Schedule, costs: Costs, verd
 STRETCH = {
     "1f1b": (1.094, 1.229, 1.365, 1.635, 1.906, 2.719, 4.344),
     "interleaved-1f1b": (1.047, 1.083, 1.120, 1.401, 1.745, 2.781, 4.906),
+    "looped-bfs": (1.047, 1.062, 1.078, 1.109, 1.141, 1.234, 1.526),
     "gpipe": (1.094, 1.109, 1.125, 1.156, 1.188, 1.281, 1.469),
     "eager-1f1b": (1.094, 1.109, 1.125, 1.156, 1.188, 1.688, 2.688),
     "window": (1.094, 1.109, 1.125, 1.156, 1.188, 1.281, 1.469),
@@ -129,7 +130,7 @@ STRETCH = {
 
 @pytest.mark.parametrize("name", schedule_names())
 def test_latency_stretches_a_step_as_the_catalogue_computes(name: str) -> None:
-    turns = 2 if name == "interleaved-1f1b" else 1
+    turns = 2 if name in ("interleaved-1f1b", "looped-bfs") else 1
     stretch = []
     for latency in LATENCIES:
         window = window_for([latency] * 3, FORWARD, BACKWARD) if name == "window" else None
