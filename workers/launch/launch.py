@@ -88,7 +88,7 @@ def prepare_launch(
         arguments = [*arguments, *cut_arguments(cut)]
     differs = resume is not None and runs.has_other_plan(plan.with_known_stages(), runs.folder(plan, name))
     tried = try_plan(plan, arguments, spawn, layouts=differs)
-    if resume is not None and plan.data.check:
+    if resume is not None and not differs and plan.data.check:
         demand_same_data(runs.folder(plan, name), tried.transcript)
     expected = tried.estimate
     if tried.cut is not None:
