@@ -27,6 +27,8 @@ LADDER = {
     "pipeline/plan/keys": PURE,
     "pipeline/plan": PURE,
     "pipeline/placement": PURE,
+    "pipeline/stage/layers": TENSORS,
+    "pipeline/stage/update": TENSORS,
     "pipeline/stage": TENSORS,
     "pipeline/data": TENSORS,
     "pipeline/data/readers": DOING,

@@ -12,7 +12,7 @@ import torch
 from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import Unsendable
-from stageline.pipeline.stage.memory import ALIGNMENT, Ints, empty, layout, packed_strides, skew_of, stored_shape
+from stageline.pipeline.stage.layers.memory import ALIGNMENT, Ints, empty, layout, packed_strides, skew_of, stored_shape
 
 MOST = 2**63 - 1  # the largest count that can travel
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]

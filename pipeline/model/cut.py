@@ -11,7 +11,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.layer import BoundLayer
+from stageline.pipeline.stage.layers.layer import BoundLayer
 
 from .division.edges import EACH_LAYER, Cut, edges_of
 from .division.layer_list import layers_of

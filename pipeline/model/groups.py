@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from stageline.pipeline.model_names import hint, unmatched
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.optimizer import ParameterGroup
+from stageline.pipeline.stage.update.optimizer import ParameterGroup
 
 from .segments.segment import Segment
 

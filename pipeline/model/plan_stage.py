@@ -10,8 +10,8 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.training import LrSchedulerPlan, OptimizerPlan
-from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 
 from .groups import groups_of
 from .loading.load import base_folder, call, load_function, load_object

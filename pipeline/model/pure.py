@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from stageline.pipeline.stage.layer import joined
+from stageline.pipeline.stage.layers.layer import joined
 
 from .segments.segment import Segment
 

@@ -9,7 +9,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import hint, matches, unmatched
-from stageline.pipeline.stage.layer import joined
+from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.tree import describe
 
 from .segments.segment import Segment

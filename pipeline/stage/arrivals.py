@@ -6,7 +6,7 @@ import torch
 
 from stageline.pipeline.tree import Tree, map_tensors
 
-from .memory import copied
+from .layers.memory import copied
 from .stash import InputNodes
 
 

@@ -7,8 +7,8 @@ import torch
 
 from stageline.pipeline.tree import Tree
 
-from .activity import Activity
-from .generators import default_generators
+from .layers.activity import Activity
+from .layers.generators import default_generators
 from .versions import Key
 
 Tap = Callable[[str, Tree], object]  # of a layer's name and what it returned, neither of which it may change

@@ -22,19 +22,19 @@ import torch
 from stageline.pipeline.errors import ForeignState, StageError
 from stageline.pipeline.tree import Tree, map_tensors
 
-from .activity import GRADIENTS, LOSS, Activity
 from .arrivals import Arrivals
-from .average import WeightAverage
-from .body import Body, Weights, evaluating
-from .clipping import GradientClip, numbers_of
-from .memory import OutputGuard, copied
-from .optimizer import OptimizerFactory, ParameterGroup
-from .precision import Autocast, precision_of
+from .layers.activity import GRADIENTS, LOSS, Activity
+from .layers.body import Body, Weights, evaluating
+from .layers.memory import OutputGuard, copied
+from .layers.precision import Autocast, precision_of
 from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
 from .stash import InputNodes, Stash, matched
 from .state import StageState, capture_state, restore_state
-from .update import LrSchedulerFactory, StageUpdate
+from .update.average import WeightAverage
+from .update.clipping import GradientClip, numbers_of
+from .update.optimizer import OptimizerFactory, ParameterGroup
+from .update.update import LrSchedulerFactory, StageUpdate
 from .versions import Version, Versions
 
 

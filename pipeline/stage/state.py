@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from stageline.pipeline.tree import describe
 
-from .body import Body, Weights
-from .memory import copied
-from .optimizer_settings import require_same_settings
-from .update import StageUpdate
+from .layers.body import Body, Weights
+from .layers.memory import copied
+from .update.optimizer_settings import require_same_settings
+from .update.update import StageUpdate
 
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
 

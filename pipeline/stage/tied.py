@@ -16,7 +16,7 @@ import torch
 from stageline.pipeline.errors import GradientMismatch
 from stageline.pipeline.tree import Tree, describe
 
-from .memory import copied
+from .layers.memory import copied
 
 _Gradients = dict[str, torch.Tensor | None]
 

@@ -14,8 +14,8 @@ import torch
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.tree import Tree
 
-from .body import Body, Weights
-from .memory import copied
+from .layers.body import Body, Weights
+from .layers.memory import copied
 from .state import InFlight
 
 Key = tuple[int, int]  # step, microbatch

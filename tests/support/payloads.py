@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stageline.broker.codec.message import Flow, Message, decode, encode
 from stageline.broker.codec.tensors import DTYPES
-from stageline.pipeline.stage.memory import skew_of
+from stageline.pipeline.stage.layers.memory import skew_of
 from stageline.pipeline.tree import Tree
 
 

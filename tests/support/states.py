@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stageline.pipeline.stage.memory import skew_of
+from stageline.pipeline.stage.layers.memory import skew_of
 from stageline.pipeline.stage.state import InFlight, StageState
 
 

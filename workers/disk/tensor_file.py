@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from stageline.pipeline.retry import lacks_memory
-from stageline.pipeline.stage.memory import ALIGNMENT, empty, layout, packed_strides, skew_of
+from stageline.pipeline.stage.layers.memory import ALIGNMENT, empty, layout, packed_strides, skew_of
 
 from .atomic_file import sync
 

@@ -20,7 +20,7 @@ from stageline.pipeline.model.loading.load import base_folder, call, load_object
 from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.model.weights.comparison import listed, misformed, misnamed
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.generators import generators_kept
+from stageline.pipeline.stage.layers.generators import generators_kept
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint, source_in
 from stageline.workers.runs import folder as runs

@@ -21,7 +21,7 @@ from stageline.broker.errors import Unsendable
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import Action, Kind
-from stageline.pipeline.stage.memory import copied
+from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor import ComputeFailed

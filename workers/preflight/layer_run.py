@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stageline.pipeline.model.division.layer_costs import LayerCost
 from stageline.pipeline.schedule import Action, Kind
-from stageline.pipeline.stage.memory import copied
+from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor import Executor

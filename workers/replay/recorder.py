@@ -26,7 +26,7 @@ from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Action, Kind
-from stageline.pipeline.stage.memory import copied
+from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot, write_snapshot
 from stageline.workers.disk.atomic_file import draft_of, publish, sync, write_json

@@ -13,7 +13,7 @@ from stageline.broker.codec.emptied import emptied
 from stageline.broker.codec.message import TO_SCRIPT, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError
-from stageline.pipeline.stage.memory import copied
+from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree
 
 from .calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call

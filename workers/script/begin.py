@@ -13,7 +13,7 @@ from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Placement, Schedule
-from stageline.pipeline.stage.layer import BatchCheck
+from stageline.pipeline.stage.layers.layer import BatchCheck
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import schedule_of
 from stageline.workers.script.arguments.checks import demand_usable

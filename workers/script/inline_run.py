@@ -15,9 +15,9 @@ from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.schedule import Schedule
-from stageline.pipeline.stage.generators import generators_kept
-from stageline.pipeline.stage.optimizer import ParameterGroup
+from stageline.pipeline.stage.layers.generators import generators_kept
 from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.stage.update.optimizer import ParameterGroup
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position

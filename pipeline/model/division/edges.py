@@ -7,7 +7,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
-from stageline.pipeline.stage.layer import joined, parts_of
+from stageline.pipeline.stage.layers.layer import joined, parts_of
 
 from .partition import best_partition, by_weight
 

@@ -16,7 +16,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
-from stageline.pipeline.stage.layer import BoundLayer, HeldTensor, LayerFunction
+from stageline.pipeline.stage.layers.layer import BoundLayer, HeldTensor, LayerFunction
 from stageline.pipeline.tree import Tree
 
 _SHOWN = 4  # names in an error

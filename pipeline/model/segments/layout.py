@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from stageline.pipeline.stage.layer import parts_of
-from stageline.pipeline.stage.optimizer import OptimizerFactory, ParameterGroup, make_optimizer
+from stageline.pipeline.stage.layers.layer import parts_of
+from stageline.pipeline.stage.update.optimizer import OptimizerFactory, ParameterGroup, make_optimizer
 
 from .segment import Segment
 from .stage_layout import Form, StageLayout

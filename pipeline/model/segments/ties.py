@@ -13,7 +13,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import Mode, Ties
-from stageline.pipeline.stage.memory import copied, parameter_like
+from stageline.pipeline.stage.layers.memory import copied, parameter_like
 from stageline.pipeline.stage.tied import SharedParameters
 
 from .references import References

@@ -1,7 +1,7 @@
 """Finds tensors that would cross a cut twice: two values of a graph in one memory, such as one and a view of it.
 
-A stage refuses to send them (`pipeline/stage/memory.py`). While torch.export traces, each of its stand-ins for a tensor
-has a stand-in for its memory, too, which views share.
+A stage refuses to send them (`pipeline/stage/layers/memory.py`). While torch.export traces, each of its stand-ins for
+a tensor has a stand-in for its memory, too, which views share.
 """
 
 import re

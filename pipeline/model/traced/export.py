@@ -24,7 +24,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
 from stageline.pipeline.errors import ModelRefused, describe_error, raised_by_user_code
-from stageline.pipeline.stage.layer import joined
+from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.tree import Tree, leaves, map_leaves
 
 from .example import Example

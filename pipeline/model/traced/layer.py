@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stageline.pipeline.stage.layer import BatchCheck, BoundLayer
+from stageline.pipeline.stage.layers.layer import BatchCheck, BoundLayer
 from stageline.pipeline.tree import Tree
 
 from ..families.layers import Layer

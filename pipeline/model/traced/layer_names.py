@@ -17,7 +17,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
-from stageline.pipeline.stage.layer import joined
+from stageline.pipeline.stage.layers.layer import joined
 
 
 def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
-from stageline.pipeline.stage.body import evaluating
+from stageline.pipeline.stage.layers.body import evaluating
 from stageline.pipeline.tree import Tree, map_leaves
 
 from ..families.layers import Layers

@@ -13,8 +13,8 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.stored_names import StoredNames
-from stageline.pipeline.stage.layer import joined, state_of
-from stageline.pipeline.stage.memory import parameter_like
+from stageline.pipeline.stage.layers.layer import joined, state_of
+from stageline.pipeline.stage.layers.memory import parameter_like
 
 from .comparison import Twins, listed, misformed, misnamed, sources
 from .reading import read_into

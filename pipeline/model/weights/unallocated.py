@@ -16,8 +16,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.stage.layer import joined
-from stageline.pipeline.stage.memory import empty, layout, parameter_like
+from stageline.pipeline.stage.layers.layer import joined
+from stageline.pipeline.stage.layers.memory import empty, layout, parameter_like
 
 Made = TypeVar("Made")
 _WAY_OUT = "register it as a persistent buffer, which the weights have, or compute it in the forward"

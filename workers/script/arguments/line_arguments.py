@@ -7,10 +7,10 @@ from typing import Any, Required, TypedDict
 
 import torch
 
-from stageline.pipeline.stage.optimizer import OptimizerFactory
-from stageline.pipeline.stage.precision import Autocast
+from stageline.pipeline.stage.layers.precision import Autocast
 from stageline.pipeline.stage.scalar_loss import Loss
-from stageline.pipeline.stage.update import LrSchedulerFactory
+from stageline.pipeline.stage.update.optimizer import OptimizerFactory
+from stageline.pipeline.stage.update.update import LrSchedulerFactory
 
 from .script_plan import LineOptions, Metric, Model, Workers
 

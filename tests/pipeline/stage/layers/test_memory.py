@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.stage.memory import ALIGNMENT, copied, empty, layout, packed_strides, skew_of, stored_shape
+from stageline.pipeline.stage.layers.memory import (
+    ALIGNMENT,
+    copied,
+    empty,
+    layout,
+    packed_strides,
+    skew_of,
+    stored_shape,
+)
 from stageline.pipeline.stage.stage import Stage
 from support.payloads import bits, noise, raw, tensors
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stageline.pipeline.stage.layer import BoundLayer, HeldTensor
+from stageline.pipeline.stage.layers.layer import BoundLayer, HeldTensor
 from stageline.pipeline.stage.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")

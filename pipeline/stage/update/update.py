@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from .activity import LR_SCHEDULER, OPTIMIZER, Activity
+from stageline.pipeline.stage.layers.activity import LR_SCHEDULER, OPTIMIZER, Activity
+
 from .average import WeightAverage
 from .optimizer import OptimizerFactory, ParameterGroup, make_optimizer
 

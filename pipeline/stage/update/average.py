@@ -13,10 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from stageline.pipeline.stage.layers.body import Body, Weights
+from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import describe
-
-from .body import Body, Weights
-from .memory import copied
 
 
 class WeightAverage:
