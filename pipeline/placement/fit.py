@@ -1,8 +1,8 @@
 """Chooses how many stages, and which schedule: what simulated steps take least, within the memory of each machine."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from stageline.pipeline.schedule import make_schedule, window_for
 from stageline.pipeline.schedule.check import Costs, check_schedule
@@ -20,13 +20,14 @@ _MOST_ROOM = 2.0**60
 
 @dataclass(frozen=True, slots=True)
 class HostFitStage:
-    """A stage of the layers from `begin` up to `end`. `seconds` for a microbatch at its host; it takes `bytes` of
-    `memory`, with at most `in_flight` microbatches. What it hands on takes `message` bytes, and `carrying` seconds to
-    the next one, with the latency."""
+    """A stage at `host`: the names of its layers, and the number of the first. `seconds` for a microbatch there; it
+    takes `bytes` of the `memory` of a worker there, with at most `in_flight` microbatches. What it hands on takes
+    `message` bytes, and `carrying` seconds to the next stage, with the latency."""
 
+    stage: int
     host: str
-    begin: int
-    end: int
+    layers: tuple[str, ...]
+    first_layer: int
     seconds: float
     in_flight: int
     bytes: int
@@ -44,15 +45,22 @@ class ComparedWay:
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFit:
-    """The best of all `ways`, with `window` if its schedule has one."""
+    """Schema fit/1: the best of all `ways`, with `window` if its schedule has one. `seconds` of a simulated step."""
 
+    schema: str = "fit/1"
     stages: tuple[HostFitStage, ...]
     schedule: str
     window: tuple[int, ...] | None
+    microbatches: int
     seconds: float
-    ways: tuple[ComparedWay, ...]
+    ways: tuple[ComparedWay, ...] = ()
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        """The first layer of each stage but the first."""
+        return tuple(stage.first_layer for stage in self.stages[1:])
 
 
 def fit(layers: LayerTimes, hosts: Hosts, microbatches: int) -> HostFit:
@@ -68,7 +76,7 @@ def fit(layers: LayerTimes, hosts: Hosts, microbatches: int) -> HostFit:
     if not found:
         raise NoFit(_in_the_way(layers, hosts))
     best = min(found, key=lambda each: (each.seconds, len(each.stages)))
-    return HostFit(best.stages, best.schedule, best.window, best.seconds, tuple(ways))
+    return replace(best, ways=tuple(ways))
 
 
 def _most_stages(layers: LayerTimes, hosts: Hosts) -> int:
@@ -79,29 +87,45 @@ def _scheduled(layers: LayerTimes, hosts: Hosts, chain: HostChain, microbatches:
     """The chain with each schedule; the second and third only where there is a way that takes time."""
     seconds, hops = _seconds(layers, hosts, chain), _hops(layers, hosts, chain)
     ways = [carrying + latency for carrying, latency, _ in hops]
-    forward, rest = [FORWARD * each for each in seconds], [(1 - FORWARD) * each / 2 for each in seconds]
-    costs = Costs(tuple(forward), tuple(rest), tuple(rest), (0.0,) * len(seconds), tuple(ways))
     placement = [(stage,) for stage in range(len(seconds))]
-    slowest = max(seconds)
+    occupied = max((microbatches * carrying for carrying, _, _ in hops), default=0.0)  # of the busiest link
     for name in _SCHEDULES if any(ways) else _SCHEDULES[:1]:
-        window = window_for(ways, FORWARD * slowest, (1 - FORWARD) * slowest) if name == "window" else None
-        verdict = check_schedule(make_schedule(name, placement, microbatches, window=window), costs)
-        occupied = max((microbatches * carrying for carrying, _, _ in hops), default=0.0)
-        stages = tuple(
-            HostFitStage(
-                part.host,
-                part.begin,
-                part.end,
-                seconds[place],
-                verdict.stage_peak[place],
-                layers.taken(part.begin, part.end, verdict.stage_peak[place]),
-                hosts.hosts[part.host].memory,
-                hops[place][2] if place < len(hops) else 0,
-                ways[place] if place < len(ways) else 0.0,
-            )
-            for place, part in enumerate(chain.parts)
+        forward = FORWARD * max(seconds)
+        window = window_for(ways, forward, max(seconds) - forward) if name == "window" else None
+        schedule = make_schedule(name, placement, microbatches, window=window)
+        verdict = check_schedule(schedule, _costs(seconds, ways))
+        yield HostFit(
+            stages=_stages(layers, hosts, chain, verdict.stage_peak),
+            schedule=name,
+            window=window,
+            microbatches=microbatches,
+            seconds=max(verdict.span, occupied),
         )
-        yield HostFit(stages, name, window, max(verdict.span, occupied), ())
+
+
+def _costs(seconds: Sequence[float], ways: Sequence[float]) -> Costs:
+    forward, rest = [FORWARD * each for each in seconds], [(1 - FORWARD) * each / 2 for each in seconds]
+    return Costs(tuple(forward), tuple(rest), tuple(rest), (0.0,) * len(seconds), tuple(ways))
+
+
+def _stages(layers: LayerTimes, hosts: Hosts, chain: HostChain, peaks: Sequence[int]) -> tuple[HostFitStage, ...]:
+    """What each part of the chain takes, with so many microbatches in flight at most."""
+    seconds, hops = _seconds(layers, hosts, chain), [*_hops(layers, hosts, chain), (0.0, 0.0, 0)]
+    return tuple(
+        HostFitStage(
+            stage=place,
+            host=part.host,
+            layers=tuple(layers.names[part.begin : part.end]),
+            first_layer=part.begin,
+            seconds=seconds[place],
+            in_flight=peaks[place],
+            bytes=layers.taken(part.begin, part.end, peaks[place]),
+            memory=hosts.hosts[part.host].memory,
+            message=hops[place][2],
+            carrying=hops[place][0] + hops[place][1],
+        )
+        for place, part in enumerate(chain.parts)
+    )
 
 
 def _seconds(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[float]:

@@ -1,6 +1,7 @@
 """What a metric gives for the rows of a microbatch: one number."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -15,8 +16,8 @@ def metric_value(metric: Metric, outputs: Tree, targets: Tree) -> float:
     found: Any = metric(outputs, targets)
     if isinstance(found, Tensor) and found.numel() == 1:
         return float(found)
-    try:
-        return float(found)
-    except (TypeError, ValueError, RuntimeError):
-        what = f"{describe(found)}. Take its mean()" if isinstance(found, Tensor) else f"{found!r:.80}"
+    with suppress(TypeError, ValueError, RuntimeError):
+        if not isinstance(found, str):
+            return float(found)
+    what = f"{describe(found)}. Take its mean()" if isinstance(found, Tensor) else f"{found!r:.80}"
     raise ValueError(f"a metric must return one number, the mean over rows; it returned {what}")

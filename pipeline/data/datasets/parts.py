@@ -7,13 +7,16 @@ anything, target=function                  inputs, targets = function(batch)
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from stageline.pipeline.data.batch import Batch, rows
-from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
+from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree
+
+from .user_code import called
 
 Part: TypeAlias = str | int
 Target: TypeAlias = Part | Sequence[Part] | Callable[[Any], tuple[Any, Any]] | None
@@ -34,12 +37,7 @@ def split_parts(batch: Any, target: Target) -> Batch:
 
 
 def _by_function(batch: Any, function: Callable[[Any], tuple[Any, Any]]) -> tuple[Any, Any]:
-    try:
-        made = function(batch)
-    except BaseException as error:  # user code may raise anything; the cause is chained
-        if not raised_by_user_code(error):
-            raise
-        raise DataError(f"target failed on {form(batch)}: {describe_error(error)}") from error
+    made = called(partial(function, batch), f"target failed on {form(batch)}")
     if not (isinstance(made, tuple | list) and len(made) == 2):
         raise DataError(f"target returned {form(made)}; wanted are two: (inputs, targets)")
     inputs, targets = made

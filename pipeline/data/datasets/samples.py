@@ -13,10 +13,11 @@ from torch.utils.data import IterableDataset
 
 from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.data.order import Order
-from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
+from stageline.pipeline.errors import DataError
 
 from .parts import Target, form, split_parts
 from .seeding import generators_kept, one_thread, seed_generators
+from .user_code import called
 
 Collate = Callable[[list[Any]], Any]
 
@@ -69,16 +70,6 @@ def length_of(dataset: Any) -> int:
     if count == 0:
         raise DataError(f"the dataset, a {kind}, holds 0 samples. Give it at least one.")
     return int(count)
-
-
-def called(function: Callable[[], Any], failed: str) -> Any:
-    """What user code returns. Raises `DataError`, which begins with `failed` and has the user's line."""
-    try:
-        return function()
-    except BaseException as error:  # user code may raise anything; the cause is chained
-        if not raised_by_user_code(error):
-            raise
-        raise DataError(f"{failed}: {describe_error(error)}") from error
 
 
 def _listed(indices: Sequence[int]) -> str:

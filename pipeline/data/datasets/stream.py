@@ -11,8 +11,9 @@ from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.errors import DataError
 
 from .parts import Target, split_parts
-from .samples import Collate, called
+from .samples import Collate
 from .seeding import generators_kept, one_thread, seed_generators
+from .user_code import called
 
 _END = object()  # of the samples
 

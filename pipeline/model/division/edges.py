@@ -39,7 +39,7 @@ def _number(place: int | str, names: Sequence[str], layers: Sequence[torch.nn.Mo
 
 def _places(layers: int) -> str:
     if layers == 1:
-        return "The model has 1 layer, so it cannot be cut: leave out model.cut, or make it of several layers"
+        return "The model has 1 layer, so it cannot be cut: leave out model.cut, or make it of several layers."
     return f"The model has {layers} layers, so a cut is before layer {'1' if layers == 2 else f'1 to {layers - 1}'}."
 
 

@@ -18,6 +18,7 @@ def test_a_number_is_taken_as_it_is(found):
     [
         (ROWS, r"float32 \[4, 2\]\. Take its mean\(\)"),
         ("good", "'good'$"),
+        ("0.5", "'0.5'$"),
         (None, "None$"),
         ({"f1": 0.5}, r"\{'f1': 0\.5\}$"),
     ],

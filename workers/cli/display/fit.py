@@ -6,10 +6,10 @@ from .output import say
 from .tables import counted, show, size
 
 if TYPE_CHECKING:  # slow to import
-    from stageline.workers.launch.fitting import FittedPlan
+    from stageline.pipeline.placement import HostFit
 
 
-def show_fit(found: "FittedPlan") -> None:
+def show_fit(found: "HostFit") -> None:
     """Prints it on stdout."""
     rows = [
         (
@@ -37,7 +37,7 @@ def show_fit(found: "FittedPlan") -> None:
     say("\n".join(_lines(found)))
 
 
-def _lines(found: "FittedPlan") -> list[str]:
+def _lines(found: "HostFit") -> list[str]:
     """What to write into the plan's file."""
     cut = [f"cut = {list(found.cut)}"] if found.cut else ["stages = 1"]
     window = [] if found.window is None else [f"window = {list(found.window)}"]

@@ -50,7 +50,10 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
         from stageline.workers.launch.fitting import fitted
 
         found_fit = fitted(read, options.plan_arguments(config, sets), hosts)
-        click.echo(msgspec.json.encode(found_fit)) if as_json else show_fit(found_fit)
+        if as_json:
+            click.echo(msgspec.json.encode(found_fit))
+        else:
+            show_fit(found_fit)
         return
     from stageline.workers.launch import template
     from stageline.workers.launch.trials import try_plan

@@ -1,10 +1,12 @@
 """`stageline plan`: what a plan results in."""
 
 import json
+import tomllib
 
 import pytest
 
 from stageline.pipeline import schedule
+from stageline.pipeline.plan.tables import flat
 from stageline.pipeline.schedule.check import check_schedule
 
 
@@ -73,12 +75,10 @@ def test_messages_that_just_have_room_until_a_checkpoint_are_not_refused(workspa
 
 MACHINES = """
 [hosts.here]
-memory = "1MB"
+memory = "{memory}B"
 
 [hosts.there]
-speed = 100.0
-memory = "1MB"
-data = false
+memory = "{memory}B"
 
 [[links]]
 between = ["here", "there"]
@@ -87,15 +87,21 @@ bandwidth = "10GB/s"
 """
 
 
-def test_stages_are_found_for_machines_and_the_plans_lines_work(workspace, capsys):
-    workspace.write("hosts.toml", MACHINES)
-    machines = workspace.folder / "hosts.toml"
-    assert workspace.here("plan", ".", "--fit", str(machines), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_stages_are_found_for_machines_and_the_plan_takes_the_printed_lines(workspace, capsys):
+    def fitted(memory: int, *more: str) -> str:
+        workspace.write("hosts.toml", MACHINES.format(memory=memory))
+        assert workspace.here("plan", ".", "--fit", str(workspace.folder / "hosts.toml"), *more) == 0
+        return capsys.readouterr().out
+
+    found = json.loads(fitted(10**6, "--json"))
     assert found["schema"] == "fit/1"
-    assert [stage["host"] for stage in found["stages"]] == ["here"]  # a millisecond is more than this model takes
-    assert workspace.here("plan", ".", "--fit", str(machines)) == 0
-    assert "[workers.0]  # here" in capsys.readouterr().out
+    (whole,) = found["stages"]  # a millisecond is more than this model takes
+    assert "cut" not in (lines := tomllib.loads(fitted(10**6).split("In the plan:")[1]))["model"]
+    lines = tomllib.loads(fitted(whole["bytes"] - 1).split("In the plan:")[1])
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in flat(lines).items()]
+    assert workspace.here("plan", ".", "--json", *sets) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert [stage["layers"][0] for stage in stages] == ["0", *map(str, lines["model"]["cut"])]
 
 
 def test_machines_without_room_are_refused_by_what_is_in_the_way(workspace, capsys):
