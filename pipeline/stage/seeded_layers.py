@@ -34,16 +34,17 @@ class SeededLayers:
         self._activity = activity
         self.tap: Tap | None = None  # is given what each layer returns, before the next layer may write to it
 
-    def run(self, x: Tree, key: Key) -> Tree:
+    def run(self, x: Tree, key: Key, *, taps: bool = True) -> Tree:
         """What the last layer returns for microbatch `key`, of which the first gets `x`. Raises what a layer raises."""
+        tap = self.tap if taps else None
         for number, name, layer in self._layers:
             self._activity.at = name
             seed = layer_seed(self._seed, *key, number)
             for generator in self._generators:
                 generator.manual_seed(seed)
             x = layer(x)
-            if self.tap is not None:
-                self.tap(name, x)
+            if tap is not None:
+                tap(name, x)
         return x
 
 

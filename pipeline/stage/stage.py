@@ -27,6 +27,7 @@ from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, Weights, evaluating
 from .layers.memory import OutputGuard, copied
 from .layers.precision import Autocast, precision_of
+from .recompute import Recompute, recomputation_of
 from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
 from .stash import InputNodes, Stash, matched
@@ -58,7 +59,9 @@ class Stage:
     `groups` have settings of the optimizer for parameters by their names: those in `titles`, where it has them.
     With `ema_decay`, every update ends with that of an exponential moving average of the weights.
     With `autocast` = "bf16", forwards and the loss compute in that precision where torch's autocast does.
-    Every forward seeds torch's default generators, layer by layer.
+    `recompute` keeps less of each forward, which backward runs again, with the same bits: "stage", or patterns of the
+    names of layers and of modules in them. Every forward seeds torch's default generators, layer by layer; one that
+    runs again, too.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Stage:
         groups: Sequence[ParameterGroup] = (),
         titles: Mapping[str, str] | None = None,
         ema_decay: float | None = None,
+        recompute: Recompute | None = None,
     ) -> None:
         listed = _listed(layers)
         self.index = index
@@ -105,6 +109,7 @@ class Stage:
         self._output_guard = OutputGuard(self._body, index)
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
+        self._recomputation = recomputation_of(self._body, recompute, versions=stash_weights)
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self._forwarded = 0
 
@@ -166,10 +171,14 @@ class Stage:
         self._stash.require_absent(key)
         version = self._versions.version_for(key) if self._versions else None
         input_nodes = InputNodes(x)
-        output = self._run(self._arrivals.entered(x, input_nodes, owned=owned), key, version)
         loss = self.loss if target is not None else None
-        if loss is not None:
-            output = self._loss_of(loss, output, target)
+
+        def compute(given: Tree, *, again: bool = False) -> Tree:
+            output = self._run(given, key, version, taps=not again)
+            return output if loss is None else self._loss_of(loss, output, target)
+
+        entered = self._arrivals.entered(x, input_nodes, owned=owned)
+        output = compute(entered) if self._recomputation is None else self._recomputation.run(compute, entered)
         self._stash.put(key, output, share if loss is not None else None, input_nodes, version)
         self._forwarded += 1
         if loss is not None:
@@ -332,11 +341,11 @@ class Stage:
             raise StageError(f"stage {self.index} clips no gradients: make it with clip_norm")
         return self._clip
 
-    def _run(self, x: Tree, key: tuple[int, int], version: Version | None) -> Tree:
+    def _run(self, x: Tree, key: tuple[int, int], version: Version | None, *, taps: bool = True) -> Tree:
         with self._precision():
             if self._versions and version:
-                return self._versions.run(version, lambda: self._layers.run(x, key))
-            return self._layers.run(x, key)
+                return self._versions.run(version, lambda: self._layers.run(x, key, taps=taps))
+            return self._layers.run(x, key, taps=taps)
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> torch.Tensor:
         self.now_at(LOSS)

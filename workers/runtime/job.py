@@ -15,6 +15,7 @@ from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.loading.load import base_folder, load_function, load_source
 from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.pure import impure_modules
+from stageline.pipeline.model.recomputed import demand_recomputable
 from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.model.segments.ties import ties_of
 from stageline.pipeline.model.tapped import tapped_layers
@@ -194,6 +195,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     segments = build_segments(plan)
     demand_matched(plan, segments)
     tapped_layers(plan, segments)
+    demand_recomputable(plan, segments)
     plan = plan.resolved(len(segments))
     schedule = schedule_of(plan, segments)
     if plan.caches_prefix:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.model.cut import with_stored_weights
 from stageline.pipeline.model.groups import demand_matched, groups_of
+from stageline.pipeline.model.recomputed import demand_recomputable
 from stageline.pipeline.model.segments.layout import layouts_of
 from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.model.tapped import tapped_layers
@@ -63,6 +64,7 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
             part.check()
     demand_matched(plan, segments)
     tapped_layers(plan, segments)
+    demand_recomputable(plan, segments)
     schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
     if options.workers == "inline":

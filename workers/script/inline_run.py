@@ -152,6 +152,7 @@ class InlineRun:
             clip_norm=options.clip_norm,
             ema_decay=options.ema_decay,
             autocast=options.autocast,
+            recompute=options.recompute,
             groups=self._groups,
         )
 

@@ -35,6 +35,8 @@ class TracedFunction:
 class TracedLayer(BoundLayer):
     """In training mode, the modules in it are in the modes that they were traced in; `eval()` takes the other graph."""
 
+    calls_parts = False
+
     def __init__(
         self, training: TracedFunction, evaluation: TracedFunction, parts: Mapping[str, torch.nn.Module]
     ) -> None:

@@ -281,6 +281,10 @@ Groups = Annotated[  # of parameters, each with settings of the optimizer
     PlainSerializer(list, return_type=list[dict[str, object]]),
     Accepts('a list of tables such as { match = ["*.bias", "*norm*"], weight_decay = 0.0 }'),
 ]
+Recomputed = Annotated[
+    Literal["stage"] | Annotated[tuple[_LayerName, ...], Field(min_length=1)],
+    Accepts('"stage" or a list of patterns of names such as ["transformer.h.*.mlp"]'),
+]
 Argument = Annotated[object, PlainValidator(_argument), Accepts("an argument that TOML can write")]
 Options = Annotated[  # keyword arguments for a user's factory
     Mapping[str, object],

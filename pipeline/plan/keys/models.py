@@ -1,5 +1,5 @@
-"""A whole plan: its tables, each with its keys (`training.py`, `deployment.py`, `taps.py`), and what follows from them
-together.
+"""A whole plan: its tables, each with its keys (`training.py`, `deployment.py`, `memory.py`, `taps.py`), and what
+follows from them together.
 
 Validation and the JSON schema follow from here.
 """
@@ -15,7 +15,8 @@ from stageline.pipeline.evaluation import Better, Criterion
 from stageline.pipeline.schedule import Placement
 
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
-from .key_types import Unset
+from .key_types import Recomputed, Unset
+from .memory import MemoryPlan
 from .metric_names import told_apart
 from .section import Section
 from .taps import TapsPlan
@@ -49,6 +50,7 @@ class PlanTables(Section):
     lr_scheduler: Unset[LrSchedulerPlan] = None
     evaluation: Unset[EvaluationPlan] = None
     taps: Unset[TapsPlan] = None
+    memory: Unset[MemoryPlan] = None
     queues: QueuesPlan = Field(default_factory=QueuesPlan)
     recovery: RecoveryPlan = Field(default_factory=RecoveryPlan)
     broker: BrokerPlan = Field(default_factory=BrokerPlan)
@@ -81,6 +83,11 @@ class PlanTables(Section):
         """Whether workers need to know how many steps an epoch has."""
         tables = self.lr_scheduler, self.evaluation
         return self.caches_prefix or any(table is not None and table.every == "epoch" for table in tables)
+
+    @property
+    def recompute(self) -> Recomputed | None:
+        """What backward runs forward again."""
+        return None if self.memory is None else self.memory.recompute
 
     @property
     def evaluates(self) -> bool:

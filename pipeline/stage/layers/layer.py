@@ -25,6 +25,7 @@ class BoundLayer(torch.nn.Module):
 
     check_inputs: BatchCheck = staticmethod(lambda inputs, microbatches: None)
     no_cut: str = ""
+    calls_parts: bool = True
 
     def __init__(self, function: LayerFunction, parts: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()

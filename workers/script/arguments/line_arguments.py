@@ -8,6 +8,7 @@ from typing import Any, Required, TypedDict
 import torch
 
 from stageline.pipeline.stage.layers.precision import Autocast
+from stageline.pipeline.stage.recompute import Recompute
 from stageline.pipeline.stage.scalar_loss import Loss
 from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 from stageline.pipeline.stage.update.update import LrSchedulerFactory
@@ -35,6 +36,7 @@ class LineArguments(TypedDict, total=False):
     seed: int
     device: str | torch.device
     autocast: Autocast | None
+    recompute: Recompute | None
     threads: int
     metrics: Sequence[Metric]
     workers: Workers

@@ -17,6 +17,7 @@ _ROWS, _MICROBATCHES = "data.batch_size", "schedule.microbatches"
 _ARGUMENTS = {
     "broker.url": "broker",
     _ROWS: "microbatches",
+    "memory.recompute": "recompute",
     "model.autocast": "autocast",
     "model.cut": "cut",
     "model.loss": "loss",

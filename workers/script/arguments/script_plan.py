@@ -24,6 +24,7 @@ from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.layers.generators import generators_kept
 from stageline.pipeline.stage.layers.precision import Autocast
+from stageline.pipeline.stage.recompute import Recompute
 from stageline.pipeline.stage.scalar_loss import Loss
 from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 from stageline.pipeline.stage.update.update import LrSchedulerFactory
@@ -54,6 +55,7 @@ class LineOptions:
     seed: int = 0
     device: str | torch.device = "cpu"
     autocast: Autocast | None = None
+    recompute: Recompute | None = None
     threads: int = 1
     metrics: Sequence[Metric] = ()
     workers: Workers = "processes"
@@ -154,6 +156,9 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         tables["schedule"]["window"] = list(options.window)
     if options.autocast is not None:
         tables["model"]["autocast"] = options.autocast
+    if options.recompute is not None:
+        wanted = options.recompute
+        tables["memory"] = {"recompute": wanted if isinstance(wanted, str) else list(wanted)}
     if options.clip_norm is not None:
         tables["optimizer"]["clip_norm"] = options.clip_norm
     if options.ema_decay is not None:

@@ -1,0 +1,17 @@
+"""How much memory stages take, for more time: a table of the plan. It changes no bit of what is trained."""
+
+from pydantic import Field
+
+from .key_types import Recomputed, Unset
+from .section import Section
+
+
+class MemoryPlan(Section):
+    """What stages do not keep between a forward and its backward."""
+
+    recompute: Unset[Recomputed] = Field(
+        default=None,
+        description='What backward runs forward again instead of keeping its activations: each "stage" as one, or '
+        "patterns of the names of layers and modules in them. Default: nothing.",
+        examples=["stage", ["transformer.h.*.mlp"]],
+    )

@@ -1,0 +1,150 @@
+"""Recomputation: a forward keeps what it was given, and backward runs it again for what autograd needs.
+
+    forward    x ─> layers ─> y      x stays, and the buffers as they were
+    backward   x ─> layers again, with the seeds, weights and buffers of the forward; then gradients, as ever
+
+By `torch.utils.checkpoint` without reentrant autograd (Chen et al., arXiv 1604.06174): the nodes of the graph are those
+of the first forward, so gradients are added up in its order, and no bit changes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from stageline.pipeline.errors import StageError
+from stageline.pipeline.model_names import matches
+from stageline.pipeline.tree import Tree, map_tensors, tensors
+
+from .forward_state import BufferCopies, ForwardState
+from .layers.body import Body
+from .layers.layer import BoundLayer, HeldTensor, joined, parts_of
+from .layers.memory import copied
+from .stash import InputNodes
+
+WHOLE = "stage"
+Recompute = Literal["stage"] | Sequence[str]  # the stage as one, or patterns of the names of layers and modules in them
+Forward = Callable[..., Any]
+
+
+class Computation(Protocol):
+    """What a stage computes of its input: layers and loss, for the first time or `again`."""
+
+    def __call__(self, given: Tree, *, again: bool = False) -> Tree: ...
+
+
+def recomputation_of(body: Body, wanted: Recompute | None, *, versions: bool) -> "Recomputation | None":
+    """None where nothing runs again. With `versions`, each forward has weights that no update writes to."""
+    if wanted is None:
+        return None
+    modules = {} if wanted == WHOLE else outermost(recomputable(body.names, list(body)), wanted)
+    if wanted != WHOLE and not modules:
+        return None
+    checkpoint(torch.neg, torch.zeros(()), use_reentrant=False)  # it imports torch's compiler, for a second or longer
+    return Recomputation(body, modules, versions=versions)
+
+
+class Recomputation:
+    """Runs `modules`, by their names, again, or without any the whole stage."""
+
+    def __init__(self, body: Body, modules: Mapping[str, torch.nn.Module], *, versions: bool) -> None:
+        self._body = body
+        self._modules = modules
+        self._versions = versions
+        self._copies = BufferCopies()
+
+    def run(self, compute: Computation, x: Tree) -> Tree:
+        """`compute(x)`, some or all of which backward runs again."""
+        if not self._modules:
+            return self._run_whole(compute, x)
+        with ExitStack() as stack:
+            for name, module in self._modules.items():
+                stack.enter_context(_with_forward(module, self._recomputed(module, name)))
+            return compute(x)
+
+    def _run_whole(self, compute: Computation, x: Tree) -> Tree:
+        """Generators are seeded layer by layer, so their state need not be kept."""
+        state = ForwardState(self._body, "the stage", self._copies, demands_same=not self._versions)
+        kept = [copied(each.detach()).requires_grad_(each.requires_grad) for each in tensors(x)]  # x may be written to
+        form = map_tensors(lambda each: each.new_empty(0), x)
+        first = [x]
+
+        def forward(*given: torch.Tensor) -> Tree:
+            if first:
+                return compute(first.pop())
+            found = iter(given)
+            with state.in_place():
+                return compute(_entered(map_tensors(lambda _: next(found), form)), again=True)
+
+        return checkpoint(forward, *kept, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+    def _recomputed(self, module: torch.nn.Module, name: str) -> Forward:
+        own = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            state = ForwardState(module, name, self._copies, demands_same=True)
+            count, names = len(args), list(kwargs)
+            again: list[bool] = []
+
+            def run(*given: Any) -> Any:
+                named = dict(zip(names, given[count:], strict=True))
+                with state.in_place() if again else nullcontext():
+                    again.append(True)
+                    return own(*given[:count], **named)
+
+            given = (*args, *kwargs.values())  # by their places, so that it is autograd that keeps the tensors of them
+            before = _writes(given)
+            output = checkpoint(run, *given, use_reentrant=False)
+            if _writes(given) != before:
+                raise StageError(
+                    f"{name} writes to what it is given, and would need it as it was to run again: do not recompute "
+                    f'it by itself; with recompute = "{WHOLE}", the stage keeps a copy of its input'
+                )
+            return output
+
+        return forward
+
+
+def recomputable(names: Sequence[str], layers: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Module]:
+    """The layers and the modules in them, by their names in the unsplit model."""
+    found: dict[str, torch.nn.Module] = {}
+    for name, layer in zip(names, layers, strict=True):
+        called = not isinstance(layer, BoundLayer) or layer.calls_parts
+        for path, part in parts_of(layer, name) if called else ():
+            if not isinstance(part, HeldTensor):
+                found |= {joined(path, key) if key else path: each for key, each in part.named_modules()}
+        found[name] = layer
+    return found
+
+
+def outermost(named: Mapping[str, torch.nn.Module], patterns: Sequence[str]) -> dict[str, torch.nn.Module]:
+    """Those whose names match one of `patterns`, without what is in others of them and runs again with those."""
+    chosen = {name: module for name, module in named.items() if matches(name, patterns)}
+    inner = {id(each) for module in chosen.values() for each in module.modules() if each is not module}
+    return {name: module for name, module in chosen.items() if id(module) not in inner}
+
+
+@contextmanager
+def _with_forward(module: torch.nn.Module, forward: Forward) -> Iterator[None]:
+    """A context in which a call of `module` is one of `forward`. Hooks of the module run once, outside of it."""
+    own = module.__dict__.get("forward")  # a user may have given it one, too
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if own is not None:
+            module.__dict__["forward"] = own
+
+
+def _entered(x: Tree) -> Tree:
+    """`x`, whose tensors are nodes of a graph, as in the first forward."""
+    nodes = InputNodes(x)
+    return map_tensors(lambda each: nodes.enter(each.detach()) if each.requires_grad else each, x)
+
+
+def _writes(given: Sequence[object]) -> list[int]:
+    """How often each tensor among them was written to."""
+    return [each._version for each in given if isinstance(each, torch.Tensor)]
