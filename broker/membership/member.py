@@ -89,7 +89,7 @@ def may_take(claim: int | None, index: int, stages: Sequence[int]) -> bool:
     return claim == index or (claim is None and bool(stages))
 
 
-def stages_label(stages: Sequence[int]) -> str:
+def stages_label(stages: Sequence[int | str]) -> str:
     """ "stage 1", "stages 0 and 2", "stages 0, 2 and 4"."""
     *others, last = map(str, stages)
     return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"

@@ -13,13 +13,23 @@ from pydantic_core import PydanticCustomError
 
 from stageline.pipeline.evaluation import Better, Criterion
 from stageline.pipeline.schedule import Placement
+from stageline.pipeline.schedule.replicas import Replicas, Shares
 
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
 from .key_types import Unset
 from .metric_names import told_apart
 from .section import Section
 from .taps import TapsPlan
-from .training import DataPlan, EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan, SchedulePlan
+from .training import (
+    DataPlan,
+    EvaluationPlan,
+    LrSchedulerPlan,
+    ModelPlan,
+    OptimizerPlan,
+    RunPlan,
+    SchedulePlan,
+    StagePlan,
+)
 
 SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over
 
@@ -45,6 +55,9 @@ class PlanTables(Section):
     model: ModelPlan
     data: DataPlan
     schedule: SchedulePlan = Field(default_factory=SchedulePlan)
+    stage: Unset[dict[_Number, StagePlan]] = Field(
+        default=None, description="Stages by number, as in [stage.1]: those that several workers compute."
+    )
     optimizer: OptimizerPlan
     lr_scheduler: Unset[LrSchedulerPlan] = None
     evaluation: Unset[EvaluationPlan] = None
@@ -115,8 +128,22 @@ class PlanTables(Section):
 
     @property
     def placement(self) -> Placement:
-        """The stages of each worker."""
-        return tuple(worker.stages for worker in self.workers)
+        """The stages of each worker; of a stage with replicas its copies, as `pipeline.schedule.replicas` numbers them:
+        the first worker that names it has the first."""
+        if not self.shares:
+            return tuple(worker.stages for worker in self.workers)
+        copies = [list(each) for each in Replicas(self.shares, 1).of_stage]
+        return tuple(tuple(copies[stage].pop(0) for stage in worker.stages) for worker in self.workers)
+
+    @property
+    def shares(self) -> Shares:
+        """For every stage, what part of the microbatches each replica has; () where no stage has several, or as long as
+        the number of stages is not known."""
+        stages, tables = self.model.stages or 0, self.stage or {}
+        if all(table.replicas == 1 for table in tables.values()):
+            return ()
+        single = StagePlan()
+        return tuple(tables.get(str(stage), single).shares for stage in range(stages))
 
     @property
     def loads_weights(self) -> bool:
@@ -132,7 +159,10 @@ class PlanTables(Section):
 
     def with_stages(self, stages: int) -> Self:
         """For a model of `stages` stages; where no worker is named, each stage has one. Nothing is checked."""
-        workers = self.workers or tuple(WorkerPlan(stages=(stage,)) for stage in range(stages))
+        tables = self.stage or {}
+        further = [int(name) for name in by_number(tables) for _ in range(1, tables[name].replicas)]
+        each = (*range(stages), *(stage for stage in further if stage < stages))
+        workers = self.workers or tuple(WorkerPlan(stages=(stage,)) for stage in each)
         return self.model_copy(update={"model": self.model.model_copy(update={"stages": stages}), "workers": workers})
 
     def with_known_stages(self) -> Self:

@@ -1,0 +1,107 @@
+"""Stages with replicas train as a plain loop does that adds gradients in the same groups, to the bit."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.workers.process.in_process import run_memory
+from stageline.workers.runtime.job import prepare
+from support import reference, replica_loop
+from support.fork_server import ForkServer
+from support.redis_server import RedisServer
+
+FOLDER = Path(reference.__file__).parent / "replicated"
+CONFIG = FOLDER / "stageline.toml"
+ALL = ((0, 1, 2, 3, 4, 5, 6),)
+TWO = ((0, 2, 4, 6), (1, 3, 5))
+THREE = ((0, 3, 6), (1, 4), (2, 5))
+UNLIKE = ((0, 2, 3, 5, 6), (1, 4))  # share = [2, 1]
+SHAPES = {
+    "first": (("stage.0.replicas=2",), (TWO, ALL, ALL)),
+    "middle": (("stage.1.replicas=3",), (ALL, THREE, ALL)),
+    "last": (("stage.2.replicas=2",), (ALL, ALL, TWO)),
+    "neighbours": (("stage.1.replicas=2", "stage.2.replicas=3"), (ALL, TWO, THREE)),
+    "all": (("stage.0.replicas=3", "stage.1.replicas=2", "stage.2.replicas=2"), (THREE, TWO, TWO)),
+    "unlike": (("stage.1.replicas=2", "stage.1.share=[2, 1]"), (ALL, UNLIKE, ALL)),
+}
+MIDDLE_KILLED = [("worker-1", 25), ("worker-3", 40), ("worker-4", 20)]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@cache
+def plain(shape: str) -> reference.ReferenceResult:
+    return replica_loop.train(reference.recipe(FOLDER), (2, 5), SHAPES[shape][1])
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "eager-1f1b", "window"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_run_with_replicas_is_the_plain_loop_in_groups(shape: str, name: str, tmp_path: Path) -> None:
+    window = ("schedule.window=[5, 4, 2]",) if name == "window" else ()
+    plan = read_plan(CONFIG, sets=[f"schedule.name={name}", *window, *SHAPES[shape][0]], environment={})
+    outcome = run_memory(prepare(plan), "replicas", tmp_path / "run")
+    assert outcome.code == 0, outcome.reason
+    assert outcome.facts["weights_sha256"] == plain(shape).weights_sha256
+    assert [outcome.facts["losses"][str(step)] for step in range(5)] == plain(shape).losses
+
+
+def test_the_groups_are_part_of_the_result() -> None:
+    assert len({plain(shape).weights_sha256 for shape in SHAPES}) == len(SHAPES)
+
+
+def test_a_model_in_one_stage_with_replicas_is_data_parallel(tmp_path: Path) -> None:
+    sets = ["model.stages=1", "stage.0.replicas=3"]
+    outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), "replicas", tmp_path / "run")
+    whole = replica_loop.train(reference.recipe(FOLDER), (), (THREE,))
+    assert (outcome.code, outcome.facts["weights_sha256"]) == (0, whole.weights_sha256)
+
+
+@pytest.mark.parametrize(
+    ("sets", "key"),
+    [
+        (("schedule.name=interleaved-1f1b",), "stage.1.replicas"),
+        (("optimizer.clip_norm=1.0",), "stage.1.replicas"),
+        (("stage.1.share=[1, 2, 3]",), "stage.1.share"),
+        (("stage.1.share=[0, 2]",), "stage.1.share"),
+        (("schedule.microbatches=1",), "stage.1.replicas"),
+        (("stage.7.replicas=2",), "stage.7"),
+        (("recovery.on_bad_microbatch=skip",), "stage.1.replicas"),
+        (("workers.0.stages=[0, 1, 1]", "workers.1.stages=[2]"), "workers.0.stages"),
+        (("workers.0.stages=[0, 1]", "workers.1.stages=[2]"), "workers"),
+    ],
+)
+def test_what_replicas_cannot_have_is_refused_by_its_key(sets: tuple[str, ...], key: str) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        read_plan(CONFIG, sets=["stage.1.replicas=2", *sets], environment={})
+    assert key in {error.key for error in refused.value.errors}
+
+
+def test_each_replica_that_is_killed_is_replaced_with_equal_bits(fork_server: ForkServer, tmp_path: Path) -> None:
+    sets = [f"run.dir={tmp_path}", "queues.url=ipc://", *SHAPES["middle"][0]]
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=MIDDLE_KILLED)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["facts"]["weights_sha256"] == plain("middle").weights_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["first", "last", "neighbours", "all"])
+@pytest.mark.parametrize("url", ["ipc://", "shm://"])
+def test_replicas_of_any_stage_may_be_killed(shape: str, url: str, fork_server: ForkServer, tmp_path: Path) -> None:
+    sets = [f"run.dir={tmp_path}", f"queues.url={url}", *SHAPES[shape][0]]
+    kills = [("worker-0", 20), ("worker-2", 20), ("worker-3", 20)]
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["facts"]["weights_sha256"] == plain(shape).weights_sha256
+
+
+@pytest.mark.slow
+def test_replicas_are_replaced_over_redis_too(fork_server: ForkServer, tmp_path: Path) -> None:
+    with RedisServer() as server:
+        sets = [f"run.dir={tmp_path}", f"queues.url={server.url}", *SHAPES["middle"][0]]
+        outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=MIDDLE_KILLED)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["facts"]["weights_sha256"] == plain("middle").weights_sha256
