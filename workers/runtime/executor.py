@@ -157,8 +157,8 @@ class Executor:
     def _of_replicas(
         self, replicas: Replicas, stage: Stage, instruction: Instruction, received: Sequence[Tree]
     ) -> Sequence[Tree]:
-        """What a replica sends to the others, or, before its update, nothing more: what it `received` from them is added
-        to its own, in their order."""
+        """What a replica sends to the others, or, before its update, nothing more: what it `received` from them is
+        added to its own, in their order."""
         copy = instruction.action.stage
         found_here = zip(self._losses, self._rows, strict=True) if stage.index == self.last else ()
         own: Tree = (stage.gradients(), tuple(zip(replicas.groups[copy], found_here, strict=False)))

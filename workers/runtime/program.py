@@ -36,7 +36,9 @@ class Instruction(msgspec.Struct, frozen=True):
     """An action of one step with the queues it takes from and gives to. `evaluates`: no stash, no gradient.
     `needs_credit`: no gradient comes back for what it gives, so the consumer says when it may be computed.
 
-    `also`: further queues that get the same. `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
+    `also`: further queues that get the same.
+
+    `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
     run's, which the ledger knows; evaluated batches are not, and `step` then numbers those. `cache`: what is done with
     the cache of what leaves the frozen first stages.
     """

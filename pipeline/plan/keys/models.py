@@ -4,7 +4,7 @@ together.
 Validation and the JSON schema follow from here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Self, get_args
 
@@ -173,8 +173,12 @@ class PlanTables(Section):
 
 
 def section(table: str) -> type[Section]:
-    """The model of `table`'s keys; for "workers", of one worker's."""
-    annotation = PlanTables.model_fields[table].annotation
-    return next(
-        each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and issubclass(each, Section)
-    )
+    """The model of `table`'s keys; for "workers" and "stage", of one worker's or stage's."""
+    return next(_sections(PlanTables.model_fields[table].annotation))
+
+
+def _sections(annotation: object) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, Section):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _sections(each)
