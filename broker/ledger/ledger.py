@@ -104,8 +104,8 @@ _QUEUED = LedgerEntry(MicrobatchState.QUEUED)
 class Ledger:
     """Fed with workers' reports; knows where each microbatch is and how far each stage has come.
 
-    `stages` counts copies where stages have replicas; number `last` reports the losses. It keeps of every
-    `log_every`th training step and of the last one.
+    It keeps the losses of every `log_every`th training step and of the last one. `stages` counts copies where stages
+    have replicas; number `last`, the first copy of the last stage, reports the losses.
     """
 
     def __init__(self, stages: int, microbatches: int, log_every: int = 1, *, last: int | None = None) -> None:

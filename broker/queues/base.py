@@ -14,7 +14,7 @@ from stageline.pipeline.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class QueuePart:
     """Which of several queues of one flow it is, where stages have replicas. `label` names it ("2.1-from-1.0");
     `places` has the place, among its messages of a step, of each microbatch that it carries; None: it has one a step.
     """
@@ -23,7 +23,7 @@ class Part:
     places: Mapping[int, int] | None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Part) and self.label == other.label
+        return isinstance(other, QueuePart) and self.label == other.label
 
     def __hash__(self) -> int:
         return hash(self.label)
@@ -35,7 +35,7 @@ class QueueKey(NamedTuple):
 
     flow: Flow
     stage: int
-    part: Part | None = None
+    part: QueuePart | None = None
 
     def __str__(self) -> str:
         return f"{self.flow}-{self.stage if self.part is None else self.part.label}"

@@ -15,7 +15,7 @@ from itertools import chain, islice
 import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
-from stageline.broker.queues.base import Part, QueueKey
+from stageline.broker.queues.base import QueuePart, QueueKey
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, forward_only
 from stageline.pipeline.schedule.ties import tied_queues
@@ -157,7 +157,7 @@ class Program:
         flow, _, label = name.partition("-")
         carried, (_, consumer) = self.schedule.carried(name), self.schedule.routes[name]
         places = None if carried is None else {microbatch: place for place, microbatch in enumerate(carried)}
-        return QueueKey(Flow(flow), consumer, Part(label, places))
+        return QueueKey(Flow(flow), consumer, QueuePart(label, places))
 
     def number_in(self, key: QueueKey, instruction: Instruction) -> int:
         """The number, in `key`, of the message that `instruction` takes from there, or puts there."""
