@@ -149,7 +149,8 @@ def _standby(contact: Contact, now: float) -> Facts:
 
 def _worker(view: RunView, index: int) -> Facts:
     member = view.run.registry.members.get(index)
-    place: Facts = {"index": index, "stages": list(view.run.config.placement[index])}
+    config = view.run.config
+    place: Facts = {"index": index, "stages": list(config.placement[index]), "labels": list(config.labels[index])}
     if member is None:
         return {**place, "standing": "missing"}
     report = member.report

@@ -90,7 +90,7 @@ class RunRecords:
         self.lifecycle = RunLifecycle()
         self.outcome: RunOutcome | None = None
         self.ledger = Ledger(schedule.copies, schedule.microbatches, config.log_every, last=schedule.stages - 1)
-        self.registry = Registry(config.placement, config.leases)
+        self.registry = Registry(config.placement, config.leases, labels=config.labels)
         self.checkpoints = CheckpointTracker(complete=0, newer=[set() for _ in range(schedule.copies)])
         self.replacements = Replacements()
         self.lost_work: deque[LostAttempt] = deque(maxlen=KEPT_LOSSES)

@@ -235,4 +235,4 @@ class Restart:
         return [contact.hello for contact in self._run.standby.values() if not contact.hello.spare]
 
     def _labels(self, indexes: list[int]) -> str:
-        return " and ".join(worker_label(index, self._placement[index]) for index in indexes)
+        return " and ".join(worker_label(index, self._run.config.labels[index]) for index in indexes)

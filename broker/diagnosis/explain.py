@@ -96,7 +96,7 @@ def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
     source, message = _source(cluster, edge), _MESSAGES[edge.flow].format(edge=edge)
     what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{message} from {source}"
     if len(edges) == 1 and edge.stage is None:
-        return f"{worker_label(edge.index, cluster.placement[edge.index])} waits for {what}"
+        return f"{worker_label(edge.index, _labels(cluster, edge.index))} waits for {what}"
     if len(edges) == 1:
         return f"stage {_label(cluster, edge.stage)} waits for {what}"
     if edge.stage is None or edges[-2].source in (edge.stage, None):
@@ -117,6 +117,10 @@ def _place(cluster: ClusterState, index: int, stages: Sequence[int]) -> str:
     return f"{stages_label([_label(cluster, stage) for stage in stages])} ({_holder(cluster, index)})"
 
 
+def _labels(cluster: ClusterState, index: int) -> list[str]:
+    return [_label(cluster, stage) for stage in cluster.placement[index]]
+
+
 def _label(cluster: ClusterState, stage: int | None) -> str:
     return "" if stage is None else cluster.schedule.label(stage)
 
@@ -134,7 +138,7 @@ def _subject(cluster: ClusterState, chain: WaitChain) -> str:
         return "the broker"
     missing = [index for index in range(len(cluster.placement)) if index not in cluster.members]
     if chain.cause is RootCause.MISSING and len(missing) > 1:
-        return " and ".join(worker_label(index, cluster.placement[index]) for index in missing)
+        return " and ".join(worker_label(index, _labels(cluster, index)) for index in missing)
     return _place(cluster, chain.index, cluster.placement[chain.index])
 
 

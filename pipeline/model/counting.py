@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.pipeline.stage.layer import joined
+from stageline.pipeline.stage.layers.layer import joined
 
-from .segment import Segment
+from .segments.segment import Segment
 
 
 def demand_replicable(plan: Plan, segments: Sequence[Segment]) -> None:

@@ -5,15 +5,18 @@ No list can make workers wait for each other for ever, whatever the windows are.
 ascending order. So the lowest microbatch that is not through has nothing before it at any copy, and nothing in flight
 there but itself: its next action can begin.
 
-In flight in all copies of stage k, with r[j] replicas of stage j:
+In flight in all copies of stage k, with r[j] replicas of stage j, and n[j] = 2 * r[j], or 1 where r[j] is 1:
 
-    1f1b          r[k] + r[k+1] + ... + r[S-1]
-    eager-1f1b    r[k] + 2 * (r[k+1] + ... + r[S-1])
+    1f1b          n[k] + n[k+1] + ... + n[S-1]
+    eager-1f1b    n[k] + 2 * (r[k+1] + ... + r[S-1])
     window        what is given for the stage
     gpipe         all; a copy runs all its forwards first
 
-That number is divided among the copies by their microbatches' number, and rounded up. A stage with r replicas is taken
-to be r times as slow as one without: that is what replicas are for.
+Replicas need two each: they begin at the same time, and the next stage, which is one worker, computes what they hand on
+one after the other; with one each, half of them would wait for it.
+
+A stage's number is divided among its copies by the number of their microbatches, and rounded up. A stage with r
+replicas is taken to be r times as slow as one without: that is what replicas are for.
 """
 
 import math
@@ -30,16 +33,16 @@ NAMES = ("gpipe", "1f1b", "eager-1f1b", "window")
 def in_flight(name: str, replicas: Replicas, window: Sequence[int] | None) -> list[int]:
     """How many microbatches each copy may have in flight: 1 or more."""
     counts = [len(each) for each in replicas.shares]
-    ahead = [sum(counts[stage + 1 :]) for stage in range(replicas.stages)]
+    own = [2 * count if count > 1 else 1 for count in counts]
     match name:
         case "gpipe":
             totals = [replicas.microbatches] * replicas.stages
         case "eager-1f1b":
-            totals = [own + 2 * later for own, later in zip(counts, ahead, strict=True)]
+            totals = [each + 2 * sum(counts[stage + 1 :]) for stage, each in enumerate(own)]
         case "window" if window is not None:
             totals = list(window)
         case _:
-            totals = [own + later for own, later in zip(counts, ahead, strict=True)]
+            totals = [sum(own[stage:]) for stage in range(replicas.stages)]
     return [
         max(1, math.ceil(totals[replicas.stage(copy)] * len(group) / replicas.microbatches))
         for copy, group in enumerate(replicas.groups)

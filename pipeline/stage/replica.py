@@ -4,10 +4,12 @@
     replica 1   likewise                                                ──┼── added in the order of replicas, by each
     replica 2   likewise                                                ──┘
 
-All make the same optimizer step with the same total, so their weights stay equal to the bit.
+All make the same optimizer step with the same total, so their weights stay equal to the bit. That holds as long as
+nothing but the update changes what is in their state dicts, such as a count of the microbatches that a layer has seen.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -15,17 +17,64 @@ import torch
 from stageline.pipeline.errors import GradientMismatch
 from stageline.pipeline.tree import Tree, describe
 
-from .memory import copied
+from .layers.memory import copied
 
 _Gradients = Mapping[str, torch.Tensor | None]
 
 
-def total_of(stage: int, own: _Gradients, sums: Sequence[Tree]) -> dict[str, torch.Tensor | None]:
-    """The gradients of all replicas of `stage`, added in their order. `sums` has those of each, of which one are its
-    `own`: by name, with None for what got none. What is returned shares no memory with them. Raises `GradientMismatch`
-    for what is not of the same parameters."""
-    checked = [_checked(stage, own, each) for each in sums]
-    return {name: _added([each[name] for each in checked], own[name]) for name in own}
+@dataclass(frozen=True, slots=True)
+class MicrobatchLoss:
+    """A microbatch's loss, weighted by its `rows`: float [], None for one that does not count."""
+
+    microbatch: int
+    loss: torch.Tensor | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSums:
+    """What one replica has at the end of a step: the sums of its gradients by name, None for a parameter that got
+    none, and on the last stage its microbatches' losses."""
+
+    gradients: _Gradients
+    losses: tuple[MicrobatchLoss, ...] = ()
+
+    @property
+    def tree(self) -> Tree:
+        """As it is sent."""
+        return dict(self.gradients), tuple((each.microbatch, each.loss, each.rows) for each in self.losses)
+
+    def other(self, stage: int, given: Tree) -> "ReplicaSums":
+        """Those of another replica, which has sent `given`. Raises `GradientMismatch` for what is not of the same
+        parameters."""
+        match given:
+            case (dict() as gradients, tuple() as losses) if gradients.keys() == self.gradients.keys():
+                tensors = {
+                    name: each for name, each in gradients.items() if each is None or isinstance(each, torch.Tensor)
+                }
+                found = [_loss(each) for each in losses]
+                if len(tensors) == len(gradients) and None not in found:
+                    return ReplicaSums(tensors, tuple(each for each in found if each is not None))
+        raise GradientMismatch(
+            f"stage {stage} got {describe(given)} from another replica; wanted is a dict of gradients, for "
+            f"{', '.join(self.gradients)}, and a tuple of losses"
+        )
+
+
+def total_of(parts: Sequence[ReplicaSums], own: _Gradients) -> dict[str, torch.Tensor | None]:
+    """The gradients of all replicas, added in their order, on the devices of the replica's `own`. They share no memory
+    with what was added."""
+    return {name: _added([each.gradients[name] for each in parts], own[name]) for name in own}
+
+
+def losses_of(parts: Iterable[ReplicaSums]) -> list[MicrobatchLoss]:
+    """Of all microbatches, in ascending order."""
+    return sorted((each for part in parts for each in part.losses), key=lambda each: each.microbatch)
+
+
+def changes_of(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
+    """By name, what differs once a tensor has been replaced or written to."""
+    return {name: (each.data_ptr(), each._version) for name, each in weights.items()}
 
 
 def _added(parts: Iterable[torch.Tensor | None], own: torch.Tensor | None) -> torch.Tensor | None:
@@ -35,10 +84,9 @@ def _added(parts: Iterable[torch.Tensor | None], own: torch.Tensor | None) -> to
     return copied(there[0]) if len(there) == 1 else reduce(torch.add, there)
 
 
-def _checked(stage: int, own: _Gradients, given: Tree) -> _Gradients:
-    if not isinstance(given, dict) or given.keys() != own.keys():
-        raise GradientMismatch(
-            f"stage {stage} got {describe(given)} from another replica; wanted is a dict of gradients, for "
-            f"{', '.join(own)}"
-        )
-    return given
+def _loss(given: Tree) -> MicrobatchLoss | None:
+    match given:
+        case (int() as microbatch, torch.Tensor() | None as loss, int() as rows):
+            return MicrobatchLoss(microbatch, loss, rows)
+        case _:
+            return None

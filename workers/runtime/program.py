@@ -15,7 +15,7 @@ from itertools import chain, islice
 import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
-from stageline.broker.queues.base import QueuePart, QueueKey
+from stageline.broker.queues.base import QueueKey, QueuePart
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, forward_only
 from stageline.pipeline.schedule.ties import tied_queues

@@ -145,6 +145,17 @@ class PlanTables(Section):
         single = StagePlan()
         return tuple(tables.get(str(stage), single).shares for stage in range(stages))
 
+    def without_replicas(self) -> Self:
+        """Each stage on the worker of its first replica: what runs forward only needs no other. Nothing is checked."""
+        stages = len(self.shares)
+        if not stages:
+            return self
+        owned = [tuple(copy for copy in copies if copy < stages) for copies in self.placement]
+        workers = [
+            each.model_copy(update={"stages": own}) for each, own in zip(self.workers, owned, strict=True) if own
+        ]
+        return self.model_copy(update={"workers": tuple(workers), "stage": None})
+
     @property
     def loads_weights(self) -> bool:
         """Whether weights are read from files. Then those of all stages are."""
