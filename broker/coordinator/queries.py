@@ -150,7 +150,9 @@ def _standby(contact: Contact, now: float) -> Facts:
 def _worker(view: RunView, index: int) -> Facts:
     member = view.run.registry.members.get(index)
     config = view.run.config
-    place: Facts = {"index": index, "stages": list(config.placement[index]), "labels": list(config.labels[index])}
+    place: Facts = {"index": index, "stages": list(config.placement[index])}
+    if config.schedule.shares:
+        place["labels"] = list(config.labels[index])
     if member is None:
         return {**place, "standing": "missing"}
     report = member.report
@@ -243,7 +245,7 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
         }
     return {
         "stage": at.stage,
-        "label": schedule.label(at.stage),
+        **({"label": schedule.label(at.stage)} if schedule.shares else {}),
         "worker": schedule.owner(at.stage),
         "attempts": attempts_on(at, run.lost_work),  # those before
         "state": str(entry.state),

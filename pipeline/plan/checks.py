@@ -272,7 +272,7 @@ def _replicated(plan: PlanTables) -> Iterator[PlanError]:
         if table.replicas > 1:
             yield from (PlanError(f"{key}.replicas", reason) for reason in _without_replicas(plan))
     for index, worker in enumerate(plan.workers):
-        if len({*worker.stages}) < len(worker.stages):
+        if any(_replicas(plan, stage) > 1 < worker.stages.count(stage) for stage in worker.stages):
             yield PlanError(f"workers.{index}.stages", "a worker has one replica of a stage; name each stage once")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.process.in_process import run_memory
+from stageline.workers.replay.replay import NoSuchMicrobatch, ReplayTarget, replay
 from stageline.workers.runtime.job import prepare
 from support import reference, replica_loop
 from support.fork_server import ForkServer
@@ -70,6 +71,8 @@ def test_a_model_in_one_stage_with_replicas_is_data_parallel(tmp_path: Path) -> 
         (("recovery.on_bad_microbatch=skip",), "stage.1.replicas"),
         (("workers.0.stages=[0, 1, 1]", "workers.1.stages=[2]"), "workers.0.stages"),
         (("workers.0.stages=[0, 1]", "workers.1.stages=[2]"), "workers"),
+        (("stage.one.replicas=2",), "stage.one"),
+        (("stage.1.elastic=true",), "stage.1.elastic"),
     ],
 )
 def test_what_replicas_cannot_have_is_refused_by_its_key(sets: tuple[str, ...], key: str) -> None:
@@ -96,6 +99,64 @@ def test_replicas_of_any_stage_may_be_killed(shape: str, url: str, fork_server: 
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["not killed"] == []
     assert outcome["facts"]["weights_sha256"] == plain(shape).weights_sha256
+
+
+COUNTING = """
+from torch import nn
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1
+        return x
+
+def counting():
+    return nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), Counting(), nn.Linear(8, 3))
+
+def nan_in_some(outputs, targets):
+    loss = nn.functional.cross_entropy(outputs, targets)
+    return loss * float("nan") if targets.tolist() == NAMED else loss
+"""
+
+
+def own_model(folder: Path, targets: list[int]) -> str:
+    (folder / "own.py").write_text(f"import torch\nNAMED = {targets}\n{COUNTING}")
+    return f"{folder / 'own.py'}"
+
+
+def test_a_layer_that_counts_what_it_sees_is_found_out(tmp_path: Path) -> None:
+    sets = [f"model.factory={own_model(tmp_path, [])}:counting", "model.cut=[1, 3]", "stage.1.replicas=2"]
+    outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), "replicas", tmp_path / "run")
+    assert outcome.code == 1
+    assert "stage 1 has changed 2.seen while it computed step 0" in outcome.reason
+
+
+@pytest.mark.slow
+def test_a_bad_microbatch_is_recorded_at_the_replica_that_has_it(fork_server: ForkServer, tmp_path: Path) -> None:
+    job = prepare(read_plan(CONFIG, sets=[], environment={}))
+    target = job.feed.microbatch(3, 1).targets.tolist()  # of the second replica
+    sets = [f"run.dir={tmp_path}", f"model.loss={own_model(tmp_path, target)}:nan_in_some", "stage.2.replicas=2"]
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run")
+    assert f"stageline replay {tmp_path / 'run'} --stage 3 --step 3 --microbatch 1" in outcome["reason"]
+    found = replay(tmp_path / "run", ReplayTarget(3, 3, 1))
+    assert found.reproduced
+    with pytest.raises(NoSuchMicrobatch, match=r"stage 2\.1 has no microbatch 2: replica 2\.0 has it; use --stage 2"):
+        replay(tmp_path / "run", ReplayTarget(3, 3, 2))
+
+
+@pytest.mark.slow
+def test_a_run_that_ended_goes_on_with_the_same_replicas(fork_server: ForkServer, tmp_path: Path) -> None:
+    sets = [f"run.dir={tmp_path}", *SHAPES["neighbours"][0]]
+    broken = (*sets, "recovery.restarts=1")
+    ended = fork_server.train(CONFIG, *broken, folder=tmp_path / "run", kills=[("worker-3", 30), ("worker-3", 2)])
+    assert ended["code"] == 1, ended["reason"]
+    assert "worker 3 (stage 1.1)" in ended["reason"]
+    resumed = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", resume=True)
+    assert resumed["code"] == 0, resumed["reason"]
+    assert resumed["facts"]["weights_sha256"] == plain("neighbours").weights_sha256
 
 
 @pytest.mark.slow

@@ -46,6 +46,9 @@ def _in_order(workers: object) -> object:
 
 
 _Number = Annotated[str, Field(pattern="^(0|[1-9][0-9]*)$")]
+_Stages = Annotated[
+    dict[str, StagePlan], BeforeValidator(lambda tables: tables, json_schema_input_type=dict[_Number, StagePlan])
+]
 
 
 class PlanTables(Section):
@@ -55,7 +58,7 @@ class PlanTables(Section):
     model: ModelPlan
     data: DataPlan
     schedule: SchedulePlan = Field(default_factory=SchedulePlan)
-    stage: Unset[dict[_Number, StagePlan]] = Field(
+    stage: Unset[_Stages] = Field(
         default=None, description="Stages by number, as in [stage.1]: those that several workers compute."
     )
     optimizer: OptimizerPlan
