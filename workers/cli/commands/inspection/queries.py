@@ -142,7 +142,8 @@ def _missing(facts: Facts) -> str:
 
 
 def _worker_row(name: object, worker: Facts) -> tuple[object, ...]:
-    place = (name, ", ".join(map(str, worker.get("labels", worker["stages"]))) or "-", worker["standing"])
+    stages = worker["labels"] if "labels" in worker else worker["stages"]
+    place = (name, ", ".join(map(str, stages)) or "-", worker["standing"])
     if worker["standing"] == "missing":
         return (*place, "-", "-", "-", "-", "-")
     process = f"{worker['name']}, pid {worker['pid']} on {worker['host']}"
