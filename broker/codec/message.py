@@ -44,6 +44,7 @@ class Flow(StrEnum):
     TIED = "tied"  # gradients of parameters that two stages share, from the later one to stage k
     SUBTOTAL = "subtotal"  # the same, of a whole step
     TOTAL = "total"  # their sums over a step, from the earlier one to stage k
+    SUM = "sum"  # sums of a step's gradients, from another replica of stage k
     NORMS = "norms"  # norms of the gradients of a step, from stage k+1 to stage k
     CLIP = "clip"  # the norm over all stages, by which they are clipped, from stage k-1 to stage k
     REPLAYED = "replayed"  # that a step without forwards in stage k is over in stage k+1, from there to stage k
@@ -58,7 +59,7 @@ class Flow(StrEnum):
 
 _ONE_PER_STEP = frozenset(
     {
-        *(Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP),
+        *(Flow.SUBTOTAL, Flow.TOTAL, Flow.SUM, Flow.NORMS, Flow.CLIP),
         *(Flow.REPLAYED, Flow.VERDICT, Flow.CALL, Flow.LOSS, Flow.REPLY),
     }
 )

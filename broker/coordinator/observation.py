@@ -110,7 +110,7 @@ def _member(member: Member) -> _ObservedMember:
 
 
 def _open_microbatches(run: RunRecords) -> list[_ObservedMicrobatch]:
-    found = (held for stage in range(run.config.schedule.stages) for held in run.ledger.unfinished(stage))
+    found = (held for stage in range(run.config.schedule.copies) for held in run.ledger.unfinished(stage))
     return [
         _ObservedMicrobatch(
             Event(held.position.stage, held.position.step, held.position.microbatch, str(held.entry.state), since), by

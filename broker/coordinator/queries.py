@@ -15,7 +15,7 @@ from stageline.broker.membership.standby import Contact
 from stageline.broker.recovery.lost_work import attempts_on
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.evaluation import Standing
-from stageline.pipeline.schedule import ONCE_PER_STEP, Action
+from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule
 
 from .records import RunRecords
 from .restart import Restart
@@ -149,7 +149,10 @@ def _standby(contact: Contact, now: float) -> Facts:
 
 def _worker(view: RunView, index: int) -> Facts:
     member = view.run.registry.members.get(index)
-    place: Facts = {"index": index, "stages": list(view.run.config.placement[index])}
+    config = view.run.config
+    place: Facts = {"index": index, "stages": list(config.placement[index])}
+    if config.schedule.shares:
+        place["labels"] = list(config.labels[index])
     if member is None:
         return {**place, "standing": "missing"}
     report = member.report
@@ -208,8 +211,13 @@ def _story(view: RunView, of: Mapping[str, str]) -> Facts:
             f"there is no microbatch {microbatch}: a step has {schedule.microbatches}, 0 to {schedule.microbatches - 1}"
         )
     _check_step(view.run, step)
-    stages = [_at_stage(view, MicrobatchPosition(stage, step, microbatch)) for stage in range(schedule.stages)]
+    stages = [_at_stage(view, MicrobatchPosition(stage, step, microbatch)) for stage in _having(schedule, microbatch)]
     return {"run": view.run.id, "step": step, "microbatch": microbatch, "stages": stages}
+
+
+def _having(schedule: Schedule, microbatch: int) -> list[int]:
+    """The copies of stages that have the microbatch, one of each."""
+    return [schedule.replicas.having(stage, microbatch) for stage in range(schedule.stages)]
 
 
 def _check_step(run: RunRecords, step: int) -> None:
@@ -237,12 +245,13 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
         }
     return {
         "stage": at.stage,
+        **({"label": schedule.label(at.stage)} if schedule.shares else {}),
         "worker": schedule.owner(at.stage),
         "attempts": attempts_on(at, run.lost_work),  # those before
         "state": str(entry.state),
         "since": own[-1][2] if own else entry.since,
         "holder": holder,
-        "actions": [{"action": str(action), "start": start, "end": end} for action, start, end in own],
+        "actions": [{"action": schedule.name_of(action), "start": start, "end": end} for action, start, end in own],
     }
 
 
@@ -295,7 +304,7 @@ def _timetable(view: RunView, of: Mapping[str, str]) -> Facts:
     """Every action of the newest training step whose times all stages have reported; no action if there is none."""
     run, floor = view.run, view.run.ledger.finished_floor
     for step in range(floor - 1, max(0, floor - _LOOKED_BACK) - 1, -1):
-        records = [run.store.record(stage, step) for stage in range(run.config.schedule.stages)]
+        records = [run.store.record(stage, step) for stage in range(run.config.schedule.copies)]
         timed = [timed_actions(run.config.schedule, record) for record in records if record is not None]
         if len(timed) == len(records) and all(timed):
             return {"run": run.id, "step": step, "actions": [_timed(*each) for stage in timed for each in stage]}

@@ -89,9 +89,9 @@ class RunRecords:
         self.store = store
         self.lifecycle = RunLifecycle()
         self.outcome: RunOutcome | None = None
-        self.ledger = Ledger(schedule.stages, schedule.microbatches, config.log_every)
-        self.registry = Registry(config.placement, config.leases)
-        self.checkpoints = CheckpointTracker(complete=0, newer=[set() for _ in range(schedule.stages)])
+        self.ledger = Ledger(schedule.copies, schedule.microbatches, config.log_every, last=schedule.stages - 1)
+        self.registry = Registry(config.placement, config.leases, labels=config.labels)
+        self.checkpoints = CheckpointTracker(complete=0, newer=[set() for _ in range(schedule.copies)])
         self.replacements = Replacements()
         self.lost_work: deque[LostAttempt] = deque(maxlen=KEPT_LOSSES)
         self.standby = StandbyWorkers()

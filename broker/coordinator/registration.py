@@ -244,7 +244,7 @@ class Registration:
         """Whether the records must be stale, since the snapshot that a worker was told to begin with was deleted after
         a newer one."""
         member = self._run.registry.current(hello.incarnation)
-        every = range(self._run.config.schedule.stages)  # the script begins where all stages do
+        every = range(self._run.config.schedule.copies)  # the script begins where all stages do
         return member is not None and is_gone(member.start, member.stages or every, hello.snapshots or ())
 
     def _mismatch(self, hello: Hello) -> Refused | None:

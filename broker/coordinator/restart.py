@@ -154,7 +154,7 @@ class Restart:
         self._run.add_lost_work(self._run.registry.members.values(), "ended before the run was resumed", now)
         self._run.registry.free_all()
         self._run.replacements.clear()
-        self._run.go_back(range(self._run.config.schedule.stages))
+        self._run.go_back(range(self._run.config.schedule.copies))
         self._run.store.put(RESUMED, {})
         self._run.events.infos.append(
             f"run {self._run.id} is resumed; its newest complete checkpoint is {self._run.checkpoints.complete}"
@@ -163,7 +163,7 @@ class Restart:
 
     def _restart_all_at(self, step: int) -> None:
         """Empties every place; all stages will begin at checkpoint `step`, whatever the records say."""
-        stages = range(self._run.config.schedule.stages)
+        stages = range(self._run.config.schedule.copies)
         self._run.registry.free_all()
         self._run.checkpoints.reset(step)
         self._run.ledger.reset(stages, step)
@@ -183,7 +183,7 @@ class Restart:
             kept = state.kept.get(index)
             memory = kept.hello.memory if kept is not None else None
             self._run.ledger.reset(stages, memory.step if memory is not None else state.step)
-        self._run.store.go_back(range(self._run.config.schedule.stages), state.step)
+        self._run.store.go_back(range(self._run.config.schedule.copies), state.step)
         self._run.save()
 
     def _open(self) -> None:
@@ -235,4 +235,4 @@ class Restart:
         return [contact.hello for contact in self._run.standby.values() if not contact.hello.spare]
 
     def _labels(self, indexes: list[int]) -> str:
-        return " and ".join(worker_label(index, self._placement[index]) for index in indexes)
+        return " and ".join(worker_label(index, self._run.config.labels[index]) for index in indexes)

@@ -107,6 +107,11 @@ class RunConfig:
         return (*self.schedule.placement, ()) if self.scripted else self.schedule.placement
 
     @property
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        """The stages of each place for people: "1", or "1.0" for the first replica of several."""
+        return tuple(tuple(map(self.schedule.label, stages)) for stages in self.placement)
+
+    @property
     def script(self) -> int | None:
         """The index of the script's place."""
         return len(self.schedule.placement) if self.scripted else None

@@ -186,7 +186,7 @@ class Supervision:
             )
 
     def _label(self, index: int) -> str:
-        return worker_label(index, self._run.config.placement[index])
+        return worker_label(index, self._run.config.labels[index])
 
 
 def _starts(config: RunConfig) -> Starts:

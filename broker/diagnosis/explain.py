@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stageline.broker.membership.failure_detector import describe_exit, silence_limit
 from stageline.broker.membership.member import SCRIPT, Member, stages_label, worker_label
 
-from .queue_routes import CALL, CLIP, EVALUATION, LOSS, NORMS, REPLAYED, REPLY, SUBTOTAL, TIED, TOTAL, VERDICT
+from .queue_routes import CALL, CLIP, EVALUATION, LOSS, NORMS, REPLAYED, REPLY, SUBTOTAL, SUM, TIED, TOTAL, VERDICT
 from .wait_graph import (
     ClusterState,
     RootCause,
@@ -42,6 +42,7 @@ _MESSAGES = {  # by the flow of the edge that waits for it
     TIED: f"the gradient of shared parameters {_OF_MICROBATCH}",
     SUBTOTAL: "the gradient of shared parameters of step {edge.step}",
     TOTAL: "the gradient of shared parameters of step {edge.step}",
+    SUM: "the sums of gradients of step {edge.step}",
     NORMS: "the norms of gradients of step {edge.step}",
     CLIP: "the norm of all gradients of step {edge.step}",
     REPLAYED: "the end of step {edge.step}",
@@ -95,12 +96,12 @@ def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
     source, message = _source(cluster, edge), _MESSAGES[edge.flow].format(edge=edge)
     what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{message} from {source}"
     if len(edges) == 1 and edge.stage is None:
-        return f"{worker_label(edge.index, cluster.placement[edge.index])} waits for {what}"
+        return f"{worker_label(edge.index, _labels(cluster, edge.index))} waits for {what}"
     if len(edges) == 1:
-        return f"stage {edge.stage} waits for {what}"
+        return f"stage {_label(cluster, edge.stage)} waits for {what}"
     if edge.stage is None or edges[-2].source in (edge.stage, None):
         return f", which waits for {what}"
-    return f", whose worker first runs {edge.action} of stage {edge.stage}, which waits for {what}"
+    return f", whose worker first runs {edge.action} of stage {_label(cluster, edge.stage)}, which waits for {what}"
 
 
 def _source(cluster: ClusterState, edge: WaitEdge) -> str:
@@ -111,7 +112,17 @@ def _source(cluster: ClusterState, edge: WaitEdge) -> str:
 
 def _place(cluster: ClusterState, index: int, stages: Sequence[int]) -> str:
     """ "stage 3 (worker w3, generation 2)", "the script"."""
-    return f"{stages_label(stages)} ({_holder(cluster, index)})" if stages else SCRIPT
+    if not stages:
+        return SCRIPT
+    return f"{stages_label([_label(cluster, stage) for stage in stages])} ({_holder(cluster, index)})"
+
+
+def _labels(cluster: ClusterState, index: int) -> list[str]:
+    return [_label(cluster, stage) for stage in cluster.placement[index]]
+
+
+def _label(cluster: ClusterState, stage: int | None) -> str:
+    return "" if stage is None else cluster.schedule.label(stage)
 
 
 def _holder(cluster: ClusterState, index: int) -> str:
@@ -127,7 +138,7 @@ def _subject(cluster: ClusterState, chain: WaitChain) -> str:
         return "the broker"
     missing = [index for index in range(len(cluster.placement)) if index not in cluster.members]
     if chain.cause is RootCause.MISSING and len(missing) > 1:
-        return " and ".join(worker_label(index, cluster.placement[index]) for index in missing)
+        return " and ".join(worker_label(index, _labels(cluster, index)) for index in missing)
     return _place(cluster, chain.index, cluster.placement[chain.index])
 
 

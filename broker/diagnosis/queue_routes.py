@@ -19,7 +19,7 @@ from stageline.pipeline.schedule import Schedule
 
 CALL, LOSS, REPLY, EVALUATION, VERDICT = "call", "loss", "reply", "evaluation", "verdict"
 TIED, SUBTOTAL, TOTAL = "tied", "subtotal", "total"
-NORMS, CLIP, REPLAYED = "norms", "clip", "replayed"
+NORMS, CLIP, REPLAYED, SUM = "norms", "clip", "replayed", "sum"
 # From a stage to the one that puts into its queue.
 _BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1, NORMS: 1, CLIP: -1, REPLAYED: 1}
 
@@ -44,6 +44,10 @@ class QueueRoute:
 def route_of(queue: str, schedule: Schedule, script: int | None, tied_source: int | None = None) -> QueueRoute | None:
     """None for the name of no queue of the run. `script`: the index of the script's place, if there is one.
     `tied_source`: the stage that puts into `queue`, if stages that share parameters are joined by it."""
+    if schedule.shares and (ends := schedule.routes.get(queue)) is not None:
+        source, consumer = ends
+        ends_of = [RouteEnd(schedule.owner(copy), copy) for copy in (consumer, source)]
+        return QueueRoute(queue.partition("-")[0], *ends_of)
     flow, _, number = queue.rpartition("-")
     if not (number.isascii() and number.isdigit() and len(number) < 9):
         return None

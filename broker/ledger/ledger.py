@@ -104,16 +104,18 @@ _QUEUED = LedgerEntry(MicrobatchState.QUEUED)
 class Ledger:
     """Fed with workers' reports; knows where each microbatch is and how far each stage has come.
 
-    It keeps the losses of every `log_every`th training step and of the last one.
+    It keeps the losses of every `log_every`th training step and of the last one. `stages` counts copies where stages
+    have replicas; number `last`, the first copy of the last stage, reports the losses.
     """
 
-    def __init__(self, stages: int, microbatches: int, log_every: int = 1) -> None:
+    def __init__(self, stages: int, microbatches: int, log_every: int = 1, *, last: int | None = None) -> None:
         self.microbatches = microbatches
         self.finished = [0] * stages  # steps that each stage has finished
         self.losses: dict[int, float | None] = {}
         self.last_loss: tuple[int, float | None] | None = None
         self.last_norm: tuple[int, float] | None = None  # a step, and the norm of its gradients
         self._log_every = log_every
+        self._last = stages - 1 if last is None else last
         self._recent: dict[int, float | None] = {}  # losses by step: the newest that every stage has finished, and on
         self._open: list[dict[int, dict[int, LedgerEntry]]] = [{} for _ in range(stages)]  # [stage][step][microbatch]
 
@@ -243,7 +245,7 @@ class Ledger:
 
     def _has_loss(self, record: StepRecord) -> bool:
         """Whether `record` has its step's loss: the last stage's has."""
-        return record.stage == len(self.finished) - 1
+        return record.stage == self._last
 
     @property
     def _newest_finished(self) -> int:
@@ -277,7 +279,7 @@ def timed_actions(schedule: Schedule, record: StepRecord) -> list[TimedAction]:
     """
     stage, times = record.stage, struct.unpack(f"<{len(record.times) // 8}d", record.times)
     training = [action for action in schedule.workers[schedule.owner(stage)] if action.stage == stage]
-    forwards = [Action(Kind.FORWARD, stage, microbatch) for microbatch in range(schedule.microbatches)]
+    forwards = [Action(Kind.FORWARD, stage, microbatch) for microbatch in schedule.replicas.groups[stage]]
     frozen = [*forwards, Action(Kind.UPDATE, stage)]
     lists = (frozen[-1:], *_sharing(stage, training), frozen, training)
     by_length = {len(actions) * ACTION_BYTES: actions for actions in lists}

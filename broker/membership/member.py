@@ -51,6 +51,7 @@ class Member:
     digests: Mapping[str, TensorDigest] | None = None  # of its stages' weights, once it has finished
     copies: Mapping[str, str] = field(default_factory=dict)  # names there of what stages share, with that in the first
     exited: tuple[float, Exited] | None = None  # when its process ended, and how
+    labels: tuple[str, ...] = ()  # its stages for people, where stages have replicas: "1.0", "1.1"
 
     @property
     def is_script(self) -> bool:
@@ -65,7 +66,12 @@ class Member:
     @property
     def label(self) -> str:
         """ "worker 1 (stages 0 and 2)", "the script"."""
-        return worker_label(self.index, self.stages)
+        return worker_label(self.index, self.labels or self.stages)
+
+    @property
+    def titles(self) -> str:
+        """ "stages 0 and 2", "stage 1.0"."""
+        return stages_label(self.labels or self.stages)
 
     @property
     def process(self) -> str:
@@ -78,7 +84,7 @@ class Member:
         return self.status in (MemberStatus.PRESENT, MemberStatus.FINISHED)
 
 
-def worker_label(index: int, stages: Sequence[int]) -> str:
+def worker_label(index: int, stages: Sequence[int | str]) -> str:
     """ "worker 1 (stages 0 and 2)"; "the script" for the place without stages."""
     return f"worker {index} ({stages_label(stages)})" if stages else SCRIPT
 
@@ -89,7 +95,7 @@ def may_take(claim: int | None, index: int, stages: Sequence[int]) -> bool:
     return claim == index or (claim is None and bool(stages))
 
 
-def stages_label(stages: Sequence[int]) -> str:
+def stages_label(stages: Sequence[int | str]) -> str:
     """ "stage 1", "stages 0 and 2", "stages 0, 2 and 4"."""
     *others, last = map(str, stages)
     return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"

@@ -6,7 +6,7 @@
 It has no clock: `now` is seconds since the epoch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 
 from .failure_detector import Leases, WorkerLoss, loss_of
-from .member import Member, may_take, stages_label
+from .member import Member, may_take
 from .standby import Contact, process_key
 
 # What a store keeps of a member.
@@ -38,6 +38,7 @@ class Registry:
     begun: bool = False  # every worker of the plan was present at the same time once
     recorded: int = 0  # the highest incarnation in the records that were restored
     floor: int = 0  # incarnations given out from now on are above it
+    labels: Sequence[tuple[str, ...]] = ()  # of each place's stages, where stages have replicas
     since: int = 0  # no worker of this incarnation or an older one still runs: the run was restarted as a whole
 
     @property
@@ -155,8 +156,13 @@ class Registry:
         self.since = msgspec.convert(facts.get("since", 0), int)
         self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[dict[str, Any]]):
-            place = {"stages": self.placement[kept["index"]], "last_seen": now, "last_progress": now}
-            self.members[kept["index"]] = msgspec.convert({**kept, **place}, Member)
+            index = kept["index"]
+            stages = {"stages": self.placement[index], "labels": self._labels(index)}
+            place = {**stages, "last_seen": now, "last_progress": now}
+            self.members[index] = msgspec.convert({**kept, **place}, Member)
+
+    def _labels(self, index: int) -> tuple[str, ...]:
+        return self.labels[index] if self.labels else ()
 
     def _in_order(self) -> Iterator[Member]:
         return (self.members[index] for index in sorted(self.members))
@@ -204,13 +210,13 @@ class Registry:
             return f"the run has its script: {owner.process}, alive {ago}; stop it first, or wait until it is lost"
         if not owner.sender:
             return (
-                f"{stages_label(owner.stages)} belonged to worker {owner.process} before the broker restarted; "
+                f"{owner.titles} belonged to worker {owner.process} before the broker restarted; "
                 "it may still be running"
             )
         verb = "is" if len(owner.stages) == 1 else "are"
         way_out = "start this one without --index or stop the other" if self.missing else "stop the other first"
         return (
-            f"{stages_label(owner.stages)} {verb} claimed by worker {owner.process}, "
+            f"{owner.titles} {verb} claimed by worker {owner.process}, "
             f"alive {max(0.0, now - owner.last_seen):.1f} s ago; {way_out}"
         )
 
@@ -230,5 +236,6 @@ class Registry:
             introduced=bool(hello.endpoint),
             last_progress=now,
             token=hello.token,
+            labels=self._labels(index),
         )
         return self.members[index]

@@ -1,25 +1,64 @@
 """What a queue promises; each transport keeps the promise in its own way.
 
 A queue is a retained, ordered log from the one worker that produces its messages to the one that consumes them.
-Its messages are numbered as `message_number` says: 0, 1, ... over all microbatches of all steps.
+Its messages are numbered as `message_number` says: 0, 1, ... over all microbatches of all steps; of those that it
+carries, where stages have replicas.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.pipeline.tree import Tree
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuePart:
+    """Which of several queues of one flow it is, where stages have replicas. `label` names it ("2.1-from-1.0");
+    `places` has the place, among its messages of a step, of each microbatch that it carries; None: it has one a step.
+    """
+
+    label: str
+    places: Mapping[int, int] | None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QueuePart) and self.label == other.label
+
+    def __hash__(self) -> int:
+        return hash(self.label)
+
+
 class QueueKey(NamedTuple):
-    """Names one queue of a run: what travels on it, and the stage that takes from it."""
+    """Names one queue of a run: what travels on it, and the stage that takes from it. `part`: where stages have
+    replicas, of which `stage` is one."""
 
     flow: Flow
     stage: int
+    part: QueuePart | None = None
 
     def __str__(self) -> str:
-        return f"{self.flow}-{self.stage}"
+        return f"{self.flow}-{self.stage if self.part is None else self.part.label}"
+
+    @property
+    def wire(self) -> tuple[Flow, int]:
+        """What it is called between two workers. No worker has two replicas of one stage, so that is enough."""
+        return self.flow, self.stage
+
+    def per_step(self, microbatches: int) -> int:
+        """How many messages it has in a step, in a run whose steps have `microbatches`."""
+        if self.part is None or self.part.places is None:
+            return messages_per_step(self.flow, microbatches)
+        return len(self.part.places)
+
+    def place(self, microbatch: int) -> int:
+        """The place of a microbatch's message among those of its step. Raises `ValueError` if it carries none of it."""
+        if self.part is None or self.part.places is None:
+            return microbatch
+        if microbatch not in self.part.places:
+            carried = ", ".join(map(str, self.part.places))
+            raise ValueError(f"{self} carries no message of microbatch {microbatch}, but of {carried}")
+        return self.part.places[microbatch]
 
 
 @dataclass(frozen=True, slots=True)

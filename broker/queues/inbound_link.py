@@ -10,6 +10,7 @@ from time import monotonic
 from stageline.broker.codec.message import (
     Flow,
     Frame,
+    Header,
     Message,
     check_run,
     complete,
@@ -20,6 +21,7 @@ from stageline.broker.codec.message import (
 )
 from stageline.broker.errors import BadMessage, ForeignMessage
 
+from .base import QueueKey
 from .delivery import TOO_OFTEN, Receiver
 from .requests import CreditRequest, Requester, RetentionReply, pack, unpack
 
@@ -32,6 +34,7 @@ class InboundLink(ABC):
         self.requesters: dict[tuple[Flow, int], Requester] = {}  # by their queues' keys
         self._key = key
         self._run = run
+        self._microbatches = microbatches
         self._per_step = {flow: messages_per_step(flow, microbatches) for flow in Flow}
         self._damages = 0
 
@@ -56,8 +59,13 @@ class InboundLink(ABC):
         """What was to be requested is not."""
 
     def add(self, requester: Requester) -> None:
-        self.requesters[requester.receiver.key] = requester
+        self.requesters[requester.receiver.key.wire] = requester
         requester.introduce()
+
+    def remove(self, key: QueueKey) -> None:
+        """The queue is taken over another connection, if it was over this one."""
+        if (requester := self.requesters.get(key.wire)) is not None and requester.receiver.key == key:
+            del self.requesters[key.wire]
 
     def take(self, receiver: Receiver, *, wait: bool = False) -> Message | None:
         """The next message of the receiver, or None. With `wait`, waits for it as `receive` does."""
@@ -96,14 +104,8 @@ class InboundLink(ABC):
         requester = self.requesters.get((header.flow, header.stage))
         if requester is None:  # of a queue that has moved to another connection
             return
-        per_step = self._per_step[header.flow]
-        if header.microbatch >= per_step:
-            raise ForeignMessage(
-                f"{header.identity} is not of this plan, in which a step has {per_step} of them: "
-                "start all workers from the same plan"
-            )
         receiver, bits = requester.receiver, fingerprint(header)
-        number = message_number(header.step, header.microbatch, per_step)
+        number = self._number(header, receiver.key)
         whole = len(frames) > 1 or not header.tensors
         if not receiver.accepts(number, bits, whole=whole):
             return
@@ -116,6 +118,17 @@ class InboundLink(ABC):
             receiver.accept(message, bits)
             requester.postpone(now)
 
+    def _number(self, header: Header, key: QueueKey) -> int:
+        """Of a message in its queue. Raises `ForeignMessage` if the plan has none such."""
+        if key.part is not None:
+            return _number_in_part(header, key, self._microbatches)
+        per_step = self._per_step[header.flow]
+        if header.microbatch >= per_step:
+            raise ForeignMessage(
+                f"{header.identity} is not of this plan, in which a step has {per_step} of them: {_SAME_PLAN}"
+            )
+        return message_number(header.step, header.microbatch, per_step)
+
     def _take_in_reply(self, frame: bytes) -> None:
         reply = self._unpack_reply(frame)
         if reply.run != self._run:
@@ -123,7 +136,7 @@ class InboundLink(ABC):
                 f"the worker at {self.endpoint} belongs to run {reply.run!r}, this one to run {self._run!r}; "
                 "two runs share a queue address: give one of them another queues.url"
             )
-        if requester := self.requesters.get(reply.key):
+        if requester := self.requesters.get(reply.key.wire):
             requester.receive(reply)
 
     def _unpack_reply(self, frame: bytes) -> RetentionReply:
@@ -147,3 +160,17 @@ class InboundLink(ABC):
             )
         for requester in self.requesters.values():
             requester.receiver.lose()
+
+
+def _number_in_part(header: Header, key: QueueKey, microbatches: int) -> int:
+    per_step = key.per_step(microbatches)
+    try:
+        place = key.place(header.microbatch)
+    except ValueError as error:
+        raise ForeignMessage(f"{header.identity} is not of this plan: {error}; {_SAME_PLAN}") from error
+    if place >= per_step:
+        raise ForeignMessage(f"{header.identity} is not of this plan: {key} has {per_step} in a step; {_SAME_PLAN}")
+    return message_number(header.step, place, per_step)
+
+
+_SAME_PLAN = "start all workers from the same plan"

@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from time import monotonic
 
-from stageline.broker.codec.message import Message, messages_per_step
+from stageline.broker.codec.message import Message
 from stageline.broker.errors import ForeignMessage, QueueClosed
 
 from .base import Depth, QueueKey
@@ -70,7 +70,7 @@ class LinkedQueues(QueueEnds):
             if isinstance(end, LinkedInbound):
                 link = self._link_to(endpoint)
                 for other in self._links.values():
-                    other.requesters.pop(key, None)
+                    other.remove(key)
                 end.link = link
                 link.add(end.requester)
         for endpoint in [endpoint for endpoint, link in self._links.items() if not link.requesters]:
@@ -183,4 +183,4 @@ class LinkedInbound:
         return queues.wait_for(lambda: link.pop(receiver), timeout) if message is None else message
 
     def rewind(self, step: int) -> None:
-        self.requester.rewind(step * messages_per_step(self.key.flow, self._queues.options.microbatches))
+        self.requester.rewind(step * self.key.per_step(self._queues.options.microbatches))

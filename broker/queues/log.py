@@ -20,7 +20,6 @@ from stageline.broker.codec.message import (
     encode,
     fingerprint,
     message_number,
-    messages_per_step,
     read_header,
 )
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueGap
@@ -123,7 +122,7 @@ class Log:
         self.first = 0
         self.end = 0
         self.bytes = 0
-        self._per_step = messages_per_step(key.flow, microbatches)
+        self._per_step = key.per_step(microbatches)
         self._budget = budget
         self._kept: dict[int, _RetainedMessage] = {}
         self._in_memory = 0  # the lowest number that may still be in memory
@@ -202,6 +201,8 @@ class Log:
     def name(self, number: int) -> str:
         """Message `number`, for people."""
         step, microbatch = divmod(number, self._per_step)
+        if self.key.part is not None and self.key.part.places is not None:
+            microbatch = [*self.key.part.places][microbatch]
         return f"message {number} of {self.key} (step {step}, microbatch {microbatch})"
 
     def close(self) -> None:
@@ -211,9 +212,10 @@ class Log:
     def _number(self, message: Message) -> int:
         if (message.run, message.flow, message.stage) != (self.run, self.key.flow, self.key.stage):
             raise ValueError(f"a {message.identity} of run {message.run!r} was put into {self.key} of run {self.run!r}")
-        if message.microbatch >= self._per_step:
+        place = message.microbatch if self.key.part is None else self.key.place(message.microbatch)
+        if place >= self._per_step:
             raise ValueError(f"a {message.identity} was put where a step has {self._per_step} messages")
-        return message_number(message.step, message.microbatch, self._per_step)
+        return message_number(message.step, place, self._per_step)
 
     def _check_order(self, number: int) -> None:
         if self._empty and number % self._per_step == 0:  # a replacement begins at the step it was placed at

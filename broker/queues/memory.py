@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from time import monotonic
 
-from stageline.broker.codec.message import Message, decode, messages_per_step
+from stageline.broker.codec.message import Message, decode
 from stageline.broker.errors import QueueClosed
 from stageline.pipeline.tree import Tree
 
@@ -55,7 +55,7 @@ class MemoryQueue:
         self.key = log.key
         self._log = log
         self._window = window
-        self._per_step = messages_per_step(log.key.flow, microbatches)
+        self._per_step = log.key.per_step(microbatches)
         self._next = 0
         self._closed = False
         self._changed = threading.Condition()

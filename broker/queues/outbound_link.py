@@ -15,7 +15,6 @@ from stageline.broker.codec.message import Flow, Frame
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.network.rate_limit import RateLimit
 
-from .base import QueueKey
 from .delivery import Sender
 from .requests import CreditRequest, RetentionReply, pack, reply_to, run_named_in, unpack
 
@@ -39,8 +38,8 @@ class OutboundLink(ABC):
     def __init__(self, run: str, key: bytes) -> None:
         self._run = run
         self._key = key
-        self._senders: dict[QueueKey, Sender] = {}
-        self._early: dict[QueueKey, tuple[bytes, CreditRequest]] = {}
+        self._senders: dict[tuple[Flow, int], Sender] = {}  # by what their queues are called on the wire
+        self._early: dict[tuple[Flow, int], tuple[bytes, CreditRequest]] = {}
         self._refusals = RateLimit(REFUSALS)
         self._introductions = RateLimit(INTRODUCED)
 
@@ -57,7 +56,7 @@ class OutboundLink(ABC):
         """Does nothing if the connection is gone or takes nothing now: the consumer repeats its request."""
 
     def add(self, sender: Sender) -> None:
-        key = sender.log.key
+        key = sender.log.key.wire
         self._senders[key] = sender
         if key in self._early:
             self._answer(sender, *self._early.pop(key))
@@ -95,13 +94,14 @@ class OutboundLink(ABC):
         return True
 
     def _grant(self, route: bytes, request: CreditRequest) -> None:
-        if request.key in self._senders:
-            self._answer(self._senders[request.key], route, request)
+        key = request.key.wire
+        if key in self._senders:
+            self._answer(self._senders[key], route, request)
             return
-        early = self._early.pop(request.key, (route, request))
+        early = self._early.pop(key, (route, request))
         if len(self._early) == EARLY:
             del self._early[next(iter(self._early))]
-        self._early[request.key] = max(early, (route, request), key=lambda each: each[1].stamp)
+        self._early[key] = max(early, (route, request), key=lambda each: each[1].stamp)
 
     def _send(self, sender: Sender, number: int) -> bool:
         """False if the connection takes nothing now or is gone."""

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
 from stageline.pipeline import schedule
+from stageline.pipeline.schedule.replicas import dealt
+from stageline.pipeline.schedule.replicated import NAMES as REPLICATED
 
 from .errors import PlanError
 from .keys.models import PlanTables
@@ -225,13 +227,13 @@ def _record(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def _owners(plan: PlanTables) -> Iterator[PlanError]:
-    owners = Counter(stage for stages in plan.placement for stage in stages)
+    owners = Counter(stage for worker in plan.workers for stage in worker.stages)
     count = max(owners, default=-1) + 1 if plan.model.stages is None else plan.model.stages
     for stage in range(count):
-        if owners[stage] != 1:
-            yield PlanError(
-                "workers", f"stage {stage} is owned by {_owner_names(plan, stage)}; give it to exactly one worker"
-            )
+        wanted = _replicas(plan, stage)
+        if owners[stage] != wanted:
+            number = "exactly one worker" if wanted == 1 else f"{wanted} workers, one for each of its replicas"
+            yield PlanError("workers", f"stage {stage} is owned by {_owner_names(plan, stage)}; give it to {number}")
     for stage in sorted(stage for stage in owners if stage >= count):
         yield PlanError(
             "workers",
@@ -240,8 +242,58 @@ def _owners(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def _owner_names(plan: PlanTables, stage: int) -> str:
-    owners = [f"worker {index}" for index, stages in enumerate(plan.placement) for each in stages if each == stage]
+    owners = [f"worker {index}" for index, each in enumerate(plan.workers) for of in each.stages if of == stage]
     return " and ".join(owners) or "no worker"
+
+
+def _replicas(plan: PlanTables, stage: int) -> int:
+    table = (plan.stage or {}).get(str(stage))
+    return 1 if table is None else table.replicas
+
+
+def _replicated(plan: PlanTables) -> Iterator[PlanError]:
+    tables, stages = plan.stage or {}, plan.model.stages
+    for name, table in tables.items():
+        key = f"stage.{name}"
+        if stages is not None and int(name) >= stages:
+            yield PlanError(key, f"there are {stages} stages, 0 to {stages - 1}")
+        if table.share is not None and len(table.share) != table.replicas:
+            yield PlanError(
+                f"{key}.share", f"{len(table.share)} values for {table.replicas} replicas; give one for each"
+            )
+            continue
+        empty = [each for each, group in enumerate(dealt(table.shares, plan.schedule.in_step)) if not group]
+        if empty:
+            yield PlanError(
+                f"{key}.replicas",
+                f"shares {list(table.shares)} of {plan.schedule.in_step} microbatches leave replica {empty[0]} none; "
+                "use more schedule.microbatches, or fewer replicas",
+            )
+        if table.replicas > 1:
+            yield from (PlanError(f"{key}.replicas", reason) for reason in _without_replicas(plan))
+    for index, worker in enumerate(plan.workers):
+        if any(_replicas(plan, stage) > 1 < worker.stages.count(stage) for stage in worker.stages):
+            yield PlanError(f"workers.{index}.stages", "a worker has one replica of a stage; name each stage once")
+
+
+def _without_replicas(plan: PlanTables) -> Iterator[str]:
+    """What cannot be had with replicas, each with the way out."""
+    if plan.schedule.mode != "sync":
+        yield 'replicas update together, at the end of a step; use schedule.mode = "sync"'
+    if plan.schedule.name not in REPLICATED:
+        yield f'schedule.name = "{plan.schedule.name}" has none; use {", ".join(REPLICATED)}'
+    if plan.scripted:
+        yield "a script's stages have no replicas; train by a plan"
+    if plan.clips:
+        yield "optimizer.clip_norm is not computed over replicas; leave one of the two out"
+    if plan.caches_prefix:
+        yield "model.prefix_cache keeps nothing where stages have replicas; leave one of the two out"
+    if plan.taps is not None:
+        yield "layers are not tapped where stages have replicas; leave the table [taps] out"
+    if plan.recovery.on_bad_microbatch == "skip":
+        yield 'no microbatch is left out where stages have replicas; use recovery.on_bad_microbatch = "halt"'
+    if plan.recovery.record == "all":
+        yield 'nothing is recorded in passing where stages have replicas; use recovery.record = "bad"'
 
 
 def _weights(plan: PlanTables) -> Iterator[PlanError]:
@@ -256,13 +308,17 @@ def _weights(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def _shape(plan: PlanTables) -> Iterator[PlanError]:
-    known = plan.model.stages is not None and any(plan.placement)
+    known = plan.model.stages is not None and any(plan.workers)
     # What the checks above have refused already, the catalogue would refuse a second time.
-    if not known or any(True for check in (_asynchronous, _accumulated, _window, _owners) for _ in check(plan)):
+    if not known or any(
+        True for check in (_replicated, _asynchronous, _accumulated, _window, _owners) for _ in check(plan)
+    ):
         return
     wanted = plan.schedule
     try:
-        schedule.make_schedule(wanted.name, plan.placement, wanted.in_step, mode=wanted.mode, window=wanted.window)
+        schedule.make_schedule(
+            wanted.name, plan.placement, wanted.in_step, mode=wanted.mode, window=wanted.window, shares=plan.shares
+        )
     except schedule.ScheduleRefused as refused:
         yield PlanError("schedule.name", str(refused))
 
@@ -275,6 +331,11 @@ _SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedul
 _OF_SCRIPTS = (
     *("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"),
     *("lr_scheduler.every", "model.prefix_cache"),
+)
+
+_NOT_REPLICATED = (
+    *("data.source", "optimizer.clip_norm", "model.prefix_cache", "taps"),
+    *("recovery.on_bad_microbatch", "recovery.record"),
 )
 
 _KEPT = ("queues.url", "recovery.restarts", "recovery.snapshot_every")
@@ -297,7 +358,8 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("model.prefix_cache", "recovery.on_bad_microbatch"), _cached),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),
-    (("workers", *_STAGES), _owners),
+    (("workers", "stage", *_STAGES), _owners),
+    (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _replicated),
     (("workers", "model.weights"), _weights),
-    (("workers", *_STAGES, *_SCHEDULE), _shape),
+    (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _shape),
 )

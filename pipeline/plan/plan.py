@@ -85,6 +85,7 @@ class Plan(PlanTables):
             tied=choice.tied,
             frozen=frozen,
             clips=self.clips,
+            shares=self.shares,
         )
 
     def with_cut(self, cut: Sequence[int]) -> "Plan":

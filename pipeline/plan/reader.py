@@ -190,7 +190,11 @@ class _Given:
         for key, text in texts.items():
             _table_around(tables, key)[key[-1]] = text
         still = self._invalid(tables) if texts else faults
-        return {key: fault for key, fault in faults.items() if key in still} | self._misnumbered(tables)
+        return (
+            {key: fault for key, fault in faults.items() if key in still}
+            | self._misnumbered(tables)
+            | self._unnumbered(tables)
+        )
 
     def _as_text(self, key: Key) -> str | None:
         if (setting := self.settings.get(key)) is None or len(key) == 1:
@@ -234,6 +238,13 @@ class _Given:
         wanted = ", ".join(f"[workers.{number}]" for number in numbers)
         return {("workers",): self._error(("workers",), f"workers are numbered from 0 without gaps: {wanted}")}
 
+    def _unnumbered(self, tables: Mapping[str, Any]) -> dict[Key, PlanError]:
+        """Tables of stages that are called something else than a stage's number."""
+        stages = tables.get("stage", {})
+        names = [name for name in stages if not _STAGE.fullmatch(name)] if isinstance(stages, Mapping) else []
+        reason = "stages are numbered from 0, as in [stage.1]"
+        return {("stage", name): self._error(("stage", name), reason) for name in names}
+
     def _sound_part(self, tables: dict[str, Any], faults: Iterable[Key]) -> PlanTables:
         """`tables` without what is refused. Where that was required an example stands in for it: no check reads it."""
         for key in faults:
@@ -248,6 +259,9 @@ class _Given:
         inside = (setting.where for name, setting in self.settings.items() if name[: len(key)] == key)
         where = next(inside, place(self.name, self.lines, key))
         return PlanError(dotted(key), reason, where, "" if value is None else shown(value))
+
+
+_STAGE = re.compile("0|[1-9][0-9]{0,3}")
 
 
 def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:

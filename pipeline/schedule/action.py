@@ -15,6 +15,10 @@ Where gradients are clipped by their norm over all stages, neighbours have two m
 
     stage 1  <-- norms-1 ------   stage 2      put by 2N, taken by 1N
     stage 1  --- clip-2 ------>   stage 2      put by 1C, taken by 2C
+
+Replicas of a stage send each other the sums of their gradients, once per step (`replicas.py` numbers and names them):
+
+    stage 1.1  <-- sum-1.1-from-1.0 ---  stage 1.0      put by 1.0A, taken by 1.1U
 """
 
 from enum import StrEnum
@@ -30,6 +34,7 @@ class Kind(StrEnum):
     WEIGHT = "W"  # the gradient with respect to the weights; only the update waits for it
     TIED = "T"  # sends the gradients of parameters that a stage before uses too; it waits for them
     SUBTOTAL = "S"  # the same, once per step: adds up what the stages that share them have
+    ADD = "A"  # once per step: sends the sums of gradients to the other replicas of the stage, which add them
     NORMS = "N"  # once per step: the norms of gradients, of this stage and of those after it
     CLIP = "C"  # once per step: clips the gradients by the norm over all stages
     UPDATE = "U"  # the optimizer; once per step, with no microbatch of its own
@@ -38,7 +43,7 @@ class Kind(StrEnum):
     __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program
 
 
-ONCE_PER_STEP = (Kind.SUBTOTAL, Kind.NORMS, Kind.CLIP, Kind.UPDATE)  # in this order; their microbatch is 0
+ONCE_PER_STEP = (Kind.SUBTOTAL, Kind.ADD, Kind.NORMS, Kind.CLIP, Kind.UPDATE)  # in this order; their microbatch is 0
 
 
 _CARRIED = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "backward"}
@@ -52,9 +57,13 @@ class Action(NamedTuple):
     microbatch: int = 0
 
     def __str__(self) -> str:
-        if self.kind in ONCE_PER_STEP or self.kind is Kind.VERDICT:
-            return f"{self.stage}{self.kind}"
-        return f"{self.stage}{self.kind}{self.microbatch}"
+        return f"{self.stage}{self.name}"
+
+    @property
+    def name(self) -> str:
+        """Without its stage: "F0", "U"."""
+        once = self.kind in ONCE_PER_STEP or self.kind is Kind.VERDICT
+        return str(self.kind) if once else f"{self.kind}{self.microbatch}"
 
     @property
     def inbound(self) -> str:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .action import Action, Kind
 from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
@@ -9,6 +10,9 @@ from .breadth_first import breadth_first
 from .clipping import check_clips, clipping
 from .interleaved import interleaved
 from .merge import merge
+from .replicas import Shares, replicas_of
+from .replicated import NAMES as REPLICATED
+from .replicated import forwards, replicated
 from .shape import Placement, ScheduleRefused, Shape
 from .ties import Tied, Ties, check_ties, with_gradients_sent
 from .value import Lists, Mode, Schedule
@@ -33,6 +37,7 @@ def make_schedule(
     tied: Tied = "microbatch",
     frozen: Sequence[int] = (),
     clips: bool = False,
+    shares: Shares = (),
 ) -> Schedule:
     """Makes the schedule `name` for a placement, the stages of each worker, and the microbatches of a step.
 
@@ -42,6 +47,8 @@ def make_schedule(
     `ties` are pairs of stages that share parameters which are trained, in synchronous mode only; after each `tied` they
     send each other gradients. With `clips`, gradients are clipped by their norm over all stages, in synchronous mode
     only.
+    `shares` are those of every stage's replicas, () where no stage has several; `placement` then has copies, as
+    `replicas.py` numbers them.
     Raises `ScheduleRefused`, whose text gives the reason and what would work.
     """
     _check_name(name)
@@ -52,6 +59,12 @@ def make_schedule(
         check_clips(shape, mode)
     if window is not None and name != "window":
         raise shape.refused('a window is for the schedule "window" alone; take it out, or use that schedule')
+    if shares:
+        _check_replicas(shape, shares, mode, ties, window, clips=clips)
+        empty = Schedule(
+            name, mode, shape.placement, microbatches, (), first_trainable, frozen=tuple(frozen), shares=shares
+        )
+        return replace(empty, workers=_with_sums(empty, replicated(shape, empty.replicas, window)))
     if mode == "async":
         lists = _without_flush(shape)
     else:
@@ -61,13 +74,17 @@ def make_schedule(
     )
 
 
-def forward_only(placement: Sequence[Sequence[int]], microbatches: int) -> Schedule:
-    """Makes the schedule of evaluation: every microbatch forward through every stage, and nothing else.
+def forward_only(placement: Sequence[Sequence[int]], microbatches: int, shares: Shares = ()) -> Schedule:
+    """Makes the schedule of evaluation: every microbatch forward through every stage, of replicas the first, and
+    nothing else.
 
     Raises `ScheduleRefused` if the placement leaves a stage without a worker.
     """
     stages = sum(map(len, placement))
     shape = Shape("forward-only", _frozen(placement), microbatches, first_trainable=stages)
+    if shares:
+        lists = forwards(shape, replicas_of(shares, microbatches))
+        return Schedule(shape.name, "sync", shape.placement, microbatches, lists, stages)
     lists = _alternating(shape, gpipe(stages, microbatches))
     return Schedule(shape.name, "sync", shape.placement, microbatches, lists, stages)
 
@@ -94,6 +111,45 @@ def _check_mode(shape: Shape, mode: str) -> None:
             "in asynchronous mode every microbatch is a step of its own; "
             'set microbatches = 1 (batch_size is then the size of a microbatch), or mode = "sync"'
         )
+
+
+def _check_replicas(
+    shape: Shape, shares: Shares, mode: str, ties: Ties, window: Sequence[int] | None, *, clips: bool
+) -> None:
+    """Raises `ScheduleRefused` for what stages with replicas cannot have."""
+    if mode != "sync":
+        raise shape.refused('replicas update together, at the end of a step; use mode = "sync"')
+    if shape.name not in REPLICATED:
+        raise shape.refused(f"stages have no replicas in it; use one of {', '.join(REPLICATED)}")
+    if ties or clips:
+        what = "parameters that stages share" if ties else "gradients clipped by their norm over all stages"
+        raise shape.refused(f"there are no {what} where a stage has replicas; leave one of the two out")
+    if shape.name == "window" and (window is None or len(window) != len(shares) or min(window) < 1):
+        raise shape.refused(f"the window needs one number from 1 on for each of the {len(shares)} stages")
+    if not shape.stages == sum(map(len, shares)):
+        raise shape.refused(f"its stages have {sum(map(len, shares))} copies in all; give each one worker")
+    for stage, of_stage in enumerate(shares):
+        if min(of_stage) < 1:
+            raise shape.refused(f"a replica of stage {stage} has a share of {min(of_stage)}; use 1 or more")
+    replicas = replicas_of(shares, shape.microbatches)
+    for copy, group in enumerate(replicas.groups):
+        if not group:
+            raise shape.refused(
+                f"stage {replicas.label(copy)} has no microbatch: shares {list(shares[replicas.stage(copy)])} deal "
+                f"{shape.microbatches}; use more microbatches, or fewer replicas"
+            )
+
+
+def _with_sums(schedule: Schedule, lists: Lists) -> Lists:
+    """First all sums are sent, then stages update: no worker waits for a sum that another one has yet to send."""
+    return tuple(
+        (
+            *actions,
+            *(Action(Kind.ADD, copy) for copy in sorted(copies) if schedule.adds(copy)),
+            *(Action(Kind.UPDATE, copy) for copy in sorted(copies)),
+        )
+        for actions, copies in zip(lists, schedule.placement, strict=True)
+    )
 
 
 def _lists(shape: Shape, window: Sequence[int] | None) -> Lists:

@@ -9,6 +9,7 @@ from .action import Action, Kind
 from .alternating import alternate, one_f_one_b
 from .clipping import clip_queues
 from .merge import merge
+from .replicas import Replicas, Shares, replicas_of
 from .shape import Placement
 from .ties import Tied, Ties, tied_queues
 
@@ -40,6 +41,8 @@ class Schedule:
     `frozen` are stages above `first_trainable` of which nothing is trained: their backwards compute the gradients of
     their inputs alone.
     With `clips`, gradients are clipped by their norm over all stages.
+    `shares` has, for every stage, what part of the microbatches each of its replicas has; () where no stage has
+    several. An action's `stage`, and those of `placement`, are copies as `replicas.py` numbers them.
     """
 
     name: str
@@ -52,21 +55,61 @@ class Schedule:
     tied: Tied = "microbatch"
     frozen: tuple[int, ...] = ()
     clips: bool = False
+    shares: Shares = ()
 
     @property
     def stages(self) -> int:
+        """Of the model."""
+        return len(self.shares) or self.copies
+
+    @property
+    def copies(self) -> int:
+        """Of stages: as many as there are stages, where none has replicas."""
         return sum(len(stages) for stages in self.placement)
+
+    @property
+    def replicas(self) -> Replicas:
+        """Which stage each copy is of, and which microbatches it has."""
+        return replicas_of(self.shares or ((1,),) * self.copies, self.microbatches)
+
+    def label(self, copy: int) -> str:
+        """ "1", "1.0": a copy for people."""
+        return self.replicas.label(copy) if self.shares else str(copy)
+
+    def name_of(self, action: Action) -> str:
+        """An action for people: "1F3", "1.0F3"."""
+        return f"{self.label(action.stage)}{action.name}"
+
+    def trains(self, copy: int) -> bool:
+        """Whether the copy runs backwards."""
+        return (self.replicas.stage(copy) if self.shares else copy) >= self.first_trainable
+
+    def adds(self, copy: int) -> bool:
+        """Whether the copy exchanges sums with other replicas: gradients, or on the last stage losses."""
+        if not self.shares:
+            return False
+        replicas = self.replicas
+        stage, last = replicas.stage(copy), self.stages - 1
+        return self.trains(copy) and replicas.is_replicated(stage) and (stage == last or stage not in self.frozen)
 
     @property
     def ahead(self) -> frozenset[str]:
         """The queues from stages that run forward only to other workers. No gradient comes back for what is put there,
         so the schedule does not say how far the producer may be ahead of the consumer: the consumer's credit does."""
+        if self.shares:
+            return frozenset(
+                name
+                for name, (source, to) in self.routes.items()
+                if not self.trains(source) and self.owner(source) != self.owner(to)
+            )
         forward_only = range(self.first_trainable if self.first_trainable < self.stages else 0)
         return frozenset(f"forward-{stage + 1}" for stage in forward_only if self.owner(stage) != self.owner(stage + 1))
 
     @property
     def routes(self) -> dict[str, tuple[int, int]]:
         """Every queue between stages: the stage that puts into it, and the one that takes from it."""
+        if self.shares:
+            return self._routes_of_replicas()
         forward = {f"forward-{stage}": (stage - 1, stage) for stage in range(1, self.stages)}
         backward = {f"backward-{stage}": (stage + 1, stage) for stage in range(self.first_trainable, self.stages - 1)}
         clip = clip_queues(self.first_trainable, self.stages) if self.clips else {}
@@ -74,12 +117,16 @@ class Schedule:
 
     def takes(self, action: Action) -> tuple[str, ...]:
         """The queues whose next messages `action` needs, in the order in which it takes them."""
+        if self.shares:
+            return self._taken_by_replica(action)
         besides = f"{_BESIDES[action.kind]}-{action.stage}" if action.kind in _BESIDES else ""
         routes = self.routes
         return tuple(name for name in (action.inbound, besides) if name in routes)
 
     def gives(self, action: Action) -> str | None:
-        """The queue that the result of `action` is put into."""
+        """The queue that the result of `action` is put into; the first, if there are several."""
+        if self.shares:
+            return next(iter(self.given_by_replica(action)), None)
         match action.kind:
             case Kind.TIED:
                 names = [f"tied-{lower}" for lower, upper in self.ties if upper == action.stage]
@@ -94,6 +141,54 @@ class Schedule:
             case _:
                 names = [action.outbound]
         return next((name for name in names if name in self.routes), None)
+
+    def also_gives(self, action: Action) -> tuple[str, ...]:
+        """Further queues that it is put into: the sums of a stage that has more than two replicas."""
+        return self.given_by_replica(action)[1:] if action.kind is Kind.ADD else ()
+
+    def given_by_replica(self, action: Action) -> tuple[str, ...]:
+        """The queues that the result of `action` is put into, where stages have replicas."""
+        replicas, copy = self.replicas, action.stage
+        stage = replicas.stage(copy)
+        match action.kind:
+            case Kind.FORWARD if stage + 1 < self.stages:
+                return (replicas.queue("forward", copy, replicas.having(stage + 1, action.microbatch)),)
+            case Kind.BACKWARD if stage > self.first_trainable:
+                return (replicas.queue("backward", copy, replicas.having(stage - 1, action.microbatch)),)
+            case Kind.ADD:
+                return tuple(replicas.queue("sum", copy, other) for other in replicas.others(copy))
+            case _:
+                return ()
+
+    def carried(self, queue: str) -> tuple[int, ...] | None:
+        """The microbatches of a step that a queue carries, where stages have replicas; None for one message a step."""
+        return None if queue.startswith("sum-") else self.replicas.common(*self.routes[queue])
+
+    def _routes_of_replicas(self) -> dict[str, tuple[int, int]]:
+        replicas = self.replicas
+        forward = [replicas.between("forward", stage - 1, stage) for stage in range(1, self.stages)]
+        backward = [
+            replicas.between("backward", stage + 1, stage) for stage in range(self.first_trainable, self.stages - 1)
+        ]
+        sums = [
+            {replicas.queue("sum", copy, other): (copy, other) for other in replicas.others(copy)}
+            for copy in replicas.copies
+            if self.adds(copy)
+        ]
+        return {name: ends for each in (*forward, *backward, *sums) for name, ends in each.items()}
+
+    def _taken_by_replica(self, action: Action) -> tuple[str, ...]:
+        replicas, copy = self.replicas, action.stage
+        stage = replicas.stage(copy)
+        match action.kind:
+            case Kind.FORWARD if stage:
+                return (replicas.queue("forward", replicas.having(stage - 1, action.microbatch), copy),)
+            case Kind.BACKWARD if stage + 1 < self.stages:
+                return (replicas.queue("backward", replicas.having(stage + 1, action.microbatch), copy),)
+            case Kind.UPDATE if self.adds(copy):
+                return tuple(replicas.queue("sum", other, copy) for other in replicas.others(copy))
+            case _:
+                return ()
 
     def owner(self, stage: int) -> int:
         """The worker that owns `stage`. Raises `ValueError` if no worker does."""

@@ -225,6 +225,19 @@ class Stage:
         """The norm, over all stages, of the gradients that were clipped last; None if none were."""
         return None if self._clip is None else self._clip.total
 
+    def gradients(self) -> dict[str, torch.Tensor | None]:
+        """The gradients added up since the last update, by the unsplit model's names; None for one that got none. They
+        are the stage's own: nothing writes to them once `set_gradients` has been called."""
+        return {name: each.grad for name, each in self._trained()}
+
+    def set_gradients(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
+        """What the next update updates with."""
+        for name, parameter in self._trained():
+            parameter.grad = gradients[name]
+
+    def _trained(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, each) for name, each in self._body.unsplit_parameters().items() if each.requires_grad]
+
     def norms(self, later: Tree = None) -> Tree:
         """After all backwards of a step, the last stage first: the norms of its gradients, with those that the stage
         after it has returned, which are `later`. Raises `GradientNotFinite`, and `GradientMismatch` for what are no

@@ -1,7 +1,7 @@
 """The contents of a timetable, whatever draws it: each worker's actions, their labels, and a scale of round times."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stageline.pipeline.schedule import ONCE_PER_STEP, Kind
 from stageline.pipeline.schedule.check import Timed
@@ -13,6 +13,7 @@ WORDS = {
     Kind.WEIGHT: "weight gradient",
     Kind.TIED: "gradients of shared parameters",
     Kind.SUBTOTAL: "sum of gradients of shared parameters",
+    Kind.ADD: "sums for other replicas",
     Kind.NORMS: "norms of gradients",
     Kind.CLIP: "clipping",
     Kind.UPDATE: "update",
@@ -23,10 +24,12 @@ class Sheet:
     """A timetable to draw. Its times are in seconds if `seconds` is set, else in the unit of a plan's costs.
 
     `rows` holds each worker's actions by start, without those that take no time; `stages` the stages of each worker
-    that have run; `shortest` is the duration of the shortest action.
+    that have run; `shortest` is the duration of the shortest action. `stage` names a stage, of which several workers
+    may have replicas.
     """
 
-    def __init__(self, timed: Sequence[Timed], *, seconds: bool) -> None:
+    def __init__(self, timed: Sequence[Timed], *, seconds: bool, stage: Callable[[int], str] = str) -> None:
+        self.stage = stage
         self.seconds = seconds
         workers = range(max((each.worker for each in timed), default=-1) + 1)
         seen = sorted((each for each in timed if each.end > each.start), key=lambda each: each.start)
@@ -45,7 +48,7 @@ class Sheet:
 
     def label(self, each: Timed) -> str:
         """`F3`, or `2F3` where a worker has more than one stage; the number is the step's where each has but one."""
-        stage = str(each.action.stage) if self._several_stages else ""
+        stage = self.stage(each.action.stage) if self._several_stages else ""
         number = "" if each.action.kind in ONCE_PER_STEP else str(self.number(each))
         return f"{stage}{each.action.kind}{number}"
 

@@ -67,7 +67,8 @@ class _Drawing:
             x -= 4
             for tone in reversed(range(self._tones)):
                 x -= 16
-                yield f'<rect class="{kind} t{tone}" x="{x:.1f}" y="{_EDGE + 3}" width="14" height="14" rx="3"/>'
+                tones = f"{_tones_of(kind)} t{tone}"
+                yield f'<rect class="{tones}" x="{x:.1f}" y="{_EDGE + 3}" width="14" height="14" rx="3"/>'
             x -= 16
 
     def _lanes(self) -> Iterator[str]:
@@ -94,7 +95,7 @@ class _Drawing:
             tone = self._sheet.stages[worker].index(each.action.stage) % _TONES
             yield (
                 f"<g><title>{self._details(each)}</title>"
-                f'<rect class="{each.action.kind} t{tone}" x="{x + 0.75:.2f}" y="{top}" '
+                f'<rect class="{_tones_of(each.action.kind)} t{tone}" x="{x + 0.75:.2f}" y="{top}" '
                 f'width="{max(width - 1.5, 0.5):.2f}" height="{_BAR}" rx="{min(4, width / 4):.1f}"/>'
                 f"{self._label(each, x + width / 2, top, width)}</g>"
             )
@@ -118,6 +119,11 @@ class _Drawing:
 
     def _x(self, time: float) -> float:
         return _EDGE + _NAMES + (time - self._sheet.start) * self._per_time
+
+
+def _tones_of(kind: Kind) -> Kind:
+    """The kind whose tones it has: one that adds up gradients, those of the other that does."""
+    return Kind.SUBTOTAL if kind is Kind.ADD else kind
 
 
 def _least_width(label: str) -> float:

@@ -6,7 +6,7 @@ worker 1     F0 B0███ F1 B1███        33%
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.check import Timed
@@ -22,6 +22,7 @@ _ASCII = {
     Kind.WEIGHT: "+",
     Kind.TIED: "t",
     Kind.SUBTOTAL: "s",
+    Kind.ADD: "a",
     Kind.NORMS: "n",
     Kind.CLIP: "c",
     Kind.UPDATE: "u",
@@ -33,6 +34,7 @@ _UNICODE = {
     Kind.WEIGHT: "▒",
     Kind.TIED: "▀",
     Kind.SUBTOTAL: "▚",
+    Kind.ADD: "▘",
     Kind.NORMS: "▝",
     Kind.CLIP: "▗",
     Kind.UPDATE: "▄",
@@ -40,14 +42,19 @@ _UNICODE = {
 
 
 def draw_text(
-    timed: Sequence[Timed], *, width: int | None = None, ascii_only: bool = False, seconds: bool = False
+    timed: Sequence[Timed],
+    *,
+    width: int | None = None,
+    ascii_only: bool = False,
+    seconds: bool = False,
+    stage: Callable[[int], str] = str,
 ) -> str:
     """The actions as lines of at most `width` columns, if that leaves room for any; by default as wide as labels need.
 
     A cell that is too narrow for its label is filled with the pattern of its kind. Times are in seconds or
-    in the unit of a plan's costs.
+    in the unit of a plan's costs. `stage` gives a stage's name.
     """
-    sheet = Sheet(timed, seconds=seconds)
+    sheet = Sheet(timed, seconds=seconds, stage=stage)
     if not sheet.span:
         return "no action took any time"
     names = [f"worker {worker}  " for worker in range(len(sheet.rows))]

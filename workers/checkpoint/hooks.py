@@ -84,7 +84,7 @@ class LocalSnapshots:
     def can_begin(self, assigned: Assigned) -> bool:
         """Whether the assignment can be accepted: not if the snapshots to begin with were deleted after newer ones."""
         stages, found = self._stages_of(assigned.index), self.snapshots(assigned.run)
-        every = [stage for worker in self._plan.workers for stage in worker.stages]  # a script begins where these are
+        every = [stage for stages in self._plan.placement for stage in stages]  # a script begins where these are
         return found is None or not is_gone(assigned.step, stages or every, found)  # None: loading will tell
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
@@ -104,7 +104,7 @@ class LocalSnapshots:
 
     def _stages_of(self, index: int) -> Sequence[int]:
         """Of a worker's place; none of the script's, which comes after them."""
-        return self._plan.workers[index].stages if index < len(self._plan.workers) else ()
+        return self._plan.placement[index] if index < len(self._plan.workers) else ()
 
 
 class SnapshotHooks(CheckpointHooks):

@@ -45,6 +45,11 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
             f"run's). Resume it with the plan that it began with, but for {LAYOUT_KEYS}, or leave out --resume to "
             "begin another run"
         )
+    if plan.shares or source.plan.shares:
+        raise _refused(
+            f"run {source.run} has replicas of a stage, here or there, and this plan lays it out in another way: "
+            f"{'; '.join(map(str, found))}. It goes on with the plan that it began with; queues.url may be another"
+        )
     if plan.schedule.mode != "sync":
         raise _refused(
             f"run {source.run} is asynchronous, and this plan lays it out in another way: "

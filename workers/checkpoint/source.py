@@ -15,6 +15,7 @@ from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
+from stageline.pipeline.schedule.replicas import replicas_of
 from stageline.workers.runs import folder as runs
 
 from .directory import FOLDER, SnapshotDirectory
@@ -42,8 +43,17 @@ class CheckpointSource:
 
     @property
     def stages(self) -> int:
-        """How many stages the run has, on whatever machines."""
+        """How many stages the run has, each replica counted, on whatever machines."""
         return sum(map(len, self.plan.placement))
+
+    @property
+    def first_replicas(self) -> range:
+        """The snapshots that have the whole model: those of its stages, or of their first replicas."""
+        return range(len(self.plan.shares) or self.stages)
+
+    def label(self, stage: int) -> str:
+        """A stage for people: "1", or "1.0" for the first replica of several."""
+        return replicas_of(self.plan.shares, 1).label(stage) if self.plan.shares else str(stage)
 
     @cached_property
     def present(self) -> Mapping[int, frozenset[int]]:
@@ -69,7 +79,7 @@ class CheckpointSource:
             return None if result.best is None else int(result.best["step"])
         if not self.complete:
             return None
-        manifest = read_manifest(self.snapshots.path(self.stages - 1, self.complete[0]))
+        manifest = read_manifest(self.snapshots.path(self.first_replicas[-1], self.complete[0]))
         found = ((each.step, each.values) for each in map(record_of, manifest.rounds))
         best = Standing(criterion).after_all(found).best
         return None if best is None else best.step
@@ -114,13 +124,16 @@ class CheckpointSource:
                 f"{self.snapshots.folder} holds no snapshot, which are written every recovery.snapshot_every steps: "
                 "begin another run"
             )
-        there = "; ".join(f"step {each}: {_stages(found)}" for each, found in [*self.present.items()][-3:])
+        there = "; ".join(f"step {each}: {self._stages(found)}" for each, found in [*self.present.items()][-3:])
         if step is not None:
             return f"there is no snapshot of step {step} in {self.snapshots.folder}; the newest there are {there}"
         return (
             f"{self.snapshots.folder} has no step of which all {self.stages} stages have a snapshot; the newest there "
             f"are {there}. Copy the others from the machines of their workers, or name the step with --step"
         )
+
+    def _stages(self, found: frozenset[int]) -> str:
+        return f"stage{'s' if len(found) > 1 else ''} {', '.join(map(self.label, sorted(found)))}"
 
 
 def source_in(folder: Path) -> CheckpointSource:
@@ -140,7 +153,3 @@ def source_in(folder: Path) -> CheckpointSource:
     except (msgspec.MsgspecError, UnicodeDecodeError, PlanRefused) as error:
         raise SnapshotDamaged(folder, [f"{runs.PLAN} is damaged: {error}"]) from error
     return CheckpointSource(folder, run, plan)
-
-
-def _stages(found: frozenset[int]) -> str:
-    return f"stage{'s' if len(found) > 1 else ''} {', '.join(map(str, sorted(found)))}"

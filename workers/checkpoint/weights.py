@@ -34,6 +34,9 @@ def save_weights(
     digests: dict[str, TensorDigest] = {}
     for index, stage in stages.items():
         state, averages = _on_host(stage.state_dict()), _on_host(stage.averages)
+        if index != stage.index:  # another replica, whose weights are those of the first
+            digests |= tensor_digests(state)
+            continue
         files = {weights_file(folder, index): state, **({averages_file(folder, index): averages} if averages else {})}
         for file, tensors in files.items():
             persist(partial(_write, file, index, tensors), f"write {file}", note, now=monotonic, wait=wait)

@@ -111,11 +111,11 @@ def weights_in(folder: Path, step: int | None, *, ema: bool = False) -> StoredWe
         return _finished(folder, ema=ema)
     found = source.step_of(step)
     source.demand_all(found)
-    for stage in range(source.stages):
+    for stage in source.first_replicas:
         if wrong := source.snapshots.verify(stage, found):
             snapshot = source.snapshots.path(stage, found)
             raise SnapshotDamaged(snapshot, wrong) if snapshot.exists() else RunMovedOn(snapshot)
-    folders = [source.snapshots.path(stage, found) for stage in range(source.stages)]
+    folders = [source.snapshots.path(stage, found) for stage in source.first_replicas]
     files, averages = ([each / name for each in folders] for name in (WEIGHTS, AVERAGES))
     return _stored(f"run {source.run} after {found} steps", found, files, averages if ema else None)
 

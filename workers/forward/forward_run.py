@@ -168,6 +168,7 @@ def _begun(model: RunModel, options: LineOptions) -> tuple[ModelWeights, InputsC
 def _options(plan: Plan, folder: Path, workers: Workers, loss: Loss, metrics: list[Metric]) -> LineOptions:
     """Evaluation is the same on every schedule; no update is made, so neither optimizer nor snapshots are needed."""
     cut, stages = plan.model.cut, plan.model.stages
+    plan = plan.without_replicas()
     return LineOptions(
         loss=loss,
         optimizer=cast("OptimizerFactory", NoOptimizer),

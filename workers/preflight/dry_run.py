@@ -8,11 +8,12 @@ backward, after the same forward. So the peak is that of one stage. Those that s
 have gone backward.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -35,11 +36,18 @@ _WORDS = {
     Kind.BACKWARD: "backward",
     Kind.TIED: "gradients of what stages share",
     Kind.SUBTOTAL: "sums of gradients of what stages share",
+    Kind.ADD: "sums of gradients for other replicas",
     Kind.NORMS: "norms of gradients",
     Kind.CLIP: "clipping of gradients",
     Kind.UPDATE: "update",
 }
-_FLOWS = {Kind.TIED: Flow.TIED, Kind.SUBTOTAL: Flow.SUBTOTAL, Kind.NORMS: Flow.NORMS, Kind.CLIP: Flow.CLIP}
+_FLOWS = {
+    Kind.TIED: Flow.TIED,
+    Kind.SUBTOTAL: Flow.SUBTOTAL,
+    Kind.ADD: Flow.SUM,
+    Kind.NORMS: Flow.NORMS,
+    Kind.CLIP: Flow.CLIP,
+}
 
 
 def _ignore(*_: object) -> None:
@@ -125,6 +133,7 @@ class _DryRun:
                     received = [] if index == self._job.program.last else [gradient]
                     gradient = self._carry_out(Kind.BACKWARD, index, received + self._of_neighbour(Flow.TIED, index))
                     self._send(Kind.TIED, index, [])
+                    self._send(Kind.ADD, index, [])
                 self._clip(index)
                 if index not in sharing:
                     self._update(index)
@@ -237,7 +246,17 @@ def _message(job: Job, action: Action, payload: Tree, before: Mapping[int, torch
         return {}
     frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, payload))
     same = [t for t in tensors(payload) if t.data_ptr() in before and torch.equal(t, before[t.data_ptr()])]
-    return {key: Carried(sum(memoryview(frame).nbytes for frame in frames), _total(same))}
+    carried = Carried(sum(memoryview(frame).nbytes for frame in frames), _total(same))
+    return dict.fromkeys(_queues_like(job, key), carried)
+
+
+def _queues_like(job: Job, key: QueueKey) -> list[QueueKey]:
+    """The queues from and to the same stages as `key`: several where these have replicas."""
+    if not job.schedule.shares:
+        return [key]
+    stage, program = job.schedule.replicas.stage, job.program
+    wanted = key.flow, stage(program.source(key)), stage(key.stage)
+    return [each for each in program.queues if (each.flow, stage(program.source(each)), stage(each.stage)) == wanted]
 
 
 def _trainable(stage: Stage) -> list[torch.Tensor]:
@@ -261,6 +280,7 @@ def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEst
     }
     return StageEstimate(
         stage=index,
+        label=job.schedule.label(index),
         worker=job.schedule.owner(index),
         layers=job.segments[index].names,
         parameters=job.segments[index].parameters,
@@ -270,6 +290,22 @@ def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEst
         total=sum(held.values()),
         tapped=tapped,
     )
+
+
+def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[StageEstimate]:
+    """The stages' further replicas, which hold what the first does, but for how many microbatches are in flight."""
+    for copy in range(job.schedule.stages, job.schedule.copies):
+        first, in_flight = estimates[job.schedule.replicas.stage(copy)], job.verdict.stage_peak[copy]
+        held = {**first.bytes, "activations": first.bytes["activations"] // max(1, first.in_flight) * in_flight}
+        yield msgspec.structs.replace(
+            first,
+            stage=copy,
+            label=job.schedule.label(copy),
+            worker=job.schedule.owner(copy),
+            in_flight=in_flight,
+            bytes=held,
+            total=sum(held.values()),
+        )
 
 
 def _total(held: Iterable[torch.Tensor]) -> int:

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from functools import partial
 from math import ceil
 
-from stageline.broker.codec.message import messages_per_step
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import SPILL
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.workers.runtime.job import Job, prepare
 
-from .dry_run import UNWATCHED, TrialWatch, dry_run
+from .dry_run import UNWATCHED, TrialWatch, dry_run, further_copies
 from .pure_prefix import try_prefix
 from .trial_result import Estimate, QueueEstimate, StageEstimate
 
@@ -43,10 +42,11 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
             passed_on=message.passed_on,
             in_flight=_in_flight(job, key),
             retained=message.bytes
-            * messages_per_step(key.flow, job.schedule.microbatches)
+            * key.per_step(job.schedule.microbatches)
             * _steps_kept(job, job.program.source(key)),
+            ends=f"{job.schedule.label(job.program.source(key))} to {job.schedule.label(key.stage)}",
         )
-        for key, message in sorted(messages.items())
+        for key, message in sorted(messages.items(), key=lambda each: (each[0].wire, str(each[0])))
     ]
     if errors := [*_overflows(job, queues), *_over_limit(plan, stages)]:
         raise PlanRefused(errors)
@@ -60,6 +60,7 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
         queues=queues,
         idle=job.verdict.idle,
         prefix_cache=kept,
+        replicas=[*further_copies(job, stages)],
     )
 
 
@@ -93,8 +94,8 @@ def _steps_kept(job: Job, stage: int) -> int:
     """How many steps' messages `stage` keeps at most: the next checkpoint is complete when all stages have come to it,
     and the first stage is ahead of the last by less than a step; in asynchronous mode, by as many as there are stages.
     One that runs forward only is ahead of the next by what that one grants."""
-    plan, microbatches = job.plan, job.schedule.microbatches
-    granted = [ceil(job.windows()[key] / microbatches) for key in _ahead(job) if key.stage > stage]
+    plan, microbatches, number = job.plan, job.schedule.microbatches, job.schedule.replicas.stage
+    granted = [ceil(job.windows()[key] / microbatches) for key in _ahead(job) if number(key.stage) > number(stage)]
     if plan.queues.url == "memory://" or not plan.recovery.on:
         return min(1 + sum(granted), job.steps)
     ahead = 1 if job.schedule.mode == "sync" else max(1, job.program.last)

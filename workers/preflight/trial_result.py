@@ -15,8 +15,9 @@ from .transcript import Transcript
 
 
 class StageEstimate(msgspec.Struct, frozen=True):
-    """One stage. Of its `parameters`, `trained` are; `in_flight` microbatches are held at most; `bytes` says what takes
-    how much, `total` all of it. What its tapped layers return for a microbatch is `tapped` bytes."""
+    """One stage, or one replica of it, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
+    microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
+    for a microbatch is `tapped` bytes."""
 
     stage: int
     worker: int
@@ -27,6 +28,7 @@ class StageEstimate(msgspec.Struct, frozen=True):
     bytes: dict[str, int]
     total: int
     tapped: int = 0
+    label: str = ""
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
@@ -41,6 +43,7 @@ class QueueEstimate(msgspec.Struct, frozen=True):
     passed_on: int  # bytes
     in_flight: int  # messages put and not yet taken, at most
     retained: int  # bytes
+    ends: str = ""  # the stages, for people: "1.0 to 2"
 
 
 class CacheEstimate(msgspec.Struct, frozen=True):
@@ -69,6 +72,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     idle: tuple[float, ...]
     seconds: tuple[float, ...] = ()  # of a microbatch, by stage, if where to cut was measured
     prefix_cache: CacheEstimate | None = None
+    replicas: list[StageEstimate] = []  # of stages, besides the first of each
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):

@@ -166,7 +166,7 @@ def _require_weights(job: Job, claim: int | None) -> None:
     for stages in job.schedule.placement if claim is None else [job.schedule.placement[claim]]:
         try:
             for stage in stages:
-                job.segments[stage].check()
+                job.segments[job.schedule.replicas.stage(stage)].check()
             return
         except ModelRefused as error:
             refused.append(error)

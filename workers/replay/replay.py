@@ -129,10 +129,17 @@ def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replaye
 
 
 def _require_existence(job: Job, wanted: ReplayTarget) -> None:
-    bounds = {"stage": job.schedule.stages, "step": job.steps, "microbatch": job.schedule.microbatches}
+    bounds = {"stage": job.schedule.copies, "step": job.steps, "microbatch": job.schedule.microbatches}
     for name, count in bounds.items():
         if not 0 <= getattr(wanted, name) < count:
             raise NoSuchMicrobatch(f"there is no {name} {getattr(wanted, name)}: the run has {name}s 0 to {count - 1}")
+    replicas = job.schedule.replicas
+    if wanted.microbatch not in replicas.groups[wanted.stage]:
+        copy = replicas.having(replicas.stage(wanted.stage), wanted.microbatch)
+        raise NoSuchMicrobatch(
+            f"stage {replicas.label(wanted.stage)} has no microbatch {wanted.microbatch}: replica "
+            f"{replicas.label(copy)} has it; use --stage {copy}"
+        )
 
 
 def _find_path(job: Job, records: RecordDirectory, wanted: ReplayTarget, origin: Origin) -> ReplayPath:
@@ -180,7 +187,7 @@ def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, 
     empty if its forward cannot be reached. Evaluation is left out: it changes no state, and is not recorded."""
     program = job.program.instructions(job.schedule.owner(wanted.stage), start)
     of_the_stage = (each for each in program if each.action.stage == wanted.stage and each.counted)
-    last = Kind.BACKWARD if wanted.stage >= job.schedule.first_trainable else Kind.FORWARD
+    last = Kind.BACKWARD if job.schedule.trains(wanted.stage) else Kind.FORWARD
     reached: list[Instruction] = []
     end = 0
     for instruction in takewhile(lambda each: _is_recorded(each, messages), of_the_stage):
@@ -197,7 +204,7 @@ def _is_recorded(instruction: Instruction, messages: Mapping[Place, RecordedMess
 
 
 def _place_of(direction: Direction, key: QueueKey, instruction: Instruction) -> Place:
-    return direction, key, instruction.step, instruction.action.microbatch
+    return direction, key._replace(part=None), instruction.step, instruction.action.microbatch
 
 
 def _absence(records: RecordDirectory, wanted: ReplayTarget, messages: Mapping[Place, RecordedMessage]) -> str:

@@ -54,7 +54,7 @@ def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> 
 
 def measured(store: Store, schedule: Schedule, steps: range) -> list[Timed]:
     """The actions of `steps`, as far as their times are recorded."""
-    found = ((stage, step, store.record(stage, step)) for step in steps for stage in range(schedule.stages))
+    found = ((stage, step, store.record(stage, step)) for step in steps for stage in range(schedule.copies))
     return [
         Timed(schedule.owner(stage), action, start, end, step)
         for stage, step, record in found

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -15,6 +15,8 @@ from stageline.broker.control.messages import EvaluationRecord
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
+from stageline.pipeline.schedule.replicas import Replicas
+from stageline.pipeline.stage.replica import MicrobatchLoss, ReplicaSums, changes_of, losses_of, total_of
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, map_tensors
@@ -101,9 +103,11 @@ class Executor:
     gradient_norm: float | None = None  # likewise, if gradients are clipped
     rows: int = 0  # likewise
     learning_rates: tuple[float, ...] = ()  # likewise, of the last stage's groups
+    replicas: Replicas | None = None  # of which copies `stages` are, where stages have several
     sums: Sums = field(default_factory=Sums)  # of what was evaluated so far
     prefix: PrefixRows | None = None  # on the worker that has the first stage that trains, if they are kept
     gives_up: bool = False  # the batch that is evaluated: its script has the result already
+    _begun: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)  # replicas' weights in the open step
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
     _rows: list[int] = field(default_factory=list)  # likewise; 0 for one that does not count
 
@@ -113,6 +117,10 @@ class Executor:
         Raises `ComputeFailed` with the user code's exception as its cause.
         """
         stage, kind = self.stages[instruction.action.stage], instruction.action.kind
+        if self.replicas is not None and kind in (Kind.ADD, Kind.UPDATE):
+            received = self._of_replicas(self.replicas, stage, instruction, received)
+            if kind is Kind.ADD:
+                return received[0]
         try:
             match kind:
                 case Kind.FORWARD if instruction.evaluates:
@@ -147,6 +155,47 @@ class Executor:
                 Culprit(instruction.step, instruction.action) if alone else None,
             ) from error
 
+    def _of_replicas(
+        self, replicas: Replicas, stage: Stage, instruction: Instruction, received: Sequence[Tree]
+    ) -> Sequence[Tree]:
+        """What a replica sends to the others, or, before its update, nothing more: what it `received` from them is
+        added to its own, in their order."""
+        copy = instruction.action.stage
+        own = ReplicaSums(stage.gradients(), self._own_losses(replicas.groups[copy]) if self._is_last(stage) else ())
+        if instruction.action.kind is Kind.ADD:
+            self._demand_finite(stage, replicas.groups[copy], instruction.step)
+            self._demand_unchanged(stage, copy, instruction.step)
+            return (own.tree,)
+        if received:
+            others = [own.other(stage.index, each) for each in received]
+            parts = dict(zip(replicas.others(copy), others, strict=True)) | {copy: own}
+            ordered = [parts[each] for each in replicas.of_stage[stage.index]]
+            stage.set_gradients(total_of(ordered, own.gradients))
+            found = losses_of(ordered)
+            self._losses, self._rows = [each.loss for each in found], [each.rows for each in found]
+        return ()
+
+    def _own_losses(self, group: Sequence[int]) -> tuple[MicrobatchLoss, ...]:
+        return tuple(map(MicrobatchLoss, group, self._losses, self._rows))
+
+    def _demand_finite(self, stage: Stage, group: Sequence[int], step: int) -> None:
+        """Raises `BadMicrobatch` where it can be recorded: at the replica of the last stage that has it."""
+        if self._is_last(stage):
+            self._blame_one(step, zip(group, self._losses, strict=False))  # a trial has one microbatch
+
+    def _demand_unchanged(self, stage: Stage, copy: int, step: int) -> None:
+        """Raises `ComputeFailed` if forwards and backwards have changed what only updates may."""
+        now, before = changes_of(stage.state_dict()), self._begun.pop(copy, {})
+        if changed := [name for name, was in before.items() if now.get(name) != was]:
+            raise ComputeFailed(
+                f"stage {stage.index} has changed {', '.join(changed)} while it computed step {step}; its replicas see "
+                f"other microbatches, and would come to differ. Use stage.{stage.index}.replicas = 1, or layers "
+                "without such buffers"
+            )
+
+    def _is_last(self, stage: Stage) -> bool:
+        return stage.index == self.last
+
     def _end_step(self, last: Stage, step: int) -> None:
         """What the step came to, before the update of the last stage."""
         self.loss, self.gradient_norm = self._summed_loss(step), last.gradient_norm
@@ -170,7 +219,9 @@ class Executor:
         return EvaluationRecord(step, rows, None if loss is None else loss / rows, metrics)
 
     def _forward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        given = self._given(stage.index, instruction, received)
+        if self.replicas is not None and instruction.action.stage not in self._begun:
+            self._begun[instruction.action.stage] = changes_of(stage.state_dict())
+        given = self._given(stage, instruction, received)
         output = stage.forward(
             given.inputs,
             given.targets,
@@ -184,12 +235,12 @@ class Executor:
             self._rows.append(given.rows)
         return output
 
-    def _given(self, stage: int, instruction: Instruction, received: Sequence[Tree]) -> Microbatch:
+    def _given(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Microbatch:
         """What a forward works on: inputs from a queue or, on the first stage, from the supply; targets on the last."""
-        first, last = stage == 0, stage == self.last
+        first, last = stage.index == 0, stage.index == self.last
         if self.feed is None or not (first or last):
             return Microbatch(received[0], None, 0, 1.0)
-        self.stages[stage].now_at(DATA)
+        stage.now_at(DATA)
         ask = self.feed.held_out_microbatch if instruction.evaluates else self.feed.microbatch
         supplied = ask(instruction.step, instruction.action.microbatch)
         inputs = supplied.inputs if first else received[0]
@@ -208,7 +259,7 @@ class Executor:
         self.gives_up = self.gives_up or any(map(is_emptied, received))
         if self.gives_up:
             return emptied()
-        given = self._given(stage.index, instruction, received)
+        given = self._given(stage, instruction, received)
         step, number = instruction.step, instruction.action.microbatch
         output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received), ema=self.ema)
         if stage.index == self.last and given.rows:
@@ -224,15 +275,24 @@ class Executor:
             sums.metrics[name] += metric_value(metric, output, targets) * given.rows
         sums.rows += given.rows
 
+    def _culprit(self, step: int, number: int, loss: Tensor) -> Culprit | None:
+        """The microbatch whose loss is not finite; None if another replica has it."""
+        copy = self.last if self.replicas is None else self.replicas.having(self.last, number)
+        return Culprit(step, Action(Kind.FORWARD, copy, number), loss) if copy in self.stages else None
+
     def _blame(self, step: int) -> None:
-        for number, loss in enumerate(self._losses):
+        self._blame_one(step, enumerate(self._losses))
+        raise BadMicrobatch(f"the loss of step {step} is not finite although each microbatch's is: they overflow")
+
+    def _blame_one(self, step: int, losses: Iterable[tuple[int, Tensor | None]]) -> None:
+        """Raises `BadMicrobatch` for the first of the `losses`, each with its microbatch, that is not finite."""
+        for number, loss in losses:
             if loss is not None and not math.isfinite(loss.item()):
                 raise BadMicrobatch(
                     f"the loss of microbatch {number} of step {step} is {loss.item()} on stage {self.last}: the run "
                     f"stops before the update that would spread it. Look at that batch, or lower the learning rate.",
-                    Culprit(step, Action(Kind.FORWARD, self.last, number), loss),
+                    self._culprit(step, number, loss),
                 )
-        raise BadMicrobatch(f"the loss of step {step} is not finite although each microbatch's is: they overflow")
 
 
 def _sent(stage: Stage, kind: Kind, received: Sequence[Tree]) -> Tree:

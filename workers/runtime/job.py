@@ -1,6 +1,7 @@
 """What every process of a run derives from its plan: the model's segments, the schedule, the program, the batches."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -10,6 +11,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed, Numbering
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.model.counting import demand_replicable
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.loading.load import base_folder, load_function, load_source
@@ -99,12 +101,14 @@ class Job:
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
         """The stages, each on the device that the plan has for it, with data and metrics. With `decisions`, bad
         microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""
-        device = {stage: worker.device for worker in self.plan.workers for stage in worker.stages}
-        made = {stage: self._stage(stage, device[stage]) for stage in stages}
+        owner = self.schedule.owner
+        made = {stage: self._stage(stage, self.plan.workers[owner(stage)].device) for stage in stages}
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
         parts = made, feed, self.program.last, self.metrics, ema
+        if self.schedule.shares:
+            return Executor(*parts, replicas=self.schedule.replicas)
         if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
             return Executor(*parts)
         return SkippingExecutor(*parts, decisions=decisions)
@@ -170,13 +174,15 @@ class Job:
                 most = self.verdict.queue_bound[str(key)]
                 return max(2 * most + 2, most + microbatches)
 
-    def _stage(self, stage: int, device: str) -> Stage:
+    def _stage(self, copy: int, device: str) -> Stage:
+        stage = self.schedule.replicas.stage(copy)
         last = stage == self.program.last
-        stash_weights = self.schedule.mode == "async" and self.verdict.stage_peak[stage] > 1
+        stash_weights = self.schedule.mode == "async" and self.verdict.stage_peak[copy] > 1
         every = self.known_length.epoch if self.plan.counts_epochs else 1
-        return make_stage(
-            self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights, epoch=every
-        )
+        part = self.segments[stage]
+        if copy != stage:  # the workers of a run may be in one process, and replicas share no parameters
+            part = replace(part, layers=deepcopy(part.layers))
+        return make_stage(self.plan, part, last=last, device=device, stash_weights=stash_weights, epoch=every)
 
 
 def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, worker: int | None = None) -> Job:
@@ -198,6 +204,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     demand_recomputable(plan, segments)
     plan = plan.resolved(len(segments))
     schedule = schedule_of(plan, segments)
+    demand_replicable(plan, segments)
     if plan.caches_prefix:
         _demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
@@ -286,4 +293,5 @@ def _reads_data(job: Job, worker: int | None) -> bool:
         return False
     if worker is None or worker >= len(placement):
         return True
-    return not {0, job.schedule.stages - 1}.isdisjoint(placement[worker])
+    ends = {0, job.schedule.stages - 1}
+    return not ends.isdisjoint(map(job.schedule.replicas.stage, placement[worker]))

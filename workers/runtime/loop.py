@@ -219,7 +219,8 @@ class WorkerLoop:
         return inbound.take(timeout)
 
     def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
-        outbound, number = self._outbound(wanted.key), wanted.instruction.number
+        outbound = self._outbound(wanted.key)
+        number = self.program.number_in(wanted.key, wanted.instruction)
         if not outbound.has_credit(number, 0):
             self.progress.waiting(wanted)
             if not outbound.has_credit(number, timeout):
@@ -235,6 +236,8 @@ class WorkerLoop:
         self._received.clear()
         if instruction.gives is not None:
             self._put(instruction, instruction.gives, result)
+            for other in instruction.also:
+                self._put(instruction, other, result)
         if verdict:
             self._go_by(instruction, ends=bool(result))
         elif instruction.evaluates:
@@ -254,6 +257,8 @@ class WorkerLoop:
 
     def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
         step, microbatch, number = instruction.step, instruction.action.microbatch, instruction.number
+        if key.part is not None:
+            number = self.program.number_in(key, instruction)
         if key.flow is Flow.REPLAYED:  # one a step, without content
             microbatch, number, payload = 0, step, None
         message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)

@@ -15,7 +15,7 @@ from itertools import chain, islice
 import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
-from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.base import QueueKey, QueuePart
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, forward_only
 from stageline.pipeline.schedule.ties import tied_queues
@@ -36,6 +36,8 @@ class Instruction(msgspec.Struct, frozen=True):
     """An action of one step with the queues it takes from and gives to. `evaluates`: no stash, no gradient.
     `needs_credit`: no gradient comes back for what it gives, so the consumer says when it may be computed.
 
+    `also`: further queues that get the same.
+
     `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
     run's, which the ledger knows; evaluated batches are not, and `step` then numbers those. `cache`: what is done with
     the cache of what leaves the frozen first stages.
@@ -50,6 +52,7 @@ class Instruction(msgspec.Struct, frozen=True):
     evaluates: bool = False
     counted: bool = True
     needs_credit: bool = False
+    also: tuple[QueueKey, ...] = ()
     cache: CacheUse | None = None
 
     @property
@@ -99,7 +102,7 @@ class Program:
     @cached_property
     def queues(self) -> tuple[QueueKey, ...]:
         """Every queue between stages, and between script and workers."""
-        between_stages = tuple(map(queue_key, self.schedule.routes))
+        between_stages = tuple(map(self._key, self.schedule.routes))
         evaluates = self.scripted or self.rounds.batches
         evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages) if evaluates]
         if not self.scripted:
@@ -140,12 +143,34 @@ class Program:
 
     def takes(self, action: Action) -> tuple[QueueKey, ...]:
         """The queues whose next messages `action` needs."""
-        return tuple(map(queue_key, self.schedule.takes(action)))
+        return tuple(map(self._key, self.schedule.takes(action)))
 
     def gives(self, action: Action) -> QueueKey | None:
         """The queue that the result of `action` is put into."""
         name = self.schedule.gives(action)
-        return None if name is None else queue_key(name)
+        return None if name is None else self._key(name)
+
+    def _key(self, name: str) -> QueueKey:
+        """The queue that the schedule calls `name`."""
+        if not self.schedule.shares:
+            return queue_key(name)
+        flow, _, label = name.partition("-")
+        carried, (_, consumer) = self.schedule.carried(name), self.schedule.routes[name]
+        places = None if carried is None else {microbatch: place for place, microbatch in enumerate(carried)}
+        return QueueKey(Flow(flow), consumer, QueuePart(label, places))
+
+    def number_in(self, key: QueueKey, instruction: Instruction) -> int:
+        """The number, in `key`, of the message that `instruction` takes from there, or puts there."""
+        if key.part is None or key.part.places is None:
+            return instruction.number
+        count, place = key.per_step(self.schedule.microbatches), key.place(instruction.action.microbatch)
+        return message_number(instruction.step, place, count)
+
+    @cached_property
+    def _also(self) -> Callable[[Action], tuple[QueueKey, ...]]:
+        if not self.schedule.shares:
+            return lambda action: ()
+        return cache(lambda action: tuple(map(self._key, self.schedule.also_gives(action))))
 
     def inbound(self, worker: int) -> list[QueueKey]:
         """The queues that `worker` takes from."""
@@ -231,6 +256,8 @@ class Program:
     @cached_property
     def _runs_ahead(self) -> Callable[[Action], bool]:
         ahead = self.schedule.ahead
+        if self.schedule.shares:
+            return lambda action: action.kind is Kind.FORWARD and self.schedule.gives(action) in ahead
         return lambda action: action.outbound in ahead and action.kind is Kind.FORWARD
 
     @property
@@ -266,11 +293,11 @@ class Program:
 
     @cached_property
     def _forward_only(self) -> Schedule:
-        return forward_only(self.schedule.placement, self.schedule.microbatches)
+        return forward_only(self.schedule.placement, self.schedule.microbatches, self.schedule.shares)
 
     @cached_property
     def _in_training(self) -> _Touch:
-        return cache(lambda action: (str(action), self.takes(action), self.gives(action)))
+        return cache(lambda action: (self.schedule.name_of(action), self.takes(action), self.gives(action)))
 
     @cached_property
     def _in_replay(self) -> _Touch:
@@ -292,6 +319,10 @@ class Program:
         """The same as in training, but through queues of its own."""
 
         def touched(action: Action) -> _Touched:
+            if self.schedule.shares:  # the first copies alone
+                before, after = action.stage > 0, action.stage < self.last
+                takes, gives = (_evaluation(action.stage),) * before, _evaluation(action.stage + 1) if after else None
+                return self.schedule.name_of(action), takes, gives
             name, takes, gives = self._in_training(action)
             return name, tuple(map(_evaluating, takes)), None if gives is None else _evaluating(gives)
 
@@ -315,7 +346,7 @@ class Program:
         until = ENDLESS if replays is None else replays.first
         count, counted, throttled = self.schedule.microbatches, not evaluates, not self.scripted
         # Messages of which a step has one are numbered by the step.
-        once = ONCE_PER_STEP if self.schedule.ties or self.schedule.clips or replays else ()
+        once = ONCE_PER_STEP if self.schedule.ties or self.schedule.clips or self.schedule.shares or replays else ()
 
         def chunks() -> Iterator[list[Instruction]]:
             while chunk := [
@@ -327,6 +358,7 @@ class Program:
                     evaluates,
                     counted,
                     throttled if evaluates else self._runs_ahead(each),
+                    self._also(each) if counted else (),
                     None if replays is None else replays.use(step, each),
                 )
                 for step, each in islice(actions, CHUNK)
@@ -363,4 +395,8 @@ def reply_key(worker: int) -> QueueKey:
 
 
 def _evaluating(key: QueueKey) -> QueueKey:
-    return QueueKey(Flow.EVALUATION, key.stage)
+    return _evaluation(key.stage)
+
+
+def _evaluation(stage: int) -> QueueKey:
+    return QueueKey(Flow.EVALUATION, stage)

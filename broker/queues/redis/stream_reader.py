@@ -10,17 +10,18 @@ from typing import Any
 import msgspec
 
 from stageline.broker.codec.message import (
+    Header,
     Message,
     allocate,
     assemble,
     check_run,
     fingerprint,
     message_number,
-    messages_per_step,
     read_header,
 )
 from stageline.broker.errors import ForeignMessage, QueueGap
 from stageline.broker.network.redis_units import Exchange
+from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Receiver, Retention
 
 from .entries import Announcer, EntryId, Keys, StreamEntry, pour, read_entry
@@ -61,7 +62,7 @@ class StreamReader:
         self.largest = 1  # bytes of the largest entry lately
         self._announcer = Announcer(self.keys.taken, f"{receiver.key} is taken", incarnation)
         self._run = run
-        self._per_step = messages_per_step(receiver.key.flow, microbatches)
+        self._per_step = receiver.key.per_step(microbatches)
         self._since = since
         self._announced = 0  # all messages before it were announced as taken
         self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
@@ -120,7 +121,8 @@ class StreamReader:
         """
         header = read_header(whole.header)
         check_run(header, self._run)
-        key, number = self.receiver.key, message_number(header.step, header.microbatch, self._per_step)
+        key = self.receiver.key
+        number = message_number(header.step, _place(header, key), self._per_step)
         if (header.flow, header.stage, number) != (key.flow, key.stage, whole.number):
             raise ForeignMessage(
                 f"{header.identity} lies in Redis as message {whole.number} of {key}: two plans share a run's name"
@@ -190,3 +192,11 @@ class StreamReader:
         self._turn += 1
         self._after = EntryId(self.receiver.next, 0)
         self._parts.clear()
+
+
+def _place(header: Header, key: QueueKey) -> int:
+    """Of a message among those of its step. Raises `ForeignMessage` if the queue carries none such."""
+    try:
+        return key.place(header.microbatch)
+    except ValueError as error:
+        raise ForeignMessage(f"{header.identity} lies in Redis where {error}: two plans share a run's name") from error

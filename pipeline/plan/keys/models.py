@@ -4,7 +4,7 @@ follows from them together.
 Validation and the JSON schema follow from here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Self, get_args
 
@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from stageline.pipeline.evaluation import Better, Criterion
 from stageline.pipeline.schedule import Placement
+from stageline.pipeline.schedule.replicas import Replicas, Shares
 
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
 from .key_types import Recomputed, Unset
@@ -20,7 +21,16 @@ from .memory import MemoryPlan
 from .metric_names import told_apart
 from .section import Section
 from .taps import TapsPlan
-from .training import DataPlan, EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan, SchedulePlan
+from .training import (
+    DataPlan,
+    EvaluationPlan,
+    LrSchedulerPlan,
+    ModelPlan,
+    OptimizerPlan,
+    RunPlan,
+    SchedulePlan,
+    StagePlan,
+)
 
 SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over
 
@@ -37,6 +47,9 @@ def _in_order(workers: object) -> object:
 
 
 _Number = Annotated[str, Field(pattern="^(0|[1-9][0-9]*)$")]
+_Stages = Annotated[
+    dict[str, StagePlan], BeforeValidator(lambda tables: tables, json_schema_input_type=dict[_Number, StagePlan])
+]
 
 
 class PlanTables(Section):
@@ -46,6 +59,9 @@ class PlanTables(Section):
     model: ModelPlan
     data: DataPlan
     schedule: SchedulePlan = Field(default_factory=SchedulePlan)
+    stage: Unset[_Stages] = Field(
+        default=None, description="Stages by number, as in [stage.1]: those that several workers compute."
+    )
     optimizer: OptimizerPlan
     lr_scheduler: Unset[LrSchedulerPlan] = None
     evaluation: Unset[EvaluationPlan] = None
@@ -122,8 +138,33 @@ class PlanTables(Section):
 
     @property
     def placement(self) -> Placement:
-        """The stages of each worker."""
-        return tuple(worker.stages for worker in self.workers)
+        """The stages of each worker; of a stage with replicas its copies, as `pipeline.schedule.replicas` numbers them:
+        the first worker that names it has the first."""
+        if not self.shares:
+            return tuple(worker.stages for worker in self.workers)
+        copies = [list(each) for each in Replicas(self.shares, 1).of_stage]
+        return tuple(tuple(copies[stage].pop(0) for stage in worker.stages) for worker in self.workers)
+
+    @property
+    def shares(self) -> Shares:
+        """For every stage, what part of the microbatches each replica has; () where no stage has several, or as long as
+        the number of stages is not known."""
+        stages, tables = self.model.stages or 0, self.stage or {}
+        if all(table.replicas == 1 for table in tables.values()):
+            return ()
+        single = StagePlan()
+        return tuple(tables.get(str(stage), single).shares for stage in range(stages))
+
+    def without_replicas(self) -> Self:
+        """Each stage on the worker of its first replica: what runs forward only needs no other. Nothing is checked."""
+        stages = len(self.shares)
+        if not stages:
+            return self
+        owned = [tuple(copy for copy in copies if copy < stages) for copies in self.placement]
+        workers = [
+            each.model_copy(update={"stages": own}) for each, own in zip(self.workers, owned, strict=True) if own
+        ]
+        return self.model_copy(update={"workers": tuple(workers), "stage": None})
 
     @property
     def loads_weights(self) -> bool:
@@ -139,7 +180,10 @@ class PlanTables(Section):
 
     def with_stages(self, stages: int) -> Self:
         """For a model of `stages` stages; where no worker is named, each stage has one. Nothing is checked."""
-        workers = self.workers or tuple(WorkerPlan(stages=(stage,)) for stage in range(stages))
+        tables = self.stage or {}
+        further = [int(name) for name in by_number(tables) for _ in range(1, tables[name].replicas)]
+        each = (*range(stages), *(stage for stage in further if stage < stages))
+        workers = self.workers or tuple(WorkerPlan(stages=(stage,)) for stage in each)
         return self.model_copy(update={"model": self.model.model_copy(update={"stages": stages}), "workers": workers})
 
     def with_known_stages(self) -> Self:
@@ -150,8 +194,12 @@ class PlanTables(Section):
 
 
 def section(table: str) -> type[Section]:
-    """The model of `table`'s keys; for "workers", of one worker's."""
-    annotation = PlanTables.model_fields[table].annotation
-    return next(
-        each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and issubclass(each, Section)
-    )
+    """The model of `table`'s keys; for "workers" and "stage", of one worker's or stage's."""
+    return next(_sections(PlanTables.model_fields[table].annotation))
+
+
+def _sections(annotation: object) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, Section):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _sections(each)

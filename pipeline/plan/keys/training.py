@@ -33,6 +33,8 @@ from .section import FactorySection, Section
 # A typing error shall not make a billion stages, nor a list of a billion actions.
 MOST_STAGES = 1024
 MOST_MICROBATCHES = 65536
+MOST_REPLICAS = 256
+MOST_SHARE = 1000
 Balance = Literal["parameters", "time"]
 
 
@@ -198,6 +200,32 @@ class DataPlan(Section):
     def origin_held_out(self) -> str:
         """Which key names the data whose rows are held out: `data.held_out = "data.py:test"`."""
         return self.origin if self.held_out is None else f'data.held_out = "{self.held_out}"'
+
+
+class StagePlan(Section):
+    """One stage: how many workers compute it side by side, each some of the microbatches."""
+
+    replicas: Annotated[int, whole(1, MOST_REPLICAS)] = Field(
+        default=1,
+        description="How many workers compute the stage, each with its part of a step's microbatches. The gradients of "
+        "each part are added up, then those of the parts: the number is part of the result.",
+        examples=[2],
+    )
+    share: Unset[
+        Annotated[
+            tuple[Annotated[int, whole(1, MOST_SHARE)], ...],
+            Field(min_length=1),
+            Accepts("a list with one whole number from 1 on for each replica, such as [2, 1],"),
+        ]
+    ] = Field(
+        default=None,
+        description="What part of the microbatches each replica has, in proportion. Default: as many each.",
+        examples=[[2, 1]],
+    )
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        return self.share or (1,) * self.replicas
 
 
 class SchedulePlan(Section):

@@ -70,14 +70,16 @@ def check_order(schedule: Schedule, worker: int, program: Program) -> None:
 
 
 def _wanted(schedule: Schedule, stage: int) -> Iterator[Action]:
-    for microbatch in range(schedule.microbatches):
+    for microbatch in _group(schedule, stage):
         yield Action(Kind.FORWARD, stage, microbatch)
-        if stage >= schedule.first_trainable:
+        if schedule.trains(stage):
             yield Action(Kind.BACKWARD, stage, microbatch)
         if schedule.tied == "microbatch" and any(stage == upper for _, upper in schedule.ties):
             yield Action(Kind.TIED, stage, microbatch)
     if schedule.tied == "step" and any(stage in pair for pair in schedule.ties):
         yield Action(Kind.SUBTOTAL, stage)
+    if schedule.adds(stage):
+        yield Action(Kind.ADD, stage)
     if schedule.clips and stage >= schedule.first_trainable:
         yield Action(Kind.NORMS, stage)
         yield Action(Kind.CLIP, stage)
@@ -98,16 +100,23 @@ def _halve(wanted: Counter[tuple[int, Action]], found: Counter[tuple[int, Action
 def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[int, Action]]:
     if action.kind in ONCE_PER_STEP:
         yield step - 1, action
+        last = _group(schedule, action.stage)[-1]
         for kind in _AFTER_PREVIOUS:
-            yield step, Action(kind, action.stage, schedule.microbatches - 1)
+            yield step, Action(kind, action.stage, last)
         for kind in ONCE_PER_STEP[: ONCE_PER_STEP.index(action.kind)]:
             yield step, action._replace(kind=kind)
         return
-    first = action.microbatch == 0
-    previous = (step - 1, schedule.microbatches - 1) if first else (step, action.microbatch - 1)
+    group = _group(schedule, action.stage)
+    place = group.index(action.microbatch)
+    previous = (step, group[place - 1]) if place else (step - 1, group[-1])
     for kind in _AFTER_PREVIOUS[action.kind]:
         yield previous[0], Action(kind, action.stage, previous[1])
     for kind in _BUILDS_ON.get(action.kind, ()):
         yield step, Action(kind, action.stage, action.microbatch)
     if schedule.mode == "sync":
         yield step - 1, Action(Kind.UPDATE, action.stage)
+
+
+def _group(schedule: Schedule, stage: int) -> Sequence[int]:
+    """The microbatches of a stage, or of a copy of one."""
+    return schedule.replicas.groups[stage] if schedule.shares else range(schedule.microbatches)

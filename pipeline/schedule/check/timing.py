@@ -5,7 +5,7 @@ Each worker runs its list in order. It waits for the message that an action take
 window, for room in it. The result does not depend on the order in which the workers are visited.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Self
@@ -65,7 +65,7 @@ class Costs:
                 return self.weight[action.stage]
             case Kind.UPDATE:
                 return self.update[action.stage]
-            case Kind.TIED | Kind.SUBTOTAL | Kind.NORMS | Kind.CLIP | Kind.VERDICT:
+            case Kind.TIED | Kind.SUBTOTAL | Kind.ADD | Kind.NORMS | Kind.CLIP | Kind.VERDICT:
                 return 0
 
 
@@ -134,13 +134,13 @@ class _Pipeline:
         self.queues = {
             name: _TimedQueue(
                 number,
-                # A message within a worker takes no time.
-                latency=0 if schedule.owner(source) == schedule.owner(to) else _latency(costs, source, to),
+                latency=_latency(costs, schedule, source, to),
                 window=windows.get(name),
             )
             for number, (name, (source, to)) in enumerate(schedule.routes.items())
         }
-        self._takes, self._gives = cache(schedule.takes), cache(schedule.gives)
+        self._takes, self._gives = cache(schedule.takes), cache(_given(schedule))
+        self._stage = schedule.replicas.stage
         self.timed: list[Timed] = []
 
     def run(self, steps: range) -> None:
@@ -164,23 +164,23 @@ class _Pipeline:
             for wanted in self._takes(action):
                 while not _take(worker, self.queues[wanted]):
                     yield step, action, wanted
-            end = worker.time + self._costs.of(action)
+            end = worker.time + self._costs.of(action._replace(stage=self._stage(action.stage)))
             self.timed.append(Timed(worker.number, action, worker.time, end, step))
             worker.time = end
-            target = self._gives(action)
-            while target and not _put(worker, self.queues[target]):
-                yield step, action, target
+            for target in self._gives(action):
+                while not _put(worker, self.queues[target]):
+                    yield step, action, target
 
     def _described(self, worker: int, step: int, action: Action, queue: str) -> str:
         source, consumer = self._schedule.routes[queue]
-        at = f"worker {worker} waits at {action} of step {step}"
+        at = f"worker {worker} waits at {self._schedule.name_of(action)} of step {step}"
         if queue in self._takes(action):
             return f"{at} for the {_CARRIED[queue.partition('-')[0]]} from {self._at(source)}"
         taken = len(self.queues[queue].takes)
         return f"{at} for room in {queue}, of which {self._at(consumer)} has taken {taken} messages"
 
     def _at(self, stage: int) -> str:
-        return f"stage {stage} on worker {self._schedule.owner(stage)}"
+        return f"stage {self._schedule.label(stage)} on worker {self._schedule.owner(stage)}"
 
 
 _CARRIED = {
@@ -188,13 +188,28 @@ _CARRIED = {
     "backward": "gradient",
     "tied": "gradient of shared parameters",
     "subtotal": "gradient of shared parameters",
+    "sum": "sums of gradients",
     "total": "total gradient of shared parameters",
     "norms": "norms of gradients",
     "clip": "norm to clip by",
 }
 
 
-def _latency(costs: Costs, one: int, other: int) -> float:
+def _given(schedule: Schedule) -> Callable[[Action], tuple[str, ...]]:
+    def given(action: Action) -> tuple[str, ...]:
+        first = schedule.gives(action)
+        return () if first is None else (first, *schedule.also_gives(action))
+
+    return given
+
+
+def _latency(costs: Costs, schedule: Schedule, source: int, to: int) -> float:
+    """A message within a worker takes no time; one between replicas as long as over the slowest hop of their stage."""
+    if schedule.owner(source) == schedule.owner(to):
+        return 0
+    one, other = schedule.replicas.stage(source), schedule.replicas.stage(to)
+    if one == other:
+        return max(costs.latency[max(0, one - 1) : one + 1], default=0)
     return max(costs.latency[min(one, other) : max(one, other)])
 
 

@@ -64,7 +64,7 @@ def check_schedule(
         span=max(each.end for each in timed),
         busy=tuple(sum(each.end - each.start for each in timed if each.worker == worker) for worker in workers),
         stage_peak=tuple(
-            max(_in_flight(schedule, programs[schedule.owner(stage)], (stage,))) for stage in range(schedule.stages)
+            max(_in_flight(schedule, programs[schedule.owner(stage)], (stage,))) for stage in range(schedule.copies)
         ),
         worker_peak=tuple(
             max(_in_flight(schedule, program, stages))
@@ -85,6 +85,6 @@ def _in_flight(schedule: Schedule, program: Program, stages: tuple[int, ...]) ->
     in_flight = 0
     yield in_flight
     for _, action in program:
-        if action.stage in stages and action.stage >= schedule.first_trainable:
+        if action.stage in stages and schedule.trains(action.stage):
             in_flight += (action.kind is Kind.FORWARD) - (action.kind in (Kind.BACKWARD, Kind.WEIGHT))
             yield in_flight

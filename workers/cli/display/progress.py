@@ -69,7 +69,8 @@ class Bars:
 
     def __init__(self, launch: Launch, live: Live) -> None:
         self._pace = Pace(launch)
-        self._stages = range(launch.schedule.stages)
+        self._label = launch.schedule.label
+        self._stages = range(launch.schedule.copies)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),  # it may contain what a worker says
             BarColumn(),
@@ -102,7 +103,9 @@ class Bars:
         for stage in self._stages:
             worker, activity = stage_activity(facts, stage)
             idle = f"idle {share(self._pace.idle[worker]):>5}"
-            table.add_row(*map(Text, (f"stage {stage}", f"worker {worker}", idle, printable_line(activity))))
+            table.add_row(
+                *map(Text, (f"stage {self._label(stage)}", f"worker {worker}", idle, printable_line(activity)))
+            )
         return table
 
 

@@ -80,7 +80,7 @@ def _plan(run: RecordedRun) -> Plan:
 
 def _add_result(records: RunRecords, result: Result) -> None:
     """Of a finished run it is enough, also if the broker's records were deleted."""
-    stages = range(records.config.schedule.stages)
+    stages = range(records.config.schedule.copies)
     finished = {stage: max(result.steps, records.ledger.finished[stage]) for stage in stages}
     losses = {int(step): loss for step, loss in result.losses.items()}
     records.ledger.restore(finished, {**losses, result.steps - 1: result.loss})

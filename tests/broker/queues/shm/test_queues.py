@@ -136,7 +136,9 @@ def test_a_producer_that_has_nothing_to_send_any_more_does_not_wait_for_room(
     producer = worker(stack, 1, tmp_path / "1")
     line = QueuePair(producer, producer, 4)
     with raw_consumer(producer) as raw:
-        raw.send(bytes([REQUEST]) + pack(CreditRequest(RUN, *KEY, 2, 1, next=0, credit=64, resend=False, ask=False)))
+        raw.send(
+            bytes([REQUEST]) + pack(CreditRequest(RUN, *KEY.wire, 2, 1, next=0, credit=64, resend=False, ask=False))
+        )
         put_sizes(line, [30 * KB] * 40)
         assert line.outbound.depth().ready > 0
         line.outbound.trim(10)

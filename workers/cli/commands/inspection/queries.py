@@ -142,7 +142,8 @@ def _missing(facts: Facts) -> str:
 
 
 def _worker_row(name: object, worker: Facts) -> tuple[object, ...]:
-    place = (name, ", ".join(map(str, worker["stages"])) or "-", worker["standing"])
+    stages = worker["labels"] if "labels" in worker else worker["stages"]
+    place = (name, ", ".join(map(str, stages)) or "-", worker["standing"])
     if worker["standing"] == "missing":
         return (*place, "-", "-", "-", "-", "-")
     process = f"{worker['name']}, pid {worker['pid']} on {worker['host']}"
@@ -165,7 +166,7 @@ def _show_history(facts: Facts) -> None:
 
 def _attempts(found: Facts, beginning: float) -> Iterator[tuple[object, ...]]:
     """A row for each attempt of a stage; the last is the one that counts. Times are relative to `beginning`."""
-    stage, worker, before = found["stage"], found["worker"], found["attempts"]
+    stage, worker, before = found.get("label", found["stage"]), found["worker"], found["attempts"]
     for number, lost in enumerate(before, start=1):
         yield stage, worker, number, f"lost ({lost['state']})", _name(lost), lost["why"]
     actions = "; ".join(

@@ -50,7 +50,7 @@ def ls(run: str | None, as_json: bool) -> None:
         facts = {"run": source.run, "folder": str(source.folder), "stages": source.stages, "goes_on_from": note}
         click.echo(msgspec.json.encode({"schema": "checkpoint-ls/1", **facts, "checkpoints": rows}))
         return
-    title = f"checkpoints of run {source.run}, of {counted(source.stages, 'stage')}"
+    title = f"checkpoints of run {source.run}, of {counted(len(source.first_replicas), 'stage')}"
     if note is not None:
         title += f", which goes on from step {note.step} of {note.run}"
     show(title, ("step", "stages", "is", "size", "written"), [_row(source, each) for each in rows])
@@ -125,9 +125,17 @@ def _source(run: str | None) -> "CheckpointSource":
 
 def _row(source: "CheckpointSource", row: "CheckpointRow") -> tuple[object, ...]:
     lacking = sorted(set(range(source.stages)) - set(row.stages))
-    state = "damaged" if row.damages else f"lacks stage {', '.join(map(str, lacking))}" if lacking else "complete"
+    state = (
+        "damaged" if row.damages else f"lacks stage {', '.join(map(source.label, lacking))}" if lacking else "complete"
+    )
     written = "-" if row.written is None else f"{datetime.fromtimestamp(row.written):%F %T}"
-    return row.step, ", ".join(map(str, row.stages)), f"{state}, best" if row.best else state, size(row.bytes), written
+    return (
+        row.step,
+        ", ".join(map(source.label, row.stages)),
+        f"{state}, best" if row.best else state,
+        size(row.bytes),
+        written,
+    )
 
 
 def _problem(source: "CheckpointSource", found: "Sequence[SnapshotState]") -> str:

@@ -87,7 +87,7 @@ def _show_split(found: "Estimate") -> None:
     freezes = any(each.trained < each.parameters for each in found.stages)
     rows = [
         (
-            each.stage,
+            each.label,
             each.worker,
             each.layers[0] if len(each.layers) == 1 else f"{each.layers[0]} to {each.layers[-1]}",
             each.parameters,
@@ -96,7 +96,7 @@ def _show_split(found: "Estimate") -> None:
             *(size(each.bytes[part]) for part in parts),
             size(each.total),
         )
-        for each in found.stages
+        for each in (*found.stages, *found.replicas)
     ]
     heads = (part.replace("_", " ") for part in parts)
     of_parameters = ("parameters", "trained") if freezes else ("parameters",)
@@ -123,7 +123,7 @@ def _show_queues(found: "Estimate") -> None:
     rows = [
         (
             each.queue,
-            f"{each.producer} to {each.consumer}",
+            each.ends,
             each.in_flight,
             size(each.message),
             size(each.passed_on),

@@ -20,6 +20,7 @@ from stageline.workers.runs.owner import StartingRun
 
 if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan
+    from stageline.pipeline.schedule import Schedule
     from stageline.workers.launch.template import Template
 
 WIDE = 160  # columns of a timetable that is not printed on a terminal
@@ -107,11 +108,17 @@ def _train(
     else:
         say(summary(ended.result, launch.folder))
         if ended.timed:
-            say(_timetable(launch.schedule.name, ended.timed))
+            say(_timetable(launch.schedule, ended.timed))
 
 
-def _timetable(schedule: str, timed: Sequence[Timed]) -> str:
+def _timetable(schedule: "Schedule", timed: Sequence[Timed]) -> str:
     first, last = min(each.step for each in timed), max(each.step for each in timed)
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    drawn = timetable.draw_text(timed, width=options.width() or WIDE, ascii_only=options.ascii_only(), seconds=True)
-    return f"\n{schedule} as it ran, {steps}:\n{drawn}"
+    drawn = timetable.draw_text(
+        timed,
+        width=options.width() or WIDE,
+        ascii_only=options.ascii_only(),
+        seconds=True,
+        stage=schedule.label,
+    )
+    return f"\n{schedule.name} as it ran, {steps}:\n{drawn}"

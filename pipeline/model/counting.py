@@ -1,0 +1,39 @@
+"""Which modules change their buffers while they train: replicas of a stage, each with its own, would come to differ.
+
+Only those of torch itself are known.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.stage.layers.layer import joined
+
+from .segments.segment import Segment
+
+
+def demand_replicable(plan: Plan, segments: Sequence[Segment]) -> None:
+    """Raises `PlanRefused` if a stage with replicas has such a module."""
+    replicated = [
+        part for part in segments if (table := (plan.stage or {}).get(str(part.index))) and table.replicas > 1
+    ]
+    wrong = [plan.refused(f"stage.{part.index}.replicas", reason) for part in replicated for reason in _counting(part)]
+    if wrong:
+        raise PlanRefused([error for each in wrong for error in each.errors])
+
+
+def _counting(part: Segment) -> Iterator[str]:
+    for name, module in part.parts:
+        for inner, each in module.named_modules():
+            if _counts(each):
+                title = joined(name, inner) if inner else name
+                yield (
+                    f"{title}, a {type(each).__name__}, counts statistics of the microbatches that it sees, and each "
+                    "replica sees others; call eval() on it in model.factory, or use LayerNorm or GroupNorm"
+                )
+
+
+def _counts(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and module.training and module.track_running_stats

@@ -1,0 +1,168 @@
+"""Stages with replicas train as a plain loop does that adds gradients in the same groups, to the bit."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.workers.process.in_process import run_memory
+from stageline.workers.replay.replay import NoSuchMicrobatch, ReplayTarget, replay
+from stageline.workers.runtime.job import prepare
+from support import reference, replica_loop
+from support.fork_server import ForkServer
+from support.redis_server import RedisServer
+
+FOLDER = Path(reference.__file__).parent / "replicated"
+CONFIG = FOLDER / "stageline.toml"
+ALL = ((0, 1, 2, 3, 4, 5, 6),)
+TWO = ((0, 2, 4, 6), (1, 3, 5))
+THREE = ((0, 3, 6), (1, 4), (2, 5))
+UNLIKE = ((0, 2, 3, 5, 6), (1, 4))  # share = [2, 1]
+SHAPES = {
+    "first": (("stage.0.replicas=2",), (TWO, ALL, ALL)),
+    "middle": (("stage.1.replicas=3",), (ALL, THREE, ALL)),
+    "last": (("stage.2.replicas=2",), (ALL, ALL, TWO)),
+    "neighbours": (("stage.1.replicas=2", "stage.2.replicas=3"), (ALL, TWO, THREE)),
+    "all": (("stage.0.replicas=3", "stage.1.replicas=2", "stage.2.replicas=2"), (THREE, TWO, TWO)),
+    "unlike": (("stage.1.replicas=2", "stage.1.share=[2, 1]"), (ALL, UNLIKE, ALL)),
+}
+MIDDLE_KILLED = [("worker-1", 25), ("worker-3", 40), ("worker-4", 20)]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@cache
+def plain(shape: str) -> reference.ReferenceResult:
+    return replica_loop.train(reference.recipe(FOLDER), (2, 5), SHAPES[shape][1])
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "eager-1f1b", "window"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_run_with_replicas_is_the_plain_loop_in_groups(shape: str, name: str, tmp_path: Path) -> None:
+    window = ("schedule.window=[5, 4, 2]",) if name == "window" else ()
+    plan = read_plan(CONFIG, sets=[f"schedule.name={name}", *window, *SHAPES[shape][0]], environment={})
+    outcome = run_memory(prepare(plan), "replicas", tmp_path / "run")
+    assert outcome.code == 0, outcome.reason
+    assert outcome.facts["weights_sha256"] == plain(shape).weights_sha256
+    assert [outcome.facts["losses"][str(step)] for step in range(5)] == plain(shape).losses
+
+
+def test_the_groups_are_part_of_the_result() -> None:
+    assert len({plain(shape).weights_sha256 for shape in SHAPES}) == len(SHAPES)
+
+
+def test_a_model_in_one_stage_with_replicas_is_data_parallel(tmp_path: Path) -> None:
+    sets = ["model.stages=1", "stage.0.replicas=3"]
+    outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), "replicas", tmp_path / "run")
+    whole = replica_loop.train(reference.recipe(FOLDER), (), (THREE,))
+    assert (outcome.code, outcome.facts["weights_sha256"]) == (0, whole.weights_sha256)
+
+
+@pytest.mark.parametrize(
+    ("sets", "key"),
+    [
+        (("schedule.name=interleaved-1f1b",), "stage.1.replicas"),
+        (("optimizer.clip_norm=1.0",), "stage.1.replicas"),
+        (("stage.1.share=[1, 2, 3]",), "stage.1.share"),
+        (("stage.1.share=[0, 2]",), "stage.1.share"),
+        (("schedule.microbatches=1",), "stage.1.replicas"),
+        (("stage.7.replicas=2",), "stage.7"),
+        (("recovery.on_bad_microbatch=skip",), "stage.1.replicas"),
+        (("workers.0.stages=[0, 1, 1]", "workers.1.stages=[2]"), "workers.0.stages"),
+        (("workers.0.stages=[0, 1]", "workers.1.stages=[2]"), "workers"),
+        (("stage.one.replicas=2",), "stage.one"),
+        (("stage.1.elastic=true",), "stage.1.elastic"),
+    ],
+)
+def test_what_replicas_cannot_have_is_refused_by_its_key(sets: tuple[str, ...], key: str) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        read_plan(CONFIG, sets=["stage.1.replicas=2", *sets], environment={})
+    assert key in {error.key for error in refused.value.errors}
+
+
+def test_each_replica_that_is_killed_is_replaced_with_equal_bits(fork_server: ForkServer, tmp_path: Path) -> None:
+    sets = [f"run.dir={tmp_path}", "queues.url=ipc://", *SHAPES["middle"][0]]
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=MIDDLE_KILLED)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["facts"]["weights_sha256"] == plain("middle").weights_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["first", "last", "neighbours", "all"])
+@pytest.mark.parametrize("url", ["ipc://", "shm://"])
+def test_replicas_of_any_stage_may_be_killed(shape: str, url: str, fork_server: ForkServer, tmp_path: Path) -> None:
+    sets = [f"run.dir={tmp_path}", f"queues.url={url}", *SHAPES[shape][0]]
+    kills = [("worker-0", 20), ("worker-2", 20), ("worker-3", 20)]
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["facts"]["weights_sha256"] == plain(shape).weights_sha256
+
+
+COUNTING = """
+from torch import nn
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1
+        return x
+
+def counting():
+    return nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), Counting(), nn.Linear(8, 3))
+
+def nan_in_some(outputs, targets):
+    loss = nn.functional.cross_entropy(outputs, targets)
+    return loss * float("nan") if targets.tolist() == NAMED else loss
+"""
+
+
+def own_model(folder: Path, targets: list[int]) -> str:
+    (folder / "own.py").write_text(f"import torch\nNAMED = {targets}\n{COUNTING}")
+    return f"{folder / 'own.py'}"
+
+
+def test_a_layer_that_counts_what_it_sees_is_found_out(tmp_path: Path) -> None:
+    sets = [f"model.factory={own_model(tmp_path, [])}:counting", "model.cut=[1, 3]", "stage.1.replicas=2"]
+    outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), "replicas", tmp_path / "run")
+    assert outcome.code == 1
+    assert "stage 1 has changed 2.seen while it computed step 0" in outcome.reason
+
+
+@pytest.mark.slow
+def test_a_bad_microbatch_is_recorded_at_the_replica_that_has_it(fork_server: ForkServer, tmp_path: Path) -> None:
+    job = prepare(read_plan(CONFIG, sets=[], environment={}))
+    target = job.feed.microbatch(3, 1).targets.tolist()  # of the second replica
+    sets = [f"run.dir={tmp_path}", f"model.loss={own_model(tmp_path, target)}:nan_in_some", "stage.2.replicas=2"]
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run")
+    assert f"stageline replay {tmp_path / 'run'} --stage 3 --step 3 --microbatch 1" in outcome["reason"]
+    found = replay(tmp_path / "run", ReplayTarget(3, 3, 1))
+    assert found.reproduced
+    with pytest.raises(NoSuchMicrobatch, match=r"stage 2\.1 has no microbatch 2: replica 2\.0 has it; use --stage 2"):
+        replay(tmp_path / "run", ReplayTarget(3, 3, 2))
+
+
+@pytest.mark.slow
+def test_a_run_that_ended_goes_on_with_the_same_replicas(fork_server: ForkServer, tmp_path: Path) -> None:
+    sets = [f"run.dir={tmp_path}", *SHAPES["neighbours"][0]]
+    broken = (*sets, "recovery.restarts=1")
+    ended = fork_server.train(CONFIG, *broken, folder=tmp_path / "run", kills=[("worker-3", 30), ("worker-3", 2)])
+    assert ended["code"] == 1, ended["reason"]
+    assert "worker 3 (stage 1.1)" in ended["reason"]
+    resumed = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", resume=True)
+    assert resumed["code"] == 0, resumed["reason"]
+    assert resumed["facts"]["weights_sha256"] == plain("neighbours").weights_sha256
+
+
+@pytest.mark.slow
+def test_replicas_are_replaced_over_redis_too(fork_server: ForkServer, tmp_path: Path) -> None:
+    with RedisServer() as server:
+        sets = [f"run.dir={tmp_path}", f"queues.url={server.url}", *SHAPES["middle"][0]]
+        outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=MIDDLE_KILLED)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["facts"]["weights_sha256"] == plain("middle").weights_sha256
