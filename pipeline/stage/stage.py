@@ -2,6 +2,7 @@
 
     forward   activation in -> layers, each seeded -> stash -> activation out (or the loss, on the last stage)
     backward  gradient with respect to that output in -> autograd -> gradient with respect to the input out
+              or in two halves, of which the second may wait: the input's gradient first, those of the weights later
     update    optimizer step, gradients cleared, averages of the weights
     snapshot  all state, as a value; restore continues from it with the same bits
 
@@ -30,13 +31,14 @@ from .layers.precision import Autocast, precision_of
 from .recompute import Recompute, recomputation_of
 from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
-from .stash import InputNodes, Stash, matched
+from .split import SplitBackward
+from .stash import InputNodes, Stash, Stashed, matched
 from .state import StageState, capture_state, restore_state
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup
 from .update.update import LrSchedulerFactory, StageUpdate
-from .versions import Version, Versions
+from .versions import Key, Version, Versions
 
 
 class _NotGiven:
@@ -110,6 +112,7 @@ class Stage:
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
         self._recomputation = recomputation_of(self._body, recompute, versions=stash_weights)
+        self._halves: dict[Key, SplitBackward] = {}  # between `backward_input` and `backward_weight`
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self._forwarded = 0
 
@@ -134,8 +137,8 @@ class Stage:
 
     @property
     def in_flight(self) -> int:
-        """Microbatches run forward and not yet backward."""
-        return len(self._stash.kept)
+        """Microbatches run forward and not yet backward, with both halves."""
+        return len(self._stash.kept) + len(self._halves)
 
     @property
     def where(self) -> str:
@@ -203,13 +206,10 @@ class Stage:
         `owned`, the stage may send on the memory of `gradient`. Parameters' gradients are added up in `.grad`.
         Raises `GradientMismatch`, or `StageError` if nothing is stashed.
         """
-        stashed = self._stash.pop(step, microbatch)
+        stashed = self._stash.kept.pop(self._stash.key(step, microbatch), None)
         if stashed is None or not stashed.requires_grad:
             return None  # nothing in this stage required a gradient for this microbatch
-        if isinstance(gradient, _NotGiven):
-            gradient = stashed.gradient_of_loss(self.index)
-        gradient = self._arrivals.here(gradient)
-        outputs, gradients = matched(stashed.outputs, gradient, self.index)
+        gradient, outputs, gradients = self._begun(stashed, gradient)
         if self._roots:
             outputs, gradients = map(list, zip(*self._roots, *zip(outputs, gradients, strict=True), strict=True))
             self._roots = []
@@ -217,8 +217,51 @@ class Stage:
             torch.autograd.backward(outputs, gradients)
         if self._versions and stashed.version:
             self._versions.collect(stashed.version)
-        result = stashed.input_nodes.gradients()
-        return None if result is None else self._output_guard.sendable(result, None if owned else gradient)
+        return self._result(stashed, None if owned else gradient)
+
+    def backward_input(
+        self,
+        gradient: "Tree | _NotGiven" = NOT_GIVEN,
+        *,
+        step: int | None = None,
+        microbatch: int | None = None,
+        owned: bool = False,
+    ) -> Tree:
+        """The first half of `backward`: the same arguments, result and errors, and no gradients of parameters yet.
+
+        Between the halves, what the forward has saved stays in memory. Raises `StageError` for a layer that cannot
+        compute these gradients alone, with `stash_weights`, and with `recompute`.
+        """
+        if self._recomputation is not None:
+            raise StageError(
+                f"stage {self.index} recomputes what backward needs, and would do so for each half of a backward, and "
+                f"for each of its weights in the second: take recompute out, or use a schedule that does not split "
+                f"backwards, such as 1f1b"
+            )
+        if self._versions is not None:
+            raise StageError(f"stage {self.index} stashes weights, and cannot split a backward: use backward")
+        key = self._stash.key(step, microbatch)
+        stashed = self._stash.kept.pop(key, None)
+        if stashed is None or not stashed.requires_grad:
+            return None
+        gradient, outputs, gradients = self._begun(stashed, gradient)
+        half = SplitBackward(self.index, outputs, gradients, stashed.input_nodes.anchor)
+        stashed.outputs = None
+        outputs.clear()
+        half.compute_inputs()
+        self._halves[key] = half
+        return self._result(stashed, None if owned else gradient)
+
+    def backward_weight(self, *, step: int | None = None, microbatch: int | None = None) -> None:
+        """The second half of `backward`, of the named microbatch or of the oldest that has run `backward_input`: adds
+        up parameters' gradients in `.grad`. Microbatches must come in the order of an undivided backward."""
+        oldest = next(iter(self._halves), (0, 0))
+        key = oldest if step is None or microbatch is None else (step, microbatch)
+        half = self._halves.pop(key, None)
+        roots, self._roots = self._roots, []
+        if half is None:
+            half = SplitBackward(self.index, (), (), None)  # nothing in this stage required a gradient
+        half.compute_weights(roots)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -304,7 +347,7 @@ class Stage:
         In asynchronous mode that includes what the forwards of the microbatches in flight have read. Raises
         `StageError` within a synchronous step: the graphs that are stashed for backward cannot be saved.
         """
-        if self._stash.kept and not self._versions:
+        if self.in_flight and not self._versions:
             raise StageError(
                 f"stage {self.index} holds {self.in_flight} microbatches that have yet to go backward: "
                 f"a snapshot is taken between two steps, after the update"
@@ -325,6 +368,7 @@ class Stage:
         parameters, buffers, optimizer or learning rate scheduler; it must not be used afterwards.
         """
         self._stash.kept.clear()
+        self._halves.clear()
         self._forwarded = 0
         try:
             restore_state(state, self._body, self._update)
@@ -343,6 +387,20 @@ class Stage:
         now = self._body.unsplit_buffers()
         changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
         self._body.set_buffers({name: buffers[name] for name in changed})
+
+    def _begun(
+        self, stashed: Stashed, gradient: "Tree | _NotGiven"
+    ) -> tuple[Tree, list[torch.Tensor], list[torch.Tensor]]:
+        """The gradient, here, with the outputs that take part in a backward, and theirs."""
+        if isinstance(gradient, _NotGiven):
+            gradient = stashed.gradient_of_loss(self.index)
+        gradient = self._arrivals.here(gradient)
+        return gradient, *matched(stashed.outputs, gradient, self.index)
+
+    def _result(self, stashed: Stashed, received: Tree) -> Tree:
+        """What a backward returns: the gradients of the inputs, without memory of what was `received`."""
+        result = stashed.input_nodes.gradients()
+        return None if result is None else self._output_guard.sendable(result, received)
 
     def _averaging(self) -> WeightAverage:
         if self._update.average is None:

@@ -31,6 +31,11 @@ class InputNodes:
         self._gradients.append(None)
         return _Enter.apply(tensor, _anchor, self._gradients, len(self._gradients) - 1)  # type: ignore[no-any-return, no-untyped-call]
 
+    @property
+    def anchor(self) -> torch.Tensor | None:
+        """The leaf that every node leads to; None if there are no nodes."""
+        return _anchor if self._gradients else None
+
     def gradients(self) -> Tree:
         """The tree of `x` with the gradients, None for leaves that carry none; None if no leaf does."""
         if not self._gradients:
@@ -117,16 +122,13 @@ class Stash:
         if requires_grad or version is not None:
             self.kept[key] = Stashed(outputs, share, input_nodes, version, requires_grad)
 
-    def pop(self, step: int | None, microbatch: int | None) -> Stashed | None:
-        """Removes and returns the named forward, None if it was not stashed; by default the oldest one.
-
-        Raises `StageError` if there is no oldest one.
-        """
+    def key(self, step: int | None, microbatch: int | None) -> Key:
+        """The named forward, or the oldest that is stashed. Raises `StageError` if there is no oldest one."""
         if step is not None and microbatch is not None:
-            return self.kept.pop((step, microbatch), None)
+            return step, microbatch
         if not self.kept:
             raise StageError(f"stage {self._stage} has nothing to run backward: call forward first")
-        return self.kept.pop(next(iter(self.kept)))
+        return next(iter(self.kept))
 
 
 def matched(outputs: Tree, gradient: Tree, stage: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

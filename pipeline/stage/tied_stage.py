@@ -51,6 +51,11 @@ class TiedStage(Stage):
             self._roots = []
         return result
 
+    def backward_weight(self, *, step: int | None = None, microbatch: int | None = None, tied: Tree = None) -> None:
+        """As that of any stage; `tied` as in `backward`."""
+        self._roots = self._tied.roots(tied)
+        super().backward_weight(step=step, microbatch=microbatch)
+
     def leaving(self) -> Tree:
         """After each backward: its gradients with respect to the parameters that an earlier stage uses too, by their
         names there; None for one that got none."""
