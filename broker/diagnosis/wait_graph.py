@@ -34,9 +34,15 @@ from .queue_routes import (
 QUIET = 1.0  # seconds without a report after which a worker counts as silent; it reports ten times a second
 LATE = 1.0  # seconds that a message may take to arrive, or that two reports may be apart
 
+_UNFORWARDED = {MicrobatchState.QUEUED, MicrobatchState.FORWARD}
+_COMPUTING = {  # what a stage that computes a message does with its microbatch
+    "forward": {MicrobatchState.FORWARD},
+    "backward": {MicrobatchState.BACKWARD, MicrobatchState.INPUT},
+    TIED: {MicrobatchState.BACKWARD, MicrobatchState.WEIGHT},
+}
 _SENT = {
-    "forward": frozenset({MicrobatchState.STASHED, MicrobatchState.BACKWARD, MicrobatchState.DONE}),
-    "backward": frozenset({MicrobatchState.DONE}),
+    "forward": frozenset(MicrobatchState) - _UNFORWARDED,
+    "backward": frozenset({MicrobatchState.HALFWAY, MicrobatchState.WEIGHT, MicrobatchState.DONE}),
     TIED: frozenset({MicrobatchState.DONE}),
 }
 _ONCE_PER_STEP = frozenset({SUM, SUBTOTAL, TOTAL, NORMS, CLIP, REPLAYED, VERDICT, CALL})  # messages, numbered by it
@@ -181,8 +187,7 @@ def silence(cluster: ClusterState, member: Member) -> float:
 
 def is_computed(cluster: ClusterState, edge: WaitEdge) -> bool:
     """Whether the stage that should deliver the awaited microbatch is computing it."""
-    computing = MicrobatchState.FORWARD if edge.flow == "forward" else MicrobatchState.BACKWARD
-    return _state_at_source(cluster, edge) is computing
+    return _state_at_source(cluster, edge) in _COMPUTING.get(edge.flow, ())
 
 
 def _waited(chain: WaitChain) -> float:

@@ -1,7 +1,8 @@
 """The state of every microbatch at every stage, for the steps that some stage has not finished.
 
-    queued ──> forward ──> stashed ──> backward ──> done
-                  └────────────────────────────────^        frozen stages stop after forward
+    queued ──> forward ──> stashed ──> backward ────────────────────> done
+                  │            └────> input ──> halfway ──> weight ────^     a backward in two halves
+                  └────────────────────────────────────────────────────^     frozen stages stop after forward
 
 Reports are samples: intermediate states may be missing, and late or repeated events change nothing. Finished steps are
 records with the times of their actions.
@@ -33,11 +34,19 @@ class MicrobatchState(StrEnum):
     FORWARD = "forward"  # being computed
     STASHED = "stashed"  # its gradient has not been taken
     BACKWARD = "backward"  # being computed
+    INPUT = "input"  # the first half of a backward, being computed
+    HALFWAY = "halfway"  # the gradient of its input was sent, those of the weights are not computed
+    WEIGHT = "weight"  # the second half, being computed
     DONE = "done"
 
 
 _ORDER = list(MicrobatchState)  # in time
-_COMPUTING = {MicrobatchState.FORWARD: "F", MicrobatchState.BACKWARD: "B"}
+_COMPUTING = {
+    MicrobatchState.FORWARD: "F",
+    MicrobatchState.BACKWARD: "B",
+    MicrobatchState.INPUT: "I",
+    MicrobatchState.WEIGHT: "W",
+}
 
 
 class IllegalTransition(BrokerError):

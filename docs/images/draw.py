@@ -33,6 +33,7 @@ def pictures() -> dict[str, str]:
             make_schedule("looped-bfs", ((0, 4), (1, 5), (2, 6), (3, 7)), 8),
             halved=True,
         ),
+        "zb-h1.svg": _drawn("ZB-H1: 4 workers, 8 microbatches", make_schedule("zb-h1", FOUR, 8)),
         "asynchronous.svg": _drawn(
             "Asynchronous 1F1B: an update after each backward",
             make_schedule("1f1b", FOUR[:3], 1, mode="async"),

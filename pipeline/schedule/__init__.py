@@ -4,7 +4,7 @@ Every schedule runs a stage's forwards, and its backwards, in ascending order of
 Read `value.py`, then `catalogue.py`; `check` proves what is true of a schedule.
 """
 
-from .action import ONCE_PER_STEP, Action, Kind
+from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
 from .alternating import window_for
 from .catalogue import forward_only, make_schedule, schedule_names
 from .shape import Placement, ScheduleRefused
@@ -12,6 +12,7 @@ from .ties import Tied, Ties
 from .value import Mode, Schedule
 
 __all__ = [
+    "ENDS_MICROBATCH",
     "ONCE_PER_STEP",
     "Action",
     "Kind",

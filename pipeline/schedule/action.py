@@ -43,8 +43,16 @@ class Kind(StrEnum):
     __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program
 
 
+ENDS_MICROBATCH = (Kind.BACKWARD, Kind.WEIGHT)  # computes gradients of weights; nothing is left of it in its stage
 ONCE_PER_STEP = (Kind.SUBTOTAL, Kind.ADD, Kind.NORMS, Kind.CLIP, Kind.UPDATE)  # in this order; their microbatch is 0
 
+
+# What a microbatch goes through at a stage, up to an action of each kind.
+_WAY = {
+    Kind.FORWARD: (Kind.FORWARD,),
+    Kind.INPUT: (Kind.FORWARD, Kind.INPUT),
+    Kind.WEIGHT: (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT),
+}
 
 _CARRIED = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "backward"}
 
@@ -64,6 +72,11 @@ class Action(NamedTuple):
         """Without its stage: "F0", "U"."""
         once = self.kind in ONCE_PER_STEP or self.kind is Kind.VERDICT
         return str(self.kind) if once else f"{self.kind}{self.microbatch}"
+
+    @property
+    def way(self) -> tuple["Action", ...]:
+        """The actions on the same microbatch, at the same stage, that lead to it, and itself."""
+        return tuple(self._replace(kind=kind) for kind in _WAY.get(self.kind, (Kind.FORWARD, Kind.BACKWARD)))
 
     @property
     def inbound(self) -> str:

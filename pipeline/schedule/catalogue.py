@@ -1,7 +1,7 @@
 """The catalogue: makes a schedule by name for a shape, or refuses with the reason and the way out."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .action import Action, Kind
@@ -16,8 +16,9 @@ from .replicated import forwards, replicated
 from .shape import Placement, ScheduleRefused, Shape
 from .ties import Tied, Ties, check_ties, with_gradients_sent
 from .value import Lists, Mode, Schedule
+from .zero_bubble import with_deferred_weights
 
-_NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs")
+_NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1")
 
 
 def schedule_names() -> tuple[str, ...]:
@@ -164,13 +165,31 @@ def _lists(shape: Shape, window: Sequence[int] | None) -> Lists:
             return _alternating(shape, [in_flight - 1 for in_flight in checked_window(shape, window)])
         case "looped-bfs":
             return breadth_first(shape)
+        case "zb-h1":
+            return _zb_h1(shape)
         case _:
             return interleaved(shape)
 
 
 def _alternating(shape: Shape, warm_ups: Sequence[int]) -> Lists:
     numbers = range(shape.microbatches)
-    lists = [alternate(stage, numbers, warm_up, shape.first_trainable) for stage, warm_up in enumerate(warm_ups)]
+    return _merged(
+        shape, [alternate(stage, numbers, warm_up, shape.first_trainable) for stage, warm_up in enumerate(warm_ups)]
+    )
+
+
+def _zb_h1(shape: Shape) -> Lists:
+    numbers, first = range(shape.microbatches), shape.first_trainable
+    return _merged(
+        shape,
+        [
+            with_deferred_weights(stage, numbers, warm_up, max(0, stage - first), first)
+            for stage, warm_up in enumerate(one_f_one_b(shape.stages))
+        ],
+    )
+
+
+def _merged(shape: Shape, lists: Sequence[Iterator[Action]]) -> Lists:
     actions = list(merge(lists, shape.first_trainable))
     return tuple(tuple(action for action in actions if action.stage in stages) for stages in shape.placement)
 

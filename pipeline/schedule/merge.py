@@ -12,15 +12,20 @@ from collections.abc import Iterator, Sequence
 
 from .action import Action, Kind
 
-_COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # costs that are assumed before a run; messages take no time
+_COST = {
+    Kind.FORWARD: 1,
+    Kind.BACKWARD: 2,
+    Kind.INPUT: 1,
+    Kind.WEIGHT: 1,
+}  # costs that are assumed before a run; messages take no time
 
 
 def merge(lists: Sequence[Iterator[Action]], first_trainable: int, ahead: int = sys.maxsize) -> Iterator[Action]:
     """All actions of all stages' lists in the order of their start. A stage below `first_trainable`, which waits for no
     gradient, is at most `ahead` microbatches ahead of the next one.
 
-    Of actions that start at once a backward goes first, then the lower number. Nothing else can tie: a microbatch is
-    never at two stages at once.
+    Of actions that start at once a backward goes first, its second half last; then the lower number, then the later
+    stage.
     """
     clock = _Clock(len(lists), first_trainable, ahead)
     heads = [next(actions, None) for actions in lists]
@@ -37,20 +42,17 @@ class _Clock:
     def __init__(self, stages: int, first_trainable: int, ahead: int) -> None:
         self._free = [0] * stages
         self._unlimited, self._ahead = first_trainable, ahead
-        forward = ((Kind.FORWARD, stage) for stage in range(1, stages))
-        backward = ((Kind.BACKWARD, stage) for stage in range(first_trainable, stages - 1))
-        self._arrivals: dict[tuple[Kind, int], deque[int]] = {queue: deque() for queue in (*forward, *backward)}
+        forward = (f"forward-{stage}" for stage in range(1, stages))
+        backward = (f"backward-{stage}" for stage in range(first_trainable, stages - 1))
+        self._arrivals: dict[str, deque[int]] = {queue: deque() for queue in (*forward, *backward)}
 
     def start(self, action: Action) -> int | None:
         """When `action` can start; None until the message that it needs has been sent, and while its stage is as far
         ahead of the next one as it may be."""
-        if (
-            action.stage < self._unlimited
-            and len(self._arrivals.get((Kind.FORWARD, action.stage + 1), ())) >= self._ahead
-        ):
+        if action.stage < self._unlimited and len(self._arrivals.get(action.outbound, ())) >= self._ahead:
             return None
         free = self._free[action.stage]
-        arrivals = self._arrivals.get((action.kind, action.stage))
+        arrivals = self._arrivals.get(action.inbound)
         if arrivals is None:
             return free
         return max(free, arrivals[0]) if arrivals else None
@@ -58,13 +60,15 @@ class _Clock:
     def run(self, start: int, action: Action) -> None:
         """Runs `action` at `start`: takes its message, and sends its result."""
         self._free[action.stage] = start + _COST[action.kind]
-        if (action.kind, action.stage) in self._arrivals:
-            self._arrivals[action.kind, action.stage].popleft()
-        consumer = action.stage + 1 if action.kind is Kind.FORWARD else action.stage - 1
-        if (action.kind, consumer) in self._arrivals:
-            self._arrivals[action.kind, consumer].append(self._free[action.stage])
+        if action.inbound in self._arrivals:
+            self._arrivals[action.inbound].popleft()
+        if action.outbound in self._arrivals:
+            self._arrivals[action.outbound].append(self._free[action.stage])
 
 
-def _precedence(candidate: tuple[int, Action]) -> tuple[int, bool, int]:
+_URGENCY = {Kind.BACKWARD: 0, Kind.INPUT: 0, Kind.FORWARD: 1, Kind.WEIGHT: 2}
+
+
+def _precedence(candidate: tuple[int, Action]) -> tuple[int, int, int, int]:
     start, action = candidate
-    return start, action.kind is not Kind.BACKWARD, action.microbatch
+    return start, _URGENCY[action.kind], action.microbatch, -action.stage

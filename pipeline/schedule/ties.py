@@ -16,7 +16,6 @@ from .shape import Shape
 Ties = tuple[tuple[int, int], ...]  # pairs of stages, the lower one first
 Tied = Literal["microbatch", "step"]  # after what gradients are sent
 
-_OF_WEIGHTS = (Kind.BACKWARD, Kind.WEIGHT)  # what computes gradients of them
 _GRADIENTS = {"microbatch": "tied", "step": "subtotal"}
 
 
@@ -49,15 +48,22 @@ def check_ties(shape: Shape, mode: str, ties: Ties, tied: str) -> None:
 
 def with_gradients_sent(actions: Iterable[Action], ties: Ties, tied: Tied) -> Sequence[Action]:
     """A worker's `actions`, without updates, and those that send gradients of shared parameters. Per microbatch it is a
-    `T` right after each that computes gradients of weights, in stages that have a neighbour before them. Per step it is
-    an `S` of each stage that has a neighbour: at the end, the last stage first."""
+    `T` right after each backward of stages that have a neighbour before them, which do not split theirs: the neighbour
+    would wait for gradients that may be deferred. Per step it is an `S` of each stage that has a neighbour: at the end,
+    the last stage first."""
     if tied == "microbatch":
         senders = {upper for _, upper in ties}
-        return tuple(chain.from_iterable(_with_sending(each, each.stage in senders) for each in actions))
+        return tuple(chain.from_iterable(_with_sending(each) if each.stage in senders else (each,) for each in actions))
     listed, sharing = tuple(actions), {*chain.from_iterable(ties)}
     stages = sorted({each.stage for each in listed} & sharing, reverse=True)
     return (*listed, *(Action(Kind.SUBTOTAL, stage) for stage in stages))
 
 
-def _with_sending(action: Action, sends: bool) -> tuple[Action, ...]:
-    return (action, action._replace(kind=Kind.TIED)) if sends and action.kind in _OF_WEIGHTS else (action,)
+def _with_sending(action: Action) -> tuple[Action, ...]:
+    match action.kind:
+        case Kind.BACKWARD | Kind.INPUT:
+            return action._replace(kind=Kind.BACKWARD), action._replace(kind=Kind.TIED)
+        case Kind.WEIGHT:
+            return ()
+        case _:
+            return (action,)

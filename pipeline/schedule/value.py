@@ -153,7 +153,7 @@ class Schedule:
         match action.kind:
             case Kind.FORWARD if stage + 1 < self.stages:
                 return (replicas.queue("forward", copy, replicas.having(stage + 1, action.microbatch)),)
-            case Kind.BACKWARD if stage > self.first_trainable:
+            case Kind.BACKWARD | Kind.INPUT if stage > self.first_trainable:
                 return (replicas.queue("backward", copy, replicas.having(stage - 1, action.microbatch)),)
             case Kind.ADD:
                 return tuple(replicas.queue("sum", copy, other) for other in replicas.others(copy))
@@ -183,12 +183,16 @@ class Schedule:
         match action.kind:
             case Kind.FORWARD if stage:
                 return (replicas.queue("forward", replicas.having(stage - 1, action.microbatch), copy),)
-            case Kind.BACKWARD if stage + 1 < self.stages:
+            case Kind.BACKWARD | Kind.INPUT if stage + 1 < self.stages:
                 return (replicas.queue("backward", replicas.having(stage + 1, action.microbatch), copy),)
             case Kind.UPDATE if self.adds(copy):
                 return tuple(replicas.queue("sum", other, copy) for other in replicas.others(copy))
             case _:
                 return ()
+
+    def splits(self, stage: int) -> bool:
+        """Whether backwards of `stage` run in two halves, all or some."""
+        return any(action.kind is Kind.INPUT and action.stage == stage for action in self.workers[self.owner(stage)])
 
     def owner(self, stage: int) -> int:
         """The worker that owns `stage`. Raises `ValueError` if no worker does."""

@@ -25,7 +25,7 @@ from support import reference
 from support.paths import EXAMPLES
 from support.redis_server import RedisServer
 
-SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs")
+SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1")
 PLACEMENTS = {  # by name: the stages of each worker
     "1": [[0]],
     "1 with 2 stages": [[0, 1]],
@@ -150,6 +150,7 @@ REAL = [  # each transport with several schedules and placements, each schedule 
     ("mlp", "ipc://", "eager-1f1b", "3", 3),
     ("digits", "redis", "interleaved-1f1b", "2 looped", 8),
     ("mlp", "redis", "1f1b", "2", 1),
+    ("digits", "ipc://", "zb-h1", "4", 8),
     ("digits", "tcp://127.0.0.1:0", "gpipe", "4", 5),
     ("mlp", "tcp://127.0.0.1:0", "1f1b", "3", 1),
     ("chargpt", "tcp://127.0.0.1:0", "interleaved-1f1b", "2 looped", 4),
@@ -169,6 +170,8 @@ REST = [
     ("digits", "ipc://", "interleaved-1f1b", "2 looped", 8),
     ("digits", "ipc://", "looped-bfs", "2 looped", 5),
     ("digits", "redis", "looped-bfs", "2 looped", 8),
+    ("digits", "tcp://127.0.0.1:0", "zb-h1", "3", 5),
+    ("chargpt", "ipc://", "zb-h1", "4", 4),
     ("mlp", "ipc://", "1f1b", "2", 1),
     ("mlp", "ipc://", "eager-1f1b", "4", 3),
     ("chargpt", "ipc://", "interleaved-1f1b", "2 looped", 4),

@@ -66,8 +66,14 @@ def _per_step(recipe: reference.Recipe) -> reference.Recipe:
 @pytest.mark.parametrize("tied", ["microbatch", "step"])
 @pytest.mark.parametrize(
     "sets",
-    [(), ("schedule.name=interleaved-1f1b", *LOOPED), ("schedule.name=gpipe", *LOOPED)],
-    ids=["1f1b", "interleaved", "gpipe"],
+    [
+        (),
+        ("schedule.name=interleaved-1f1b", *LOOPED),
+        ("schedule.name=gpipe", *LOOPED),
+        ("schedule.name=zb-h1",),
+        ("schedule.name=zb-h1", *LOOPED),
+    ],
+    ids=["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h1 looped"],
 )
 def test_stages_that_share_a_parameter_train_as_the_plain_loop_does(
     tied: Tied, sets: tuple[str, ...], tmp_path: Path

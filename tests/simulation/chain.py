@@ -1,7 +1,8 @@
 """Stages as chains of hashes: the order and the number of all that ever had an effect show in one digest.
 
 forward    H(version, moving, place, input)          moving: like BatchNorm's, changed by every forward
-backward   H(version, moving, input, gradient)       version, moving: those that the forward has read
+backward   H(version, moving, input, gradient)       version, moving: those that the forward has read; in two halves, it
+                                                     counts with the second
 update     weights = H(weights, gradients in order)
 shared     T = H(result of backward, the later stage's T); both update with all that the earlier one has of it
            or, per step, H(all that it has, the later stage's)
@@ -60,6 +61,7 @@ class Chain:
     leaving: str = ""  # the gradient of what it shares with an earlier stage
     norms: str = ""  # of its gradients and those of later stages
     stash: dict[Key, tuple[Read, str]] = field(default_factory=dict)
+    halves: dict[Key, str] = field(default_factory=dict)  # results of backwards whose second half is to come
     again: dict[Key, Read] = field(default_factory=dict)
 
     def forward(self, key: Key, received: str) -> str:
@@ -75,12 +77,20 @@ class Chain:
         return mixed("E", self.index, self.state.weights, self.state.moving, key, received)
 
     def backward(self, key: Key, gradient: str, *tied: str) -> str:
+        result = self.backward_input(key, gradient)
+        self.backward_weight(key, *tied)
+        return result
+
+    def backward_input(self, key: Key, gradient: str) -> str:
         read, received = self.stash.pop(key)
-        result = mixed("B", self.index, read.weights, read.moving, received, gradient)
+        self.halves[key] = mixed("B", self.index, read.weights, read.moving, received, gradient)
+        return self.halves[key]
+
+    def backward_weight(self, key: Key, *tied: str) -> None:
+        result = self.halves.pop(key)
         self.gradient = mixed(self.gradient, result)
         self.leaving = mixed("T", result, *tied)
         self.totals = mixed(self.totals, self.leaving)
-        return result
 
     def subtotal(self, *later: str) -> str:
         self.totals = mixed("S", self.totals, *later)
@@ -174,6 +184,11 @@ class ChainExecutor:
             case Kind.BACKWARD:
                 wanted = mixed("loss", key) if call is None else mixed(call.targets, key)
                 return stage.backward(key, *(map(str, received) if received else [wanted]))
+            case Kind.INPUT:
+                wanted = mixed("loss", key) if call is None else mixed(call.targets, key)
+                return stage.backward_input(key, *(map(str, received) if received else [wanted]))
+            case Kind.WEIGHT:
+                return stage.backward_weight(key, *map(str, received))
             case Kind.TIED:
                 return stage.leaving
             case Kind.SUBTOTAL:

@@ -26,6 +26,7 @@ PLACEMENTS: tuple[Placement, ...] = (
     ((0, 1), (2, 3)),
 )
 NAMES = ("1f1b", "1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b")
+SPLIT = ("zb-h1",)
 
 
 class PlannedFault(StrEnum):
@@ -123,7 +124,8 @@ class Scenario:
 def drawn(seed: int) -> Scenario:
     """The scenario of `seed`."""
     rng = random.Random(seed)
-    schedule = _clipped(_tied(_schedule(rng), random.Random(seed + 3 * 10**9)), random.Random(seed + 4 * 10**9))
+    schedule = _split(_schedule(rng), random.Random(seed + 7 * 10**9))
+    schedule = _clipped(_tied(schedule, random.Random(seed + 3 * 10**9)), random.Random(seed + 4 * 10**9))
     steps = rng.randint(3, 8) if schedule.mode == "sync" else rng.randint(4, 14)
     lease = rng.choice([1.0, 2.0])
     actions = steps * sum(map(len, schedule.workers))
@@ -196,6 +198,14 @@ def _schedule(rng: random.Random) -> Schedule:
     if rng.random() < 0.3:
         return _made("1f1b", placement, 1, "async", frozen)
     return _made(rng.choice(NAMES), placement, rng.randint(1, 4), "sync", frozen)
+
+
+def _split(schedule: Schedule, rng: random.Random) -> Schedule:
+    """The same shape, in some runs with backwards in two halves."""
+    s = schedule
+    if s.mode == "async" or rng.random() < 0.75:
+        return s
+    return _made(rng.choice(SPLIT), s.placement, s.microbatches, "sync", s.first_trainable)
 
 
 def _tied(schedule: Schedule, rng: random.Random) -> Schedule:

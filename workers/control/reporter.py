@@ -26,6 +26,8 @@ AGAIN = 1.0  # seconds without confirmation after which finished steps and snaps
 _STATES = {  # of a microbatch, from an action's start and from its end on
     Kind.FORWARD: (MicrobatchState.FORWARD, MicrobatchState.STASHED),
     Kind.BACKWARD: (MicrobatchState.BACKWARD, MicrobatchState.DONE),
+    Kind.INPUT: (MicrobatchState.INPUT, MicrobatchState.HALFWAY),
+    Kind.WEIGHT: (MicrobatchState.WEIGHT, MicrobatchState.DONE),
 }
 
 

@@ -34,6 +34,8 @@ from .trial_stages import TrialStages
 _WORDS = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
+    Kind.INPUT: "backward to its input",
+    Kind.WEIGHT: "backward to its weights",
     Kind.TIED: "gradients of what stages share",
     Kind.SUBTOTAL: "sums of gradients of what stages share",
     Kind.ADD: "sums of gradients for other replicas",
@@ -131,7 +133,7 @@ class _DryRun:
                 if index in self._backward | sharing:
                     self._forward_again(index)
                     received = [] if index == self._job.program.last else [gradient]
-                    gradient = self._carry_out(Kind.BACKWARD, index, received + self._of_neighbour(Flow.TIED, index))
+                    gradient = self._gradient(index, received)
                     self._send(Kind.TIED, index, [])
                     self._send(Kind.ADD, index, [])
                 self._clip(index)
@@ -143,6 +145,15 @@ class _DryRun:
             with self._stages.there(index):
                 self._update(index)
         return [self._estimates[index] for index in sorted(self._estimates)]
+
+    def _gradient(self, index: int, received: list[Tree]) -> Tree:
+        """Runs backward, in two halves where the schedule does."""
+        shared = self._of_neighbour(Flow.TIED, index)
+        if not self._job.schedule.splits(index):
+            return self._carry_out(Kind.BACKWARD, index, received + shared)
+        gradient = self._carry_out(Kind.INPUT, index, received)
+        self._carry_out(Kind.WEIGHT, index, shared)
+        return gradient
 
     def _stage(self, index: int) -> Stage:
         return self._stages[index].stages[index]

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from time import monotonic
@@ -221,8 +222,8 @@ def _inputs(
     if forward.cache is CacheUse.REPLAYED and executor.prefix is not None:
         key, rows = forward.inputs[0], executor.prefix.rows(step, action.microbatch)
         yield Message(run, key.flow, step, action.microbatch, key.stage, incarnation, forward.number, rows)
-    backward = () if action.kind is Kind.FORWARD else job.program.instruction(step, action).takes
-    for key in (*forward.takes, *backward):
+    later = [job.program.instruction(step, each).takes for each in action.way[1:]]
+    for key in (*forward.takes, *chain.from_iterable(later)):
         yield _taken_again(queues, key, step, action.microbatch, deadline)
 
 

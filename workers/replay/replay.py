@@ -19,7 +19,7 @@ from stageline.broker.codec.message import Message, encode, fingerprint, read_he
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
-from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
+from stageline.pipeline.schedule import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
 from stageline.pipeline.stage.state import StageState
 from stageline.pipeline.tree import Tree, describe
 from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
@@ -172,9 +172,9 @@ def _path_of_bad(
     """The path from the state and the messages that are recorded with the microbatch itself."""
     folder = records.bad(wanted.step, wanted.microbatch)
     state = read_snapshot(folder, wanted.stage, wanted.step, origin).state
-    forward = Action(Kind.FORWARD, wanted.stage, wanted.microbatch)
-    actions = (forward,) if reason.action == str(forward) else (forward, forward._replace(kind=Kind.BACKWARD))
-    instructions = [job.program.instruction(wanted.step, each) for each in actions]
+    of_the_microbatch = (Action(kind, wanted.stage, wanted.microbatch) for kind in Kind)
+    failed = next(each for each in of_the_microbatch if str(each) == reason.action)
+    instructions = [job.program.instruction(wanted.step, each) for each in failed.way]
     messages = messages_in([folder / MESSAGES])
     for instruction in instructions:
         if not _is_recorded(instruction, messages):
@@ -187,14 +187,14 @@ def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, 
     empty if its forward cannot be reached. Evaluation is left out: it changes no state, and is not recorded."""
     program = job.program.instructions(job.schedule.owner(wanted.stage), start)
     of_the_stage = (each for each in program if each.action.stage == wanted.stage and each.counted)
-    last = Kind.BACKWARD if job.schedule.trains(wanted.stage) else Kind.FORWARD
+    last = ENDS_MICROBATCH if job.schedule.trains(wanted.stage) else (Kind.FORWARD,)
     reached: list[Instruction] = []
     end = 0
     for instruction in takewhile(lambda each: _is_recorded(each, messages), of_the_stage):
         reached.append(instruction)
         if wanted.is_of(instruction):
             end = len(reached)
-            if instruction.action.kind is last:
+            if instruction.action.kind in last:
                 break
     return reached[:end]
 
@@ -248,7 +248,9 @@ def _outcome(
 ) -> ReplayOutcome:
     key, action = result_queue(instruction.action), str(instruction.action)
     if key is None:
-        return ReplayOutcome(action, "nothing: no stage is before it", None)
+        weights = instruction.action.kind is Kind.WEIGHT
+        why = "gradients of weights stay in their stage" if weights else "no stage is before it"
+        return ReplayOutcome(action, f"nothing: {why}", None)
     entry = messages.get(_place_of(Direction.GIVEN, key, instruction))
     place = run, key.flow, instruction.step, instruction.action.microbatch, key.stage, 0, 0
     bits = fingerprint(read_header(encode(Message(*place, result))[0]))

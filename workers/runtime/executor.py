@@ -129,6 +129,11 @@ class Executor:
                     return self._forward(stage, instruction, received)
                 case Kind.BACKWARD:
                     return self._backward(stage, instruction, received)
+                case Kind.INPUT:
+                    return self._backward_input(stage, instruction, received)
+                case Kind.WEIGHT:
+                    _backward_weight(stage, instruction, received)
+                    return None
                 case Kind.TIED | Kind.SUBTOTAL:
                     return _sent(stage, kind, received)
                 case Kind.NORMS:
@@ -255,6 +260,12 @@ class Executor:
             return stage.backward(gradient, step=step, microbatch=number, owned=True, tied=tied[0] if tied else None)
         return stage.backward(received[0], step=step, microbatch=number, owned=True)
 
+    def _backward_input(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        step, number = instruction.step, instruction.action.microbatch
+        if stage.index == self.last:
+            return stage.backward_input(step=step, microbatch=number)
+        return stage.backward_input(received[0], step=step, microbatch=number, owned=True)
+
     def _evaluate(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         self.gives_up = self.gives_up or any(map(is_emptied, received))
         if self.gives_up:
@@ -293,6 +304,14 @@ class Executor:
                     f"stops before the update that would spread it. Look at that batch, or lower the learning rate.",
                     self._culprit(step, number, loss),
                 )
+
+
+def _backward_weight(stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> None:
+    step, number = instruction.step, instruction.action.microbatch
+    if isinstance(stage, TiedStage):
+        stage.backward_weight(step=step, microbatch=number, tied=received[0] if received else None)
+    else:
+        stage.backward_weight(step=step, microbatch=number)
 
 
 def _sent(stage: Stage, kind: Kind, received: Sequence[Tree]) -> Tree:

@@ -17,7 +17,7 @@ from itertools import chain
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.schedule import Action, Kind, Schedule
+from stageline.pipeline.schedule import ENDS_MICROBATCH, Action, Kind, Schedule
 
 
 class CacheUse(StrEnum):
@@ -81,5 +81,5 @@ class Replays:
 
     def _ends(self, action: Action) -> bool:
         if action.stage == self.schedule.first_trainable:
-            return action.kind is Kind.BACKWARD and action.microbatch == self.schedule.microbatches - 1
+            return action.kind in ENDS_MICROBATCH and action.microbatch == self.schedule.microbatches - 1
         return action.kind is Kind.UPDATE

@@ -88,7 +88,7 @@ class SkippingExecutor(Executor):
         match instruction.action.kind:
             case Kind.FORWARD if not instruction.evaluates:
                 return self._forward_or_skip(instruction, received)
-            case Kind.BACKWARD if _place(instruction) in self._left_out:
+            case Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT if _place(instruction) in self._left_out:
                 return self._skip_backward(instruction)
             case _:
                 return super().carry_out(instruction, received)
@@ -143,7 +143,8 @@ class SkippingExecutor(Executor):
     def _skip_backward(self, instruction: Instruction) -> Tree:
         """Drops what the forward may have stashed. Always the same None, whether or not a forward ran."""
         place = _place(instruction)
-        self._left_out.remove(place)
+        if instruction.action.kind is not Kind.INPUT:  # its second half is to come
+            self._left_out.remove(place)
         self.stages[place[0]].backward(None, step=place[1], microbatch=place[2])
         return None
 

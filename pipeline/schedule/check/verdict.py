@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from stageline.pipeline.schedule import Kind, Schedule
+from stageline.pipeline.schedule import ENDS_MICROBATCH, Kind, Schedule
 
 from .complete import Program, check_complete, check_order
 from .timing import Costs, Timed, simulate
@@ -16,7 +16,7 @@ class Verdict:
     timed: tuple[Timed, ...]  # every action, by start
     span: float  # from the first start to the last end
     busy: tuple[float, ...]  # how long each worker computes
-    stage_peak: tuple[int, ...]  # microbatches that a stage has run forward and not yet backward, at most
+    stage_peak: tuple[int, ...]  # microbatches that a stage has run forward and not yet wholly backward, at most
     worker_peak: tuple[int, ...]  # the same over all stages of a worker
     queue_bound: Mapping[str, int]  # messages put and not yet taken, at most, for any costs; by "forward-1"
 
@@ -86,5 +86,5 @@ def _in_flight(schedule: Schedule, program: Program, stages: tuple[int, ...]) ->
     yield in_flight
     for _, action in program:
         if action.stage in stages and schedule.trains(action.stage):
-            in_flight += (action.kind is Kind.FORWARD) - (action.kind in (Kind.BACKWARD, Kind.WEIGHT))
+            in_flight += (action.kind is Kind.FORWARD) - (action.kind in ENDS_MICROBATCH)
             yield in_flight

@@ -84,7 +84,10 @@ def test_a_microbatch_that_goes_back_is_refused_by_name():
     [
         (event("forward", 1, stage=2), "there is no stage 2: the plan has 2"),
         (event("forward", 1, microbatch=2), "there is no microbatch 2: a step has 2"),
-        (event("lost", 1), "no microbatch can be 'lost': queued, forward, stashed, backward, done"),
+        (
+            event("lost", 1),
+            "no microbatch can be 'lost': queued, forward, stashed, backward, input, halfway, weight, done",
+        ),
     ],
 )
 def test_an_event_that_cannot_be_is_refused_with_the_reason(wrong: Event, words: str):

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.schedule import (
+    ENDS_MICROBATCH,
     Action,
     Kind,
     Schedule,
@@ -50,8 +51,9 @@ def test_backward_runs_in_ascending_order_whatever_the_shape(name: str, first_tr
         for schedule in accepted(name, placement, 16, window=window, first_trainable=min(first_trainable, stages)):
             for stage in range(min(first_trainable, stages), stages):
                 actions = schedule.workers[schedule.owner(stage)]
-                order = [each.microbatch for each in actions if (each.kind, each.stage) == (Kind.BACKWARD, stage)]
-                assert order == list(range(schedule.microbatches))
+                for kinds in ((Kind.BACKWARD, Kind.INPUT), ENDS_MICROBATCH):
+                    order = [each.microbatch for each in actions if each.kind in kinds and each.stage == stage]
+                    assert order == list(range(schedule.microbatches))
 
 
 @pytest.mark.parametrize(

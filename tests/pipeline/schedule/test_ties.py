@@ -62,10 +62,10 @@ def test_no_schedule_deadlocks_over_what_stages_share(name: str, placement: Plac
             check_schedule(schedule, steps=2, windows=verdict.queue_bound)
 
 
-def test_where_a_backward_has_two_halves_gradients_are_sent_and_taken_by_that_of_the_weights() -> None:
+def test_where_backwards_have_two_halves_a_stage_that_sends_gradients_runs_them_whole() -> None:
     last = with_gradients_sent(map(parsed, ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"]), ((0, 1),), "microbatch")
     written = " ".join(map(str, last))
-    assert written == "1F0 1I0 1F1 1I1 1W0 1T0 1W1 1T1"
+    assert written == "1F0 1B0 1T0 1F1 1B1 1T1"
     made = by_hand("0F0 0F1 0I0 0I1 0W0 0W1 0U", f"{written} 1U", microbatches=2)
     schedule = replace(made, ties=((0, 1),))
     assert schedule.takes(parsed("0W1")) == ("tied-0",)

@@ -264,7 +264,7 @@ def test_the_first_half_adds_nothing_to_weights() -> None:
 
 def test_a_stage_without_gradients_to_send_computes_all_of_them_in_the_second_half() -> None:
     calls = []
-    made = stage(Noting(calls))
+    made = stage(TellsBackward(calls))
     made.forward(torch.randn(FLAT))
     assert made.backward_input(torch.ones(FLAT)) is None
     assert calls == []
@@ -272,14 +272,14 @@ def test_a_stage_without_gradients_to_send_computes_all_of_them_in_the_second_ha
     assert calls == ["backward"]
 
 
-class Noting(nn.Module):
+class TellsBackward(nn.Module):
     """Tells when its backward runs."""
 
     def __init__(self, calls: list[str]) -> None:
         super().__init__()
         self.calls, self.inner = [calls], nn.Linear(8, 8)
 
-    def __deepcopy__(self, memo: object) -> "Noting":
+    def __deepcopy__(self, memo: object) -> "TellsBackward":
         return self
 
     def forward(self, x: Tensor) -> Tensor:

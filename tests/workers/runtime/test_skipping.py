@@ -73,6 +73,7 @@ WHERE = {  # the stage that finds out, and how
     1: ("model.options.picky=1",),
     2: ("model.options.picky=2",),
 }
+REST = [(0, "zb-h1"), (1, "1f1b"), (2, "zb-h1")]
 
 
 @pytest.fixture
@@ -122,9 +123,12 @@ def skipped(folder: Path) -> dict[str, list[str]]:
     return {home.name: sorted(path.name for path in home.iterdir()) for home in (folder / "skipped").iterdir()}
 
 
-@pytest.mark.parametrize("stage", WHERE)
-def test_what_is_left_out_leaves_no_trace(fork_server, workspace, stage):
-    sha256, folder = trained(fork_server, workspace, *SYNC, *WHERE[stage])
+@pytest.mark.parametrize(
+    ("stage", "schedule"),
+    [(0, "1f1b"), (1, "zb-h1"), (2, "1f1b"), *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)],
+)
+def test_what_is_left_out_leaves_no_trace(fork_server, workspace, stage, schedule):
+    sha256, folder = trained(fork_server, workspace, *SYNC, *WHERE[stage], f"schedule.name={schedule}")
     assert sha256 == plain_loop(workspace.folder, *BASE, *SYNC, *WHERE[stage])
     (found,) = skipped(folder).items()
     assert found[0] == f"stage-{stage}"

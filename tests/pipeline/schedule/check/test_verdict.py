@@ -79,7 +79,7 @@ def test_interleaving_is_sound_for_every_number_it_accepts(workers: int, turns: 
         assert verdict.span >= verdict.ideal == schedule.microbatches * turns * 3
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b", "zb-h1"])
 def test_any_placement_is_sound(name: str) -> None:
     for seed in range(60):
         stages, microbatches = 1 + seed % 8, 1 + 3 * seed % 16
@@ -106,8 +106,9 @@ def assert_nothing_starts_before_its_data(schedule: Schedule, costs: Costs, verd
         match each.action.kind:
             case Kind.FORWARD if stage > 0:
                 source, hop = Action(Kind.FORWARD, stage - 1, microbatch), stage - 1
-            case Kind.BACKWARD if stage < schedule.stages - 1:
-                source, hop = Action(Kind.BACKWARD, stage + 1, microbatch), stage
+            case Kind.BACKWARD | Kind.INPUT if stage < schedule.stages - 1:
+                before = Kind.INPUT if schedule.splits(stage + 1) else Kind.BACKWARD
+                source, hop = Action(before, stage + 1, microbatch), stage
             case _:
                 continue
         local = schedule.owner(hop) == schedule.owner(hop + 1)
@@ -122,6 +123,7 @@ STRETCH = {
     "1f1b": (1.094, 1.229, 1.365, 1.635, 1.906, 2.719, 4.344),
     "interleaved-1f1b": (1.047, 1.083, 1.120, 1.401, 1.745, 2.781, 4.906),
     "looped-bfs": (1.047, 1.062, 1.078, 1.109, 1.141, 1.234, 1.526),
+    "zb-h1": (1.031, 1.062, 1.094, 1.365, 1.635, 2.448, 4.073),
     "gpipe": (1.094, 1.109, 1.125, 1.156, 1.188, 1.281, 1.469),
     "eager-1f1b": (1.094, 1.109, 1.125, 1.156, 1.188, 1.688, 2.688),
     "window": (1.094, 1.109, 1.125, 1.156, 1.188, 1.281, 1.469),

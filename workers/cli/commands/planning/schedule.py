@@ -32,6 +32,7 @@ ABOUT = {
     "window": "1f1b with the number of microbatches in flight given for each stage",
     "interleaved-1f1b": "several stages on each worker, in turn: less idle time, more messages",
     "looped-bfs": "all microbatches through one stage of a worker, then through its next: each is in use in one piece",
+    "zb-h1": "1f1b with backwards in two halves, the second deferred: about a third of the bubble, S in flight on each",
 }
 
 
