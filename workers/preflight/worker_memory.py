@@ -31,10 +31,14 @@ def worker_estimates(
             "working": max(stage.working for stage in own),
             "messages": _messages(job, own, queues),
             "snapshots": sum(map(_copied, own)) if _has_snapshots(job) else 0,
-            "compiler": _COMPILER if job.plan.recompute is not None else 0,
+            "compiler": _COMPILER if any(_recomputes(job, stage) for stage in placed) else 0,
         }
         found.append(WorkerEstimate(worker, parts, max(model, sum(parts.values()))))
     return found
+
+
+def _recomputes(job: Job, copy: int) -> bool:
+    return job.plan.recompute_of(job.schedule.replicas.stage(copy)) is not None
 
 
 def _copied(stage: StageEstimate) -> int:
