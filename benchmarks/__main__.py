@@ -9,6 +9,7 @@ from .claims import (
     data_ahead,
     evaluation_cost,
     freezing,
+    memory,
     python_cost,
     queue_speed,
     recovery_cost,
@@ -37,6 +38,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "python": python_cost.measure,
     "data": data_ahead.measure,
     "freezing": freezing.measure,
+    "memory": memory.measure,
     "startup": startup.measure,
     "weights": weights.measure,
 }

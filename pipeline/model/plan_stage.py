@@ -41,7 +41,7 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         ema_decay=plan.optimizer.ema_decay,
         autocast=plan.model.autocast,
         groups=groups_of(plan),
-        recompute=plan.recompute,
+        recompute=plan.recompute_of(part.index),
         lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
     )
 

@@ -40,6 +40,7 @@ _LAYOUT = re.compile(
 )
 
 
+_UNCOUNTED_OF_STAGE = re.compile(r"stage\.\d+\.recompute")
 _WEIGHTS = re.compile(r"(model|workers\.\d+)\.weights")
 
 
@@ -69,11 +70,17 @@ def is_weights_path(key: str) -> bool:
 def counted(tables: Mapping[str, object]) -> dict[str, object]:
     """What `Plan.digest` counts of a plan, given as `Plan.as_mapping`, by dotted key. Of paths of weights it counts
     that there are any: each machine has its own."""
-    found = {key: value for key, value in flat(tables).items() if key not in UNCOUNTED}
+    found = {key: value for key, value in flat(tables).items() if _is_counted(key, value)}
     paths = [key for key in found if is_weights_path(key)]
     for key in paths:
         del found[key]
     return {**found, "model.weights": True} if paths else found
+
+
+def _is_counted(key: str, value: object) -> bool:
+    """A stage's table may be there for what is not counted alone: then it says that it has one replica."""
+    one_replica = re.fullmatch(r"stage\.\d+\.replicas", key) is not None and value == 1
+    return not (key in UNCOUNTED or one_replica or _UNCOUNTED_OF_STAGE.fullmatch(key))
 
 
 def differences(here: Mapping[str, object], there: Mapping[str, object]) -> tuple[Difference, ...]:

@@ -109,6 +109,34 @@ def test_gpt2_recomputes_modules_by_their_names(recompute: Any) -> None:
     assert not differing(line.state_dict(), wanted)
 
 
+def test_one_stage_recomputes_otherwise_than_all(tmp_path: Path) -> None:
+    sets = [f"model.cut={[2, 5, 8]}", 'model.trainable=["*"]', 'memory.recompute="stage"']
+    sets += ['stage.1.recompute="nothing"', 'stage.2.recompute=["later"]']
+    plan = read_plan(SUPPORT / "frozen", sets=sets, environment={})
+    assert [plan.recompute_of(stage) for stage in range(4)] == ["stage", None, ("later",), "stage"]
+    without = read_plan(SUPPORT / "frozen", sets=sets[:2], environment={})
+    assert plan.digest() == without.digest()  # machines may differ in it
+    outcome = run_memory(prepare(plan), "frozen", tmp_path / "run")
+    assert outcome.facts["weights_sha256"] == _plain("everything", "sync", (2, 5, 8)).weights_sha256
+    sets[-1] = 'stage.2.recompute=["middle"]'
+    with pytest.raises(
+        PlanRefused, match=r'^.*stage.2.recompute = \["middle"\]: no layer or module of one matches "mi'
+    ):
+        prepare(read_plan(SUPPORT / "frozen", sets=[*sets, 'model.cut=["middle", "later"]'], environment={}))
+
+
+def test_replicas_of_a_stage_recompute_to_the_same_bits(tmp_path: Path) -> None:
+    digests = {
+        run_memory(
+            prepare(read_plan(SUPPORT / "replicated", sets=sets, environment={})),
+            "replicated",
+            tmp_path / str(len(sets)),
+        ).facts["weights_sha256"]
+        for sets in ([], [STAGE])
+    }
+    assert len(digests) == 1
+
+
 def test_a_pattern_that_matches_nothing_is_refused_with_what_there_is() -> None:
     small = SMALL_MODELS["transformer"]
     given: dict[str, Any] = {"loss": small.loss, "optimizer": ADAM, "cut": small.cut, "workers": "inline"}

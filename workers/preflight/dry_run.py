@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch.autograd.graph import saved_tensors_hooks
 
 from stageline.broker.codec.message import Flow, Message, encode
@@ -28,6 +28,7 @@ from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor import ComputeFailed
 from stageline.workers.runtime.job import Job
 
+from .live_bytes import LiveBytes
 from .trial_result import StageEstimate
 from .trial_stages import TrialStages
 
@@ -98,6 +99,8 @@ class _DryRun:
         self._watch = watch
         self._received: list[list[Tree]] = []  # by stage: what its forward was given
         self._kept: list[int] = []  # by stage: bytes that autograd keeps
+        self._live: dict[int, LiveBytes] = {}  # by stage
+        self._working: dict[int, int] = {}  # by stage: bytes that are there for a moment
         self._tapped: dict[int, int] = {}  # by stage: bytes that its tapped layers return
         self._backward: set[int] = set()  # stages that have one
         self._trains = False
@@ -184,7 +187,8 @@ class _DryRun:
         if index in self._backward and not self._stage(index).in_flight:
             self._watch.doing(f"the trial of one microbatch: stage {index}, forward, once more for its backward")
             instruction = self._job.program.instruction(0, Action(Kind.FORWARD, index))
-            self._stages[index].carry_out(instruction, self._received[index])
+            given = self._received[index]
+            self._measured(index, Kind.FORWARD, lambda: self._stages[index].carry_out(instruction, given))
 
     def _update(self, index: int) -> None:
         stage = self._stage(index)
@@ -195,7 +199,8 @@ class _DryRun:
         if given is not None:
             self._tied[Flow.TOTAL] = given
         self._gave_weights(stage, "after the update")
-        self._estimates[index] = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
+        estimate = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
+        self._estimates[index] = replace(estimate, working=self._working.get(index, 0))
 
     def _clip(self, index: int) -> None:
         """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""
@@ -223,10 +228,32 @@ class _DryRun:
         self._watch.doing(f"the trial of one microbatch: stage {index}, {word}")
         instruction = self._job.program.instruction(0, action, evaluates=evaluates)
         before = {tensor.data_ptr(): tensor.clone() for tensor in tensors([*received])}
-        result = self._stages[index].carry_out(instruction, received)
+        if evaluates:
+            result = self._stages[index].carry_out(instruction, received)
+        else:
+            result = self._measured(index, kind, lambda: self._stages[index].carry_out(instruction, received))
         self._watch.gave(f"what stage {index} gave in its {word}", result)
         if not evaluates:
             self.messages |= _message(self._job, action, result, before)
+        return result
+
+    def _measured(self, index: int, kind: Kind, compute: Callable[[], Tree]) -> Tree:
+        """What `compute` gives, while the memory is noted that it takes besides what the stage holds."""
+        live, stage = self._live.setdefault(index, LiveBytes()), self._stage(index)
+        before, gradients = live.now, _gradients(stage)
+        with live.watched():
+            result = compute()
+        match kind:
+            case Kind.FORWARD:
+                kept = live.now
+            case Kind.UPDATE:  # no microbatch is in flight then: what those hold is free
+                stashed = self._kept[index] * self._job.verdict.stage_peak[index]
+                kept = before + _total([*_state(stage), *stage.averages.values()]) + stashed
+            case _:
+                kept = before + sum(_gradients(stage)) - sum(gradients)
+                if self._job.schedule.microbatches > 1:  # a later one's gradients are added to those that are there
+                    kept -= max(_gradients(stage), default=0)
+        self._working[index] = max(self._working.get(index, 0), live.peak - kept)
         return result
 
 
@@ -279,12 +306,11 @@ def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEst
     its backward; `tapped`: those of it that are stored."""
     index, trainable = stage.index, _trainable(stage)
     in_flight = job.verdict.stage_peak[index]
-    state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
     versions = in_flight if job.schedule.mode == "async" and index < job.program.last else 0
     held = {
         "weights": _total(stage.state_dict().values()),
         "gradients": _total(trainable),
-        "optimizer": _total(value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)),
+        "optimizer": _total(_state(stage)),
         "averages": _total({id(each): each for each in stage.averages.values()}.values()),
         "activations": activations * in_flight,
         "stashed_weights": _total(trainable) * versions,  # only what is trained has versions
@@ -308,7 +334,7 @@ def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[Sta
     for copy in range(job.schedule.stages, job.schedule.copies):
         first, in_flight = estimates[job.schedule.replicas.stage(copy)], job.verdict.stage_peak[copy]
         held = {**first.bytes, "activations": first.bytes["activations"] // max(1, first.in_flight) * in_flight}
-        yield msgspec.structs.replace(
+        yield replace(
             first,
             stage=copy,
             label=job.schedule.label(copy),
@@ -317,6 +343,17 @@ def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[Sta
             bytes=held,
             total=sum(held.values()),
         )
+
+
+def _gradients(stage: Stage) -> list[int]:
+    """The bytes of each that is there."""
+    return [each.grad.nbytes for each in _trainable(stage) if each.grad is not None]
+
+
+def _state(stage: Stage) -> list[torch.Tensor]:
+    """The tensors that the optimizer keeps."""
+    entries = [] if stage.optimizer is None else stage.optimizer.state.values()
+    return [each for entry in entries for each in entry.values() if isinstance(each, torch.Tensor)]
 
 
 def _total(held: Iterable[torch.Tensor]) -> int:

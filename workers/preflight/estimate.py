@@ -17,6 +17,7 @@ from stageline.workers.runtime.job import Job, prepare
 from .dry_run import UNWATCHED, TrialWatch, dry_run, further_copies
 from .pure_prefix import try_prefix
 from .trial_result import Estimate, QueueEstimate, StageEstimate
+from .worker_memory import worker_estimates
 
 
 def estimate(plan: Plan) -> Estimate:
@@ -48,6 +49,7 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
         )
         for key, message in sorted(messages.items(), key=lambda each: (each[0].wire, str(each[0])))
     ]
+    replicas = [*further_copies(job, stages)]
     if errors := [*_overflows(job, queues), *_over_limit(plan, stages)]:
         raise PlanRefused(errors)
     return Estimate(
@@ -58,9 +60,10 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
         steps=job.steps,
         stages=stages,
         queues=queues,
+        workers=worker_estimates(job, [*stages, *replicas], queues),
         idle=job.verdict.idle,
         prefix_cache=kept,
-        replicas=[*further_copies(job, stages)],
+        replicas=replicas,
     )
 
 

@@ -17,7 +17,8 @@ from .transcript import Transcript
 class StageEstimate(msgspec.Struct, frozen=True):
     """One stage, or one replica of it, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
     microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
-    for a microbatch is `tapped` bytes."""
+    for a microbatch is `tapped` bytes. `working` bytes come on top for a moment: what its operations make and free
+    again, and what backward computes again."""
 
     stage: int
     worker: int
@@ -29,6 +30,7 @@ class StageEstimate(msgspec.Struct, frozen=True):
     total: int
     tapped: int = 0
     label: str = ""
+    working: int = 0
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
@@ -44,6 +46,16 @@ class QueueEstimate(msgspec.Struct, frozen=True):
     in_flight: int  # messages put and not yet taken, at most
     retained: int  # bytes
     ends: str = ""  # the stages, for people: "1.0 to 2"
+
+
+class WorkerEstimate(msgspec.Struct, frozen=True):
+    """What one worker's process takes at most beyond the imports of its program: `bytes` says what takes how much,
+    `total` all of it; or the model as a whole, while it is loaded, if that is more. `stages` and `working` of a worker
+    on another device are there, the others in its host's memory."""
+
+    worker: int
+    bytes: dict[str, int]
+    total: int
 
 
 class CacheEstimate(msgspec.Struct, frozen=True):
@@ -69,6 +81,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     stages: list[StageEstimate]
     queues: list[QueueEstimate]
+    workers: list[WorkerEstimate]
     idle: tuple[float, ...]
     seconds: tuple[float, ...] = ()  # of a microbatch, by stage, if where to cut was measured
     prefix_cache: CacheEstimate | None = None

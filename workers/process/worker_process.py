@@ -3,6 +3,7 @@
 prepare -> join -> open the queues -> restore the checkpoint -> `CommandHandler.run` -> exit code
 """
 
+import gc
 import os
 import secrets
 import signal
@@ -140,7 +141,8 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
                 f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers",
                 ExitCode.FAILED,
             )
-        job = replace(job, length=job.length or assigned.length)
+        job = replace(job, length=job.length or assigned.length).only(job.schedule.placement[assigned.index])
+        gc.collect()  # the model may refer to itself
         _exit_on_signals(control)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)

@@ -98,6 +98,14 @@ class Job:
         length = RunLength(steps, feed.batches_held_out if plan.evaluates else 0, epoch, order)
         return replace(self, own_feed=feed, length=length)
 
+    def only(self, copies: Iterable[int]) -> "Job":
+        """The same without the layers of other stages, whose memory is given back where nothing else holds them. These
+        `copies` can be made of it, and stages whose rows are kept: they run again where their rows are lost."""
+        stages = map(self.schedule.replicas.stage, copies)
+        kept = {*stages, *(range(self.schedule.first_trainable) if self.plan.caches_prefix else ())}
+        segments = [part if part.index in kept else replace(part, layers=()) for part in self.segments]
+        return replace(self, segments=segments)
+
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
         """The stages, each on the device that the plan has for it, with data and metrics. With `decisions`, bad
         microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""

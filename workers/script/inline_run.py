@@ -16,6 +16,7 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.layers.generators import generators_kept
+from stageline.pipeline.stage.recompute import Recompute
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.update.optimizer import ParameterGroup
 from stageline.pipeline.tree import Tree
@@ -44,8 +45,9 @@ class InlineRun:
         names: WeightNames,
         options: LineOptions,
         groups: Sequence[ParameterGroup] = (),
+        recompute: Callable[[int], Recompute | None] = lambda stage: None,
     ) -> None:
-        self._groups = groups
+        self._groups, self._recompute = groups, recompute
         self.folder: Path | None = None
         self.size = len(schedule.placement)
         self._names = names
@@ -152,7 +154,7 @@ class InlineRun:
             clip_norm=options.clip_norm,
             ema_decay=options.ema_decay,
             autocast=options.autocast,
-            recompute=options.recompute,
+            recompute=self._recompute(part.index),
             groups=self._groups,
         )
 

@@ -285,6 +285,10 @@ Recomputed = Annotated[
     Literal["stage"] | Annotated[tuple[_LayerName, ...], Field(min_length=1)],
     Accepts('"stage" or a list of patterns of names such as ["transformer.h.*.mlp"]'),
 ]
+RecomputedOfStage = Annotated[
+    Literal["stage", "nothing"] | Annotated[tuple[_LayerName, ...], Field(min_length=1)],
+    Accepts('"stage", "nothing" or a list of patterns of names such as ["transformer.h.*.mlp"]'),
+]
 Argument = Annotated[object, PlainValidator(_argument), Accepts("an argument that TOML can write")]
 Options = Annotated[  # keyword arguments for a user's factory
     Mapping[str, object],

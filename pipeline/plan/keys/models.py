@@ -100,10 +100,13 @@ class PlanTables(Section):
         tables = self.lr_scheduler, self.evaluation
         return self.caches_prefix or any(table is not None and table.every == "epoch" for table in tables)
 
-    @property
-    def recompute(self) -> Recomputed | None:
-        """What backward runs forward again."""
-        return None if self.memory is None else self.memory.recompute
+    def recompute_of(self, stage: int) -> Recomputed | None:
+        """What backward runs forward again in `stage`."""
+        table = (self.stage or {}).get(str(stage))
+        wanted = None if table is None else table.recompute
+        if wanted is None:
+            return None if self.memory is None else self.memory.recompute
+        return None if wanted == "nothing" else wanted
 
     @property
     def evaluates(self) -> bool:

@@ -19,6 +19,7 @@ from .key_types import (
     Name,
     Options,
     Positive,
+    RecomputedOfStage,
     Reference,
     Size,
     Target,
@@ -203,7 +204,8 @@ class DataPlan(Section):
 
 
 class StagePlan(Section):
-    """One stage: how many workers compute it side by side, each some of the microbatches."""
+    """One stage: how many workers compute it side by side, each some of the microbatches, and what it does not
+    keep in memory."""
 
     replicas: Annotated[int, whole(1, MOST_REPLICAS)] = Field(
         default=1,
@@ -221,6 +223,12 @@ class StagePlan(Section):
         default=None,
         description="What part of the microbatches each replica has, in proportion. Default: as many each.",
         examples=[[2, 1]],
+    )
+    recompute: Unset[RecomputedOfStage] = Field(
+        default=None,
+        description='What backward runs forward again in this stage: the "stage", patterns of names of its layers and '
+        'modules in them, or "nothing". Default: `memory.recompute`.',
+        examples=["stage", "nothing", ["lm_head"]],
     )
 
     @property

@@ -101,3 +101,26 @@ def _work(trainable: list[str]) -> list[float]:
     """What each worker does for a microbatch, where one does three units."""
     idle = estimate(read_plan(FROZEN, sets=[f"model.trainable={trainable}"])).idle
     return [round(3 * (1 - each) / (1 - min(idle)), 3) for each in idle]
+
+
+def test_what_recomputes_holds_less_and_takes_more_for_a_moment() -> None:
+    plain, again = (
+        estimate(read_plan(TIED.parent / "frozen", sets=["model.cut=[5]", 'model.trainable=["*"]', *sets]))
+        for sets in ([], ['memory.recompute="stage"'])
+    )
+    for before, now in zip(plain.stages, again.stages, strict=True):
+        assert now.bytes["activations"] < before.bytes["activations"]
+        assert now.working > before.working
+    assert all(worker.bytes["compiler"] > 2**20 for worker in again.workers)
+
+
+def test_a_worker_takes_its_stages_its_messages_and_a_snapshot(workspace: Workspace) -> None:
+    found = estimate(read_plan(workspace.folder, sets=["optimizer.momentum=0.9"]))
+    for worker, stage in zip(found.workers, found.stages, strict=True):
+        assert worker.total == sum(worker.bytes.values())
+        assert (worker.bytes["stages"], worker.bytes["working"]) == (stage.total, stage.working)
+        held = stage.bytes
+        assert worker.bytes["snapshots"] == held["weights"] + held["optimizer"] - held["gradients"]
+        assert worker.bytes["messages"] > 0
+    without = estimate(read_plan(workspace.folder, sets=["recovery.restarts=0"]))
+    assert [worker.bytes["snapshots"] for worker in without.workers] == [0, 0]

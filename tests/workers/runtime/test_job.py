@@ -26,6 +26,14 @@ def job(workspace: Workspace, *sets: str) -> Job:
     return prepare(read_plan(workspace.folder, sets=sets))
 
 
+def test_a_worker_keeps_the_layers_of_its_own_stages_alone(workspace: Workspace) -> None:
+    whole = job(workspace)
+    alone = whole.only([1])
+    assert [len(part.layers) for part in alone.segments] == [0, len(whole.segments[1].layers)]
+    assert [part.names for part in alone.segments] == [part.names for part in whole.segments]
+    assert alone.executor([1]).stages[1].state_dict().keys() == whole.segments[1].weight_names
+
+
 def test_epochs_are_steps_of_the_data_source(workspace: Workspace) -> None:
     text = (workspace.folder / "stageline.toml").read_text()
     workspace.write("stageline.toml", text.replace("steps = 6", "epochs = 2"))

@@ -69,6 +69,7 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
     show("plan", ("key", "value", "from"), keys)
     _show_split(found)
     _show_queues(found)
+    _show_workers(found)
     if found.prefix_cache is not None:
         kept = found.prefix_cache
         idle_stages = "stage 0 does" if kept.stage == 1 else f"stages 0 to {kept.stage - 1} do"
@@ -117,6 +118,12 @@ def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:
             f"taps: {stages} a microbatch; {size(of_step)} a stored step, and {size(of_step * steps)} in the "
             f"{counted(steps, 'step')} that are stored"
         )
+
+
+def _show_workers(found: "Estimate") -> None:
+    parts = list(found.workers[0].bytes)
+    rows = [(each.worker, *(size(each.bytes[part]) for part in parts), size(each.total)) for each in found.workers]
+    show("memory of a worker's process at most, beyond its program", ("worker", *parts, "total"), rows)
 
 
 def _show_queues(found: "Estimate") -> None:

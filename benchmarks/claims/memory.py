@@ -1,0 +1,71 @@
+"""Claim: `stageline plan` tells how much memory each worker will take, and what is saved where stages keep less."""
+
+import os
+
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.trainers.ours import PLAN
+from benchmarks.trainers.worker_memory import MemoryRun, train_and_watch
+from stageline.pipeline.plan import read_plan
+from stageline.workers.preflight.estimate import estimate
+from stageline.workers.preflight.trial_result import WorkerEstimate
+
+WIDTH, LAYERS, SEQUENCE, ROWS, MICROBATCHES, STEPS = 1024, 3, 64, 4, 4, 2
+SETS = (
+    f"run.steps={STEPS}",
+    f"model.options={{ width = {WIDTH}, layers = {LAYERS} }}",
+    f"data.options={{ width = {WIDTH}, sequence = {SEQUENCE} }}",
+    f"data.batch_size={MICROBATCHES * ROWS}",
+    f"schedule.microbatches={MICROBATCHES}",
+    "schedule.name=gpipe",
+    "optimizer.factory=torch.optim.AdamW",
+    "recovery.restarts=1",
+    "recovery.snapshot_every=1",
+)
+CASES = {
+    "plain": (),
+    'recompute = "stage"': ('memory.recompute="stage"',),
+    f'recompute = ["[0-{2 * LAYERS - 1}]"]': (f'memory.recompute=["[0-{2 * LAYERS - 1}]"]',),
+    "first two layers frozen": ('model.trainable=["[!01].*"]',),
+    "small": (
+        "model.options={ width = 128, layers = 3 }",
+        f"data.options={{ width = 128, sequence = {SEQUENCE} }}",
+    ),
+}
+
+ABOUT = f"""\
+{2 * LAYERS} transformer encoder layers of width {WIDTH} in two stages, a worker each with one torch thread, AdamW,
+{MICROBATCHES} microbatches of {ROWS} rows of {SEQUENCE} in flight (gpipe), a snapshot after every step, {STEPS} steps.
+Measured is the most anonymous memory (RssAnon) of a worker's process over that which it had when it was forked, with
+all imported, every 5 ms; beside it what `stageline plan` tells. Runs of the same parameters must end with the same
+weights, to the bit."""
+
+COLUMNS = ("", "measured, MiB", "plan, MiB", "plan to measured", "seconds")
+
+
+class UnequalWeights(Exception):
+    """What changes no bit has changed some."""
+
+
+def measure(rounds: int) -> BenchmarkResult:
+    """One round: memory is what it is."""
+    rows, facts, plain = [], {}, None
+    for name, sets in CASES.items():
+        found = estimate(read_plan(PLAN, sets=[*SETS, *sets], environment=os.environ)).workers
+        run = train_and_watch(PLAN, [*SETS, *sets])
+        plain = plain or run
+        if "recompute" in name and run.sha256 != plain.sha256:
+            raise UnequalWeights(f"{name} ended with {run.sha256}, plain with {plain.sha256}")
+        rows += [_row(name, run, each) for each in found]
+        facts[name] = {"measured": run.peaks, "plan": [each.total for each in found], "seconds": run.seconds}
+    return BenchmarkResult("Memory", ABOUT, (Table("", COLUMNS, tuple(rows)),), {"memory": facts})
+
+
+def _row(name: str, run: MemoryRun, planned: WorkerEstimate) -> tuple[str, ...]:
+    measured = run.peaks[planned.worker]
+    return (
+        f"{name}, worker {planned.worker}",
+        f"{measured / 2**20:.0f}",
+        f"{planned.total / 2**20:.0f}",
+        f"{planned.total / measured:.2f}",
+        f"{run.seconds:.0f}",
+    )
