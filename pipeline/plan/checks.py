@@ -11,6 +11,7 @@ from stageline.pipeline.schedule.replicated import NAMES as REPLICATED
 from .errors import PlanError
 from .keys.models import PlanTables
 from .keys.training import MOST_MICROBATCHES
+from .staying import problems_of_staying
 
 SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 
@@ -338,6 +339,8 @@ _NOT_REPLICATED = (
     *("recovery.on_bad_microbatch", "recovery.record"),
 )
 
+_STAYING = ("data.stays", "data.labels_stay", "data.targets")
+
 _KEPT = ("queues.url", "recovery.restarts", "recovery.snapshot_every")
 
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
@@ -362,4 +365,5 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _replicated),
     (("workers", "model.weights"), _weights),
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _shape),
+    ((*_STAYING, "data.source", "model.prefix_cache", "workers", "stage", *_STAGES), problems_of_staying),
 )

@@ -50,6 +50,11 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
             f"run {source.run} has replicas of a stage, here or there, and this plan lays it out in another way: "
             f"{'; '.join(map(str, found))}. It goes on with the plan that it began with; queues.url may be another"
         )
+    if plan.data.stays is not None:
+        raise _refused(
+            f"run {source.run} has data.stays, and this plan lays it out in another way: {'; '.join(map(str, found))}. "
+            "Its weights would have to come to other machines, so it goes on with the plan that it began with only"
+        )
     if plan.schedule.mode != "sync":
         raise _refused(
             f"run {source.run} is asynchronous, and this plan lays it out in another way: "

@@ -31,6 +31,7 @@ from stageline.workers.runtime.job import Job
 from .live_bytes import LiveBytes
 from .trial_result import StageEstimate
 from .trial_stages import TrialStages
+from .unchanged_rows import demand_changed
 
 _WORDS = {
     Kind.FORWARD: "forward",
@@ -171,6 +172,8 @@ class _DryRun:
         with saved_tensors_hooks(saved.note, lambda tensor: tensor):
             output = self._carry_out(Kind.FORWARD, index, received)
         stage.tap = None
+        if self._job.plan.data.stays:
+            demand_changed(self._job, index, output)
         for tensor in tensors(output):
             saved.note(tensor)
         self._kept.append(saved.bytes)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from stageline.broker.control.messages import Failed, Goodbye
 from stageline.broker.errors import BrokerError, Fenced
-from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused
+from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused, describe_error, error_text
 from stageline.pipeline.retry import lacks_memory, passing_fault
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.control_thread import ControlThread
@@ -21,11 +21,36 @@ RESUME_AS_A_WHOLE = (
 )
 
 
+Texts = Callable[[BaseException, str], str]  # an error and its reason -> what is sent of that
+
+
+def plain(error: BaseException, reason: str) -> str:
+    """All of it."""
+    return reason
+
+
+def withheld(error: BaseException, reason: str) -> str:
+    """`reason` without the texts of what the user's code raised, which may show values: of a row, or a label."""
+    raised: BaseException | None = error.__cause__
+    while raised is not None:
+        name = f"{type(raised).__name__}, whose text is in this worker's log alone (data.stays)"
+        for text in (describe_error(raised), error_text(raised)):
+            reason = reason.replace(text, name)
+        raised = raised.__cause__
+    return reason
+
+
 @contextmanager
 def failures_reported(
-    control: ControlThread, incarnation: int, explain: Callable[[ComputeFailed], str], *, replaced: bool
+    control: ControlThread,
+    incarnation: int,
+    explain: Callable[[ComputeFailed], str],
+    *,
+    replaced: bool,
+    texts: Texts = plain,
 ) -> Iterator[None]:
-    """Reports to the broker why the work within ends early; what the user's own code raised as `explain` has it.
+    """Reports to the broker why the work within ends early; what the user's own code raised as `explain` has it. Of
+    each reason, what `texts` makes of it is sent.
 
     A worker that is interrupted ends the run, unless it can be `replaced`: then it only gives its place back. So does
     one whose queue end belongs to a newer incarnation: if the broker takes it for current, its records are old. So does
@@ -37,9 +62,10 @@ def failures_reported(
         leaves = isinstance(error, Fenced) or (isinstance(error, Stopped) and error.code == ExitCode.INTERRUPTED)
         leaves = leaves or lacks_resources(error)
         if (isinstance(error, Stopped) and error.broker_knows) or (leaves and replaced):
-            control.send(Goodbye(incarnation, why_it_leaves(error)))
+            control.send(Goodbye(incarnation, texts(error, why_it_leaves(error))))
         else:
-            control.send(Failed(incarnation, *_cause(error, explain)))
+            reason, code = _cause(error, explain)
+            control.send(Failed(incarnation, texts(error, reason), code))
         raise
 
 

@@ -40,7 +40,7 @@ from stageline.workers.runtime.executor import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 
 from .assigned_worker import AssignedWorker
-from .failures import failures_reported, lacks_resources, why_it_leaves
+from .failures import failures_reported, lacks_resources, plain, why_it_leaves, withheld
 from .join import tell_script
 from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
@@ -128,6 +128,7 @@ def _anchored(plan: Plan) -> Plan:
 def _run(plan: Plan, options: WorkerOptions) -> int:
     lifeline = Lifeline(options.lifeline)
     lifeline.end_process_when_cut()
+    _require_claim(plan, options)
     job = prepare(plan, worker=options.claim)
     if options.spare:
         warm_up(job.plan, options.claim)
@@ -153,6 +154,16 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     finally:
         control.close()
     return ExitCode.OK
+
+
+def _require_claim(plan: Plan, options: WorkerOptions) -> None:
+    """A process for any place opens all data. Those that `train` starts are on its own machine."""
+    if plan.data.stays is not None and options.claim is None and options.lifeline == NONE:
+        raise Stopped(
+            f"the plan has data.stays = {list(plan.data.stays)}: say which worker this process is, with --index, so "
+            "that it opens no data but that worker's",
+            ExitCode.USAGE,
+        )
 
 
 def _require_place(claim: int | None, workers: int) -> None:
@@ -186,7 +197,10 @@ def _exit_on_signals(control: ControlThread) -> None:
 
 def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerOptions, folder: Path) -> None:
     work = AssignedWorker(job, assigned, joined=options.joined)
-    reported = failures_reported(control, assigned.incarnation, work.explain, replaced=job.plan.recovery.on)
+    texts = plain if job.plan.data.stays is None else withheld
+    reported = failures_reported(
+        control, assigned.incarnation, work.explain, replaced=job.plan.recovery.on, texts=texts
+    )
     with closing(_open_queues(job, assigned, control, folder, work.make_room)) as queues, reported:
         if options.joined:
             note_own(job.plan, assigned.run)

@@ -8,13 +8,13 @@ from math import gcd
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.data import Feed, Numbering
+from stageline.pipeline.data import Feed, Numbering, Source
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.counting import demand_replicable
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.groups import demand_matched
-from stageline.pipeline.model.loading.load import base_folder, load_function, load_source
+from stageline.pipeline.model.loading.load import base_folder, load_function, load_inputs, load_source, load_targets
 from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.pure import impure_modules
 from stageline.pipeline.model.recomputed import demand_recomputable
@@ -33,6 +33,7 @@ from .metric_value import Metric
 from .program import AHEAD, ENDLESS, NO_ROUNDS, Program
 from .sample_order import made_order, order_of
 from .skipping import SkipLog, SkippingExecutor
+from .staying import demand_staying
 
 REPLAYED_AHEAD = 16  # messages that are granted to the producer of a queue of steps' ends
 
@@ -79,10 +80,12 @@ class Job:
             raise DataError("the broker did not say how many steps the run has, and this process has no data that do")
         return self.length
 
-    def with_data(self, doing: Callable[[str], None] = lambda what: None) -> "Job":
-        """The same with the data, which tell how long the run is. Raises `ModelRefused`."""
-        doing(self.plan.data.origin)
-        plan, source = self.plan, load_source(self.plan)
+    def with_data(self, doing: Callable[[str], None] = lambda what: None, *, worker: int | None = None) -> "Job":
+        """The same with the data, which tell how long the run is: all, or the part that a `worker` of the plan needs.
+        Raises `ModelRefused`."""
+        plan = self.plan
+        doing(plan.data.origin)
+        source = _loader_for(self, worker)(plan)
         steps = plan.run.steps if plan.run.steps is not None else _steps_of_epochs(plan, source.steps_per_epoch)
         keep = len(self.segments) + 2
         choice = plan.schedule
@@ -200,7 +203,7 @@ def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, wor
     Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned.
     """
     job = prepare_model(plan, doing)
-    return job.with_data(doing) if _reads_data(job, worker) else job
+    return job.with_data(doing, worker=worker) if _reads_data(job, worker) else job
 
 
 def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) -> Job:
@@ -213,6 +216,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     plan = plan.resolved(len(segments))
     schedule = schedule_of(plan, segments)
     demand_replicable(plan, segments)
+    demand_staying(plan, schedule)
     if plan.caches_prefix:
         _demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
@@ -292,6 +296,17 @@ def _counting_epochs(plan: Plan) -> str:
         return "model.prefix_cache"
     every_epoch = plan.evaluation is not None and plan.evaluation.every == "epoch"
     return "evaluation.every" if every_epoch else "lr_scheduler.every"
+
+
+def _loader_for(job: Job, worker: int | None) -> Callable[[Plan], Source]:
+    """What opens the data that `worker` needs. One without a place may get any."""
+    placement = job.schedule.placement
+    if job.plan.data.targets is None or worker is None or worker >= len(placement):
+        return load_source
+    stages = {*map(job.schedule.replicas.stage, placement[worker])}
+    if 0 not in stages:
+        return load_targets
+    return load_source if job.schedule.stages - 1 in stages else load_inputs
 
 
 def _reads_data(job: Job, worker: int | None) -> bool:

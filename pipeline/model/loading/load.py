@@ -15,6 +15,7 @@ from typing import Any
 
 from stageline.pipeline.data import Source
 from stageline.pipeline.data.datasets.loader import Loader
+from stageline.pipeline.data.own_targets import OwnTargets
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.plan import Plan
 
@@ -66,11 +67,32 @@ def load_function(reference: str, base: Path, key: str) -> Callable[..., Any]:
 
 
 def load_source(plan: Plan) -> Source:
-    """Makes the plan's data source. Raises `ModelRefused` if that fails, or if it does not implement `Source`."""
+    """Makes the plan's data source; where the plan has another for targets, of both. Raises `ModelRefused` if that
+    fails, or if one does not implement `Source`."""
+    inputs = load_inputs(plan)
+    if plan.data.targets is None:
+        return inputs
+    try:
+        return OwnTargets(inputs, load_targets(plan))
+    except DataError as error:
+        raise ModelRefused(f'data.targets = "{plan.data.targets}": {error}') from error
+
+
+def load_inputs(plan: Plan) -> Source:
+    """Makes the source whose inputs the first stage is given. Raises `ModelRefused`, as `load_source` does."""
     if plan.data.dataset is not None:
         return _load_loader(plan)
-    key, reference = plan.data.origin, plan.data.source or ""
-    factory = load_object(reference, base_folder(plan), "data.source")
+    return _load_source(plan, "data.source", plan.data.source or "")
+
+
+def load_targets(plan: Plan) -> Source:
+    """Makes the source that `data.targets` names. Raises `ModelRefused`, as `load_source` does."""
+    return _load_source(plan, "data.targets", plan.data.targets or "")
+
+
+def _load_source(plan: Plan, name: str, reference: str) -> Source:
+    key = f'{name} = "{reference}"'
+    factory = load_object(reference, base_folder(plan), name)
     source = call(factory, key, batch_size=plan.data.batch_size, seed=plan.run.seed, **plan.data.options)
     if not all(hasattr(source, name) for name in ("batch", "held_out", "steps_per_epoch")):
         dataset = ': for a Dataset, write dataset = "..." instead' if hasattr(source, "__getitem__") else ""
@@ -141,6 +163,7 @@ def references_of(plan: Plan) -> list[tuple[str, str]]:
         ("model.loss", plan.model.loss),
         *(("model.metrics", metric) for metric in plan.model.metrics),
         ("data.source", data.source),
+        ("data.targets", data.targets),
         ("data.dataset", data.dataset),
         ("data.held_out", data.held_out),
         ("data.target", target),

@@ -177,6 +177,30 @@ class DataPlan(Section):
         "themselves.",
         examples=[2],
     )
+    targets: Unset[Reference] = Field(
+        default=None,
+        description="Is called as `source` is, by a worker that has the last stage and not the first. Of its batches "
+        "the targets alone count. Default: that worker opens the data, too.",
+        examples=["data.py:labels"],
+    )
+    stays: Unset[
+        Annotated[
+            tuple[Annotated[int, whole(0, MOST_STAGES - 1)], ...],
+            Field(min_length=1),
+            Accepts("a list of stages such as [0]"),
+        ]
+    ] = Field(
+        default=None,
+        description="Stages whose inputs and weights stay at one worker, that of stage 0. A plan that would have them "
+        "elsewhere is refused.",
+        examples=[[0], [0, 2]],
+    )
+    labels_stay: Unset[Truth] = Field(
+        default=None,
+        description="Whether the targets stay there too: the last stage is at that worker. With `stays`. Default: "
+        "false.",
+        examples=[True],
+    )
     options: Options = Field(
         default_factory=dict,
         description="Keyword arguments for the source, or for the datasets.",

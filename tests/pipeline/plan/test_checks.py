@@ -56,6 +56,55 @@ DISAGREEING = [
 
 SCRIPTED = {"run__epochs": None, "data__source": "script:batches"}
 
+U_SHAPED = {
+    "model__cut": [2, 4],
+    "data__labels_stay": True,
+    "workers": {"0": {"stages": [0, 2]}, "1": {"stages": [1]}},
+}
+
+NOT_STAYING = [
+    ({"data__stays": [1]}, "data.stays", "the rows enter at stage 0; use stays = [0, 1]"),
+    ({"data__stays": [0, 2]}, "data.stays", "there is no stage 2: the plan has stages 0 to 1"),
+    ({"data__stays": [0]}, "data.stays", "worker 1 has the last stage, 1, and would open data.source"),
+    ({"data__labels_stay": True}, "data.labels_stay", "say which ones, stays = [0]"),
+    (
+        {"data__stays": [0], "data__labels_stay": True},
+        "data.labels_stay",
+        "worker 1 has the last stage, 1, which computes the loss and reads the labels; give it to worker 0, which has",
+    ),
+    (
+        {"data__stays": [0, 1], "data__targets": "data.py:labels"},
+        "data.stays",
+        "stage 1 is at worker 1, and the rows are at worker 0, which has stage 0; give both to one worker: workers.0.s",
+    ),
+    (
+        {**U_SHAPED, "data__stays": [0], "data__targets": "data.py:labels"},
+        "data.targets",
+        "worker 0 has the first stage and the last: its batches have targets; leave it out",
+    ),
+    (
+        {**U_SHAPED, "data__stays": [0], "model__prefix_cache": True},
+        "model.prefix_cache",
+        "a worker that has lost what it kept draws the rows itself, wherever it is; with data.stays, leave it out",
+    ),
+    (
+        {
+            "data__stays": [0],
+            "data__targets": "data.py:labels",
+            "schedule__microbatches": 2,
+            "stage": {"0": {"replicas": 2}},
+        },
+        "stage.0.replicas",
+        "stage 0 stays at one worker (data.stays); leave the table out",
+    ),
+    (
+        {**SCRIPTED, "data__stays": [0]},
+        "data.stays",
+        "a script sends the rows to its workers, and fetches the weights of all stages; leave it out",
+    ),
+]
+
+
 NOT_FOR_SCRIPTS = [
     ({"run__steps": 3}, "run.steps", "the script decides how long it trains; leave it out"),
     ({"run__epochs": 3}, "run.epochs", "the script decides how long it trains; leave it out"),
@@ -101,3 +150,16 @@ def test_a_key_without_a_value_spares_the_checks_that_would_read_it() -> None:
 def test_owners_that_fit_no_model_are_refused_before_it_is_known() -> None:
     with pytest.raises(PlanRefused, match="stage 1 is owned by no worker"):
         plan(model__cut=None, workers__0__stages=[0, 2])
+
+
+@pytest.mark.parametrize(("changes", "key", "reason"), NOT_STAYING)
+def test_a_placement_that_breaks_what_stays_is_refused(changes: dict[str, object], key: str, reason: str) -> None:
+    error = the_error(**changes)
+    assert error.key == key
+    assert reason in error.reason
+
+
+def test_rows_and_labels_stay_in_a_u_shape_and_labels_may_be_where_the_last_stage_is() -> None:
+    assert plan(**U_SHAPED, data__stays=[0, 2]).data.labels_stay
+    assert plan(data__stays=[0], data__targets="data.py:labels").data.stays == (0,)
+    assert plan(data__stays=[0, 1], workers={"0": {"stages": [0, 1]}}).data.stays == (0, 1)

@@ -8,11 +8,11 @@ import pytest
 
 from stageline.broker.control.messages import Failed, Goodbye
 from stageline.broker.errors import Fenced, QueueGap
-from stageline.pipeline.errors import DataError, ExitCode
+from stageline.pipeline.errors import DataError, ExitCode, describe_error
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.session import Stopped
-from stageline.workers.process.failures import failures_reported
+from stageline.workers.process.failures import failures_reported, withheld
 from stageline.workers.runtime.executor import ComputeFailed
 
 
@@ -97,3 +97,16 @@ def test_a_disk_that_was_full_for_too_long_ends_the_run_also_where_workers_are_r
     with pytest.raises(SnapshotFailed), failures_reported(sent, 7, str, replaced=True):
         raise full_disk()
     assert [type(message) for message in sent] == [Failed]
+
+
+def test_where_data_stay_the_broker_is_not_told_the_texts_of_what_user_code_raised() -> None:
+    sent = SentMessages()
+    cause = IndexError("Target 11 is out of bounds")
+    failed = ComputeFailed(f"stage 2 failed in 2F0 of step 3, layer 4 (Linear): {describe_error(cause)}")
+    with pytest.raises(ComputeFailed), failures_reported(sent, 7, str, replaced=True, texts=withheld):
+        raise failed from cause
+    [message] = sent
+    assert message.reason == (
+        "stage 2 failed in 2F0 of step 3, layer 4 (Linear): IndexError, whose text is in this worker's log alone "
+        "(data.stays)"
+    )

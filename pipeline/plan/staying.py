@@ -1,0 +1,97 @@
+"""What a plan with `data.stays` must keep to: the stages that see the data are on one machine, and nothing reads it
+elsewhere.
+
+    stays = [0], labels_stay = true            worker 0, with the data: stages 0 and 2
+                                               worker 1: stage 1
+
+A plan decides only which worker reads and computes what. That what leaves a stage is no copy of what it was given is
+found when a microbatch is tried; how much it tells all the same, `stageline audit` measures.
+"""
+
+from collections.abc import Iterator
+
+from .errors import PlanError
+from .keys.models import PlanTables
+
+
+def problems_of_staying(plan: PlanTables) -> Iterator[PlanError]:
+    """Each way in which the plan breaks what `data.stays` and `data.labels_stay` promise."""
+    if plan.data.stays is None:
+        if plan.data.labels_stay:
+            yield PlanError("data.labels_stay", "labels stay with stages: say which ones, stays = [0]")
+        return
+    if plan.scripted:
+        yield PlanError(
+            "data.stays",
+            "a script sends the rows to its workers, and fetches the weights of all stages; leave it out, or train by "
+            "a plan",
+        )
+        return
+    if plan.caches_prefix:
+        yield PlanError(
+            "model.prefix_cache",
+            "a worker that has lost what it kept draws the rows itself, wherever it is; with data.stays, leave it out",
+        )
+    yield from _stages(plan, plan.data.stays)
+
+
+def _stages(plan: PlanTables, stays: tuple[int, ...]) -> Iterator[PlanError]:
+    count = plan.model.stages
+    if 0 not in stays:
+        yield PlanError("data.stays", f"the rows enter at stage 0; use stays = {sorted({0, *stays})}")
+    elif count is not None and max(stays) >= count:
+        yield PlanError("data.stays", f"there is no stage {max(stays)}: the plan has stages 0 to {count - 1}")
+    elif count is not None and plan.workers:
+        kept = {*stays, *([count - 1] if plan.data.labels_stay else [])}
+        replicated = sorted(kept & {int(stage) for stage, table in (plan.stage or {}).items() if table.replicas > 1})
+        for stage in replicated:
+            yield PlanError(
+                f"stage.{stage}.replicas", f"stage {stage} stays at one worker (data.stays); leave the table out"
+            )
+        if not replicated:
+            yield from _placed(plan, stays, count - 1)
+
+
+def _placed(plan: PlanTables, stays: tuple[int, ...], last: int) -> Iterator[PlanError]:
+    owners = {
+        stage: [index for index, worker in enumerate(plan.workers) if stage in worker.stages]
+        for stage in (*stays, last)
+    }
+    if not all(owners.values()):
+        return  # refused as a placement
+    home = owners[0][0]
+    for stage in stays:
+        if owners[stage] != [home]:
+            yield PlanError(
+                "data.stays",
+                f"stage {stage} is at worker {owners[stage][0]}, and the rows are at worker {home}, which has stage 0; "
+                f"give both to one worker: workers.{home}.stages = {_with(plan, home, stage)}",
+            )
+    away = [owner for owner in owners[last] if owner != home]
+    if not away and plan.data.targets is not None:
+        yield PlanError(
+            "data.targets", f"worker {home} has the first stage and the last: its batches have targets; leave it out"
+        )
+    elif away and plan.data.labels_stay:
+        yield PlanError(
+            "data.labels_stay",
+            f"worker {away[0]} has the last stage, {last}, which computes the loss and reads the labels; give it "
+            f"to worker {home}, which has stage 0: workers.{home}.stages = {_with(plan, home, last)}. "
+            "With two stages, cut once more, so that the other worker has the stage between",
+        )
+    elif away and plan.data.targets is None:
+        yield PlanError(
+            "data.stays",
+            f"worker {away[0]} has the last stage, {last}, and would open {plan.data.origin}, which gives the "
+            'rows too; name what gives labels alone, data.targets = "data.py:labels", or use labels_stay = true with '
+            f"the last stage at worker {home}",
+        )
+
+
+def _owners(plan: PlanTables, stage: int) -> list[int]:
+    """The workers that have it, or a replica of it."""
+    return [index for index, worker in enumerate(plan.workers) if stage in worker.stages]
+
+
+def _with(plan: PlanTables, worker: int, stage: int) -> list[int]:
+    return sorted({*plan.workers[worker].stages, stage})
