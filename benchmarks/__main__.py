@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from .claims import (
+    codecs,
     data_ahead,
     evaluation_cost,
     freezing,
@@ -36,6 +37,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "queues": queue_speed.measure,
     "redis": redis_speed.measure,
     "python": python_cost.measure,
+    "codecs": codecs.measure,
     "data": data_ahead.measure,
     "freezing": freezing.measure,
     "memory": memory.measure,

@@ -24,7 +24,7 @@ from stageline.pipeline.tree import Tree
 
 from .emptied import former_fingerprint
 from .structure import ONE_TENSOR, Structure, count_tensors, flatten, unflatten
-from .tensors import Count, TensorHeader, buffer, copy, occupied_bytes, pack, unpack
+from .tensors import CodedTensorHeader, Count, TensorHeader, buffer, copy, occupied_bytes, pack, unpack
 
 Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes
 
@@ -116,6 +116,10 @@ class Header(MessageInfo, frozen=True):
     tensors: tuple[TensorHeader, ...]
 
 
+class _ReceivedHeader(Header, frozen=True):
+    tensors: tuple[CodedTensorHeader, ...]
+
+
 class Message(MessageInfo, frozen=True):
     """What travels on a queue. `payload` is a tensor, a plain value, or tuples, lists and dicts of them, nested."""
 
@@ -123,15 +127,15 @@ class Message(MessageInfo, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Header).decode
+_decode = msgspec.msgpack.Decoder(_ReceivedHeader).decode
 
 
 def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
     """The message's frames: the header, then the bytes of each tensor, flat.
 
     A dense tensor on the CPU is not copied: its frame is a view of its memory and keeps that alive, so the tensor must
-    not be written to while the frame is in use. Raises `Unsendable` for what cannot travel, and for what a receiver
-    with these limits would refuse.
+    not be written to while the frame is in use. What `coded` has made of a tensor is sent as it is. Raises `Unsendable`
+    for what cannot travel, and for what a receiver with these limits would refuse.
     """
     if isinstance(message.payload, torch.Tensor):
         structure, parts = ONE_TENSOR, [pack(message.payload)]
@@ -264,7 +268,7 @@ def _complaint(header: Header, limits: Limits) -> str | None:
         return f"has {len(header.tensors)} tensors, the limit is {limits.tensors}"
     total = 0
     for number, t in enumerate(header.tensors):
-        occupied = occupied_bytes(t.dtype, t.shape, t.strides, t.nbytes, t.requires_grad, t.skew, limits.ndim)
+        occupied = occupied_bytes(t.dtype, t.shape, t.strides, t.nbytes, t.requires_grad, t.skew, t.codec, limits.ndim)
         if type(occupied) is not int:
             return f"is wrong about tensor {number}: {occupied}"
         total += occupied

@@ -13,6 +13,8 @@ from torch import Tensor
 from stageline.broker.errors import BadMessage, Unsendable
 from stageline.pipeline.tree import Tree
 
+from .tensors import PackedTensor
+
 Structure: TypeAlias = Any  # of msgpack's own types
 
 TENSOR, TUPLE, LIST, DICT = range(4)
@@ -20,13 +22,13 @@ ONE_TENSOR = [TENSOR]  # the structure of nearly every message
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
-def flatten(tree: Tree, depth: int) -> tuple[Structure, list[Tensor]]:
-    """The structure of `tree`, and its tensors in order.
+def flatten(tree: Tree, depth: int) -> tuple[Structure, list[Tensor | PackedTensor]]:
+    """The structure of `tree`, and its tensors in order, packed ones among them.
 
     Raises `Unsendable`, naming the place, for a value that would not arrive as what it was, and for more than `depth`
     nested containers.
     """
-    tensors: list[Tensor] = []
+    tensors: list[Tensor | PackedTensor] = []
     return _structure(tree, depth, "payload", tensors), tensors
 
 
@@ -62,8 +64,8 @@ def count_tensors(node: Structure, depth: int) -> int:
     raise BadMessage(f"the structure holds a {type(node).__name__} that is neither a value nor a container")
 
 
-def _structure(tree: Tree, depth: int, place: str, tensors: list[Tensor]) -> Structure:
-    if isinstance(tree, Tensor):
+def _structure(tree: "Tree | PackedTensor", depth: int, place: str, tensors: list[Tensor | PackedTensor]) -> Structure:
+    if isinstance(tree, Tensor | PackedTensor):
         tensors.append(tree)
         return ONE_TENSOR
     if type(tree) in _SCALARS:
@@ -80,7 +82,7 @@ def _structure(tree: Tree, depth: int, place: str, tensors: list[Tensor]) -> Str
 
 
 def _structures(
-    items: Iterable[tuple[int | str, Tree]], depth: int, place: str, tensors: list[Tensor]
+    items: Iterable[tuple[int | str, Tree]], depth: int, place: str, tensors: list[Tensor | PackedTensor]
 ) -> Iterator[Structure]:
     return (_structure(tree, depth - 1, f"{place}[{key!r}]", tensors) for key, tree in items)
 

@@ -1,11 +1,12 @@
 """A tensor as an entry of the header and a frame of bytes, and back.
 
-The frame holds each stored element once, in the order of their addresses, little-endian.
+The frame holds each stored element once, in the order of their addresses, little-endian, or what a codec makes of them.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import torch
@@ -13,6 +14,9 @@ from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import Unsendable
 from stageline.pipeline.stage.layers.memory import ALIGNMENT, Ints, empty, layout, packed_strides, skew_of, stored_shape
+from stageline.pipeline.tree import Tree, map_tensors
+
+from .codecs import Codec, coded_size, decode_elements, encode_elements
 
 MOST = 2**63 - 1  # the largest count that can travel
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -54,7 +58,8 @@ _NUMPY_DTYPES = frozenset(  # those whose tensors `Tensor.numpy` accepts
 class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """One tensor: `dtype` by its code, shape and strides in elements, the bytes of its frame and their CRC-32.
 
-    `skew` is the address of its first element modulo 64, in bytes: kernels choose by alignment too.
+    `skew` is the address of its first element modulo 64, in bytes: kernels choose by alignment too. `codec`, by its
+    number, says what the frame holds of the elements: all their bits, if it is not in the header.
     """
 
     dtype: int
@@ -64,11 +69,26 @@ class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
     nbytes: Count
     crc32: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
     skew: Count
+    codec: ClassVar[int] = Codec.LOSSLESS
+
+
+class CodedTensorHeader(TensorHeader, frozen=True):
+    """One whose frame holds what a codec has written; or, where it was received, any."""
+
+    codec: Count = Codec.LOSSLESS  # type: ignore[misc]  # the others have no such entry
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A tensor as it travels, in its place in a payload that is about to be sent."""
+
+    header: TensorHeader
+    memory: memoryview
 
 
 @lru_cache(maxsize=1024)  # a run sends tensors of a few layouts again and again
 def occupied_bytes(
-    code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad: bool, skew: int, most_dimensions: int
+    code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad: bool, skew: int, codec: int, most_dimensions: int
 ) -> int | str:
     """The bytes that a tensor with these entries in its header occupies at the receiver, or what is wrong with them."""
     if len(shape) > most_dimensions:
@@ -83,8 +103,11 @@ def occupied_bytes(
     form = layout(shape, strides)
     if form.extent is None:
         return f"elements of shape {shape} overlap with strides {strides}"
-    if form.stored * dtype.itemsize != nbytes:
-        return f"{nbytes} bytes are announced, shape and dtype need {form.stored * dtype.itemsize}"
+    needed = coded_size(codec, dtype, stored_shape(shape, strides)) if codec else form.stored * dtype.itemsize
+    if needed is None:
+        return f"codec {codec} is unknown, or not for {dtype} of shape {shape}"
+    if needed != nbytes:
+        return f"{nbytes} bytes are announced, shape and dtype need {needed}{f' with codec {codec}' if codec else ''}"
     if skew >= ALIGNMENT or skew % dtype.itemsize:
         return f"a skew of {skew} bytes cannot be: it is below {ALIGNMENT} and a multiple of {dtype.itemsize}"
     if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
@@ -92,14 +115,31 @@ def occupied_bytes(
     return form.extent * dtype.itemsize + skew
 
 
-def pack(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
+def coded(tree: Tree, codec: Codec) -> Tree:
+    """The payload to send of `tree`: its tensors as `codec` writes them, where it makes them fewer bytes and can hold
+    their values; the others as they are."""
+    return map_tensors(lambda tensor: _coded(tensor, codec), tree)  # type: ignore[arg-type, return-value]
+
+
+def delivered(tree: Tree, codec: Codec) -> Tree:
+    """What the consumer of `coded(tree, codec)` is given."""
+
+    def through(tensor: torch.Tensor) -> torch.Tensor:
+        packed = _coded(tensor, codec)
+        return copy(packed.header, packed.memory) if isinstance(packed, PackedTensor) else packed
+
+    return map_tensors(through, tree)
+
+
+def pack(tensor: torch.Tensor | PackedTensor) -> tuple[TensorHeader, memoryview]:
     """The header and the frame of `tensor`, of any shape and any dtype in `DTYPES`.
 
     The frame of a dense CPU tensor is a view of its memory and keeps that alive. Raises `Unsendable` for a tensor that
     does not consist of numbers in strided memory, or of an unknown dtype.
     """
-    can_travel = type(tensor) in _TENSOR_TYPES and tensor.layout is torch.strided and tensor.dtype in CODES
-    if not can_travel or tensor.is_nested or tensor.is_meta:
+    if isinstance(tensor, PackedTensor):
+        return tensor.header, tensor.memory
+    if not _can_travel(tensor):
         raise Unsendable(_complaint(tensor))
     plain = tensor.detach() if tensor.requires_grad else tensor
     shape, strides = tuple(tensor.shape), tensor.stride()
@@ -112,9 +152,9 @@ def pack(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
 
 
 def copy(header: TensorHeader, frame: bytes | memoryview) -> torch.Tensor:
-    """The tensor of a checked header, in memory of its own, filled from `frame`."""
+    """The tensor of a checked header, in memory of its own, filled from `frame`. Raises `BadMessage` as `unpack`."""
     dtype = DTYPES[header.dtype]
-    if dtype in _NUMPY_DTYPES and header.nbytes and not header.skew:
+    if not header.codec and dtype in _NUMPY_DTYPES and header.nbytes and not header.skew:
         tensor = torch.empty_strided(header.shape, header.strides, dtype=dtype)
         if tensor.is_contiguous():
             tensor.numpy().data.cast("B")[:] = frame
@@ -125,22 +165,58 @@ def copy(header: TensorHeader, frame: bytes | memoryview) -> torch.Tensor:
 
 
 def buffer(header: TensorHeader) -> memoryview:
-    """Memory for the frame of `header`, `header.skew` bytes off an alignment boundary."""
-    memory = torch.empty(header.skew + header.nbytes, dtype=torch.uint8)
-    return memory.numpy().data[header.skew :]
+    """Memory for the frame of `header`; `header.skew` bytes off an alignment boundary, if it becomes the tensor's."""
+    skew = 0 if header.codec else header.skew
+    memory = torch.empty(skew + header.nbytes, dtype=torch.uint8)
+    return memory.numpy().data[skew:]
 
 
 def unpack(header: TensorHeader, buffer: memoryview) -> torch.Tensor:
-    """The tensor of a checked header. `buffer` becomes its memory, or is spread out where the layout has gaps."""
+    """The tensor of a checked header. `buffer` becomes its memory, or is spread out where the layout has gaps, or
+    decoded. Raises `BadMessage` for what no codec writes."""
     shape, strides, dtype = header.shape, header.strides, DTYPES[header.dtype]
     form = layout(shape, strides)
-    if form.stored == 0:  # frombuffer refuses an empty buffer
+    if header.codec:
+        tensor = _decoded(header, dtype, buffer)
+    elif form.stored == 0:  # frombuffer refuses an empty buffer
         tensor = torch.empty_strided(shape, strides, dtype=dtype)
     elif form.dense:
         tensor = torch.frombuffer(buffer, dtype=dtype).as_strided_(shape, strides)
     else:
         tensor = _spread(torch.frombuffer(buffer, dtype=dtype), header)
     return tensor.requires_grad_() if header.requires_grad else tensor
+
+
+def _can_travel(tensor: torch.Tensor) -> bool:
+    strided = type(tensor) in _TENSOR_TYPES and tensor.layout is torch.strided and tensor.dtype in CODES
+    return strided and not tensor.is_nested and not tensor.is_meta
+
+
+def _coded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor | PackedTensor:
+    if not _can_travel(tensor):
+        return tensor
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    stored = stored_shape(shape, strides)
+    if coded_size(codec, tensor.dtype, stored) is None:
+        return tensor
+    packed = packed_strides(shape, strides)
+    elements = tensor.detach().resolve_neg().as_strided(stored, strides).cpu()
+    content = encode_elements(codec, elements, packed)
+    if content is None:
+        return tensor
+    memory = content.numpy().data
+    kept = packed if layout(shape, strides).extent is None else strides
+    code, skew = CODES[tensor.dtype], skew_of(tensor)
+    header = CodedTensorHeader(code, shape, kept, tensor.requires_grad, len(memory), crc32(memory), skew, int(codec))
+    return PackedTensor(header, memory)
+
+
+def _decoded(header: TensorHeader, dtype: torch.dtype, content: memoryview) -> torch.Tensor:
+    shape, strides = header.shape, header.strides
+    stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
+    tensor = empty(stored, strides, dtype, header.skew)
+    decode_elements(Codec(header.codec), torch.frombuffer(content, dtype=torch.uint8), packed, tensor)
+    return tensor.as_strided_(shape, strides)
 
 
 def _complaint(tensor: torch.Tensor) -> str:

@@ -197,6 +197,18 @@ def _window(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError("schedule.window", f"{len(window)} values for {stages} stages; give one K for each stage")
 
 
+def _codecs(plan: PlanTables) -> Iterator[PlanError]:
+    """Every queue that is named must be one between two of the stages."""
+    codec, stages = plan.queues.codec, plan.model.stages
+    if codec is None or isinstance(codec, str) or stages is None:
+        return
+    there = [f"forward-{stage}" for stage in range(1, stages)] + [f"backward-{stage}" for stage in range(stages - 1)]
+    known = f"there are {', '.join(there)}" if there else "there is none"
+    for name in codec:
+        if "-" in name and name not in there:
+            yield PlanError("queues.codec", f"{name} is no queue between {stages} stages; {known}")
+
+
 def _recovery(plan: PlanTables) -> Iterator[PlanError]:
     if "restarts" in plan.recovery.model_fields_set and plan.recovery.restarts and not plan.recovery.snapshot_every:
         yield PlanError(
@@ -358,6 +370,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
         _evaluation,
     ),
     (("schedule.name", "schedule.window", *_STAGES), _window),
+    (("queues.codec", *_STAGES), _codecs),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("model.prefix_cache", "recovery.on_bad_microbatch"), _cached),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),

@@ -230,6 +230,21 @@ def test_a_cache_that_is_lost_damaged_or_foreign_is_computed_again_when_the_run_
 
 
 @pytest.mark.slow
+def test_with_codecs_rows_are_kept_decoded_and_computed_again_through_the_same_cuts(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    codec = "queues.codec={ forward = 'int8', backward = 'bf16' }"
+    plan = _plan_in(tmp_path)
+    undisturbed = _run(tmp_path / "memory" / "prefix", codec)
+    assert undisturbed["weights_sha256"] != plain().weights_sha256
+    stopped = _stopped_at(6, fork_server, plan, codec)
+    shutil.rmtree(stopped.folder / "prefix-cache")
+    resumed = WholeRun(fork_server, plan, codec, resume=True)
+    assert resumed.digest() == undisturbed["weights_sha256"]
+    assert "the prefix cache is computed again" in resumed.log("worker-2")
+
+
+@pytest.mark.slow
 def test_a_whole_cache_is_used_by_a_run_that_is_resumed(fork_server: ForkServer, tmp_path: Path) -> None:
     plan = _plan_in(tmp_path)
     _stopped_at(6, fork_server, plan)

@@ -19,6 +19,7 @@ from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.model.weights.comparison import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT_KEYS
+from stageline.pipeline.plan.errors import shown
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
@@ -66,6 +67,12 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
             f"run {source.run} adds up gradients of what stages share once per step, and this plan cuts the model in "
             f'another way: {"; ".join(map(str, cut))}. With schedule.tied = "step" the bits follow from the cut, so it '
             "goes on with the cut that it began with"
+        )
+    if plan.queues.lossy and (cut := [each for each in found if each.key in _CUT]):
+        raise _refused(
+            f"run {source.run} has queues.codec = {shown(plan.queues.codec)}, and this plan cuts the model in "
+            f"another way: {'; '.join(map(str, cut))}. With a codec the bits follow from the cut, so it goes on with "
+            "the cut that it began with"
         )
     if not plan.recovery.on or plan.queues.url == "memory://":
         raise _refused(

@@ -185,7 +185,7 @@ def _options(plan: Plan, folder: Path, workers: Workers, loss: Loss, metrics: li
         workers=workers,
         name=plan.run.name,
         folder=folder,
-        settings=_unlike(plan, workers),
+        settings=_unlike(plan, workers) | _codecs(plan),
     )
 
 
@@ -228,6 +228,17 @@ def _unlike(plan: Plan, workers: Workers) -> dict[str, object]:
     if found and workers == "inline":
         raise ModelRefused(f"{next(iter(found))} is not that of worker 0: inline, all compute alike. Use processes")
     return found
+
+
+def _codecs(plan: Plan) -> dict[str, object]:
+    """Between stages the same is lost as in the run."""
+    match plan.queues.codec:
+        case None:
+            return {}
+        case str(codec):
+            return {"queues.codec": codec}
+        case codecs:
+            return {f"queues.codec.{name}": codec for name, codec in codecs.items()}
 
 
 def _described(module: torch.nn.Module, name: str) -> str:

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
+from stageline.broker.codec.message import Flow
+from stageline.broker.codec.tensors import delivered
+from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import PlanRefused
 from stageline.pipeline.schedule import Action, Kind
@@ -59,6 +62,8 @@ def _forward(job: Job, program: Program, executor: Executor, prefix: Sequence[in
         torch.set_num_threads(job.plan.workers[job.schedule.owner(stage)].threads)  # bits may follow it
         instruction = program.instruction(step, Action(Kind.FORWARD, stage, microbatch))
         output = executor.carry_out(instruction, [output] if stage else [])
+        codec = job.codecs.get(QueueKey(Flow.FORWARD, stage + 1))
+        output = output if codec is None else delivered(output, codec)
     return output
 
 

@@ -26,7 +26,7 @@ from stageline.broker.codec.structure import flatten, unflatten
 from stageline.pipeline.data import Numbering
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.retry import Note, persist, reason_of
-from stageline.pipeline.tree import Tree
+from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.disk.atomic_file import make_folder, sync
 from stageline.workers.runtime.executor import ComputeFailed
 
@@ -65,13 +65,13 @@ class PrefixCache:
         """Copies the rows of a microbatch. Raises `PrefixCacheFailed` if they have another form than those before, or
         if there is no room for them on the disk."""
         samples = self._numbering.microbatch(step, microbatch)
-        structure, tensors = flatten(received, LIMITS.depth)
+        structure, parts = flatten(received, LIMITS.depth)[0], tensors(received)
         if not len(samples):
             return
         place = f"microbatch {microbatch} of step {step}"
-        self._require_rows(tensors, len(samples), place)
-        self._require_form(structure, [CachedLeaf.of(tensor) for tensor in tensors], place)
-        for file, tensor in zip(self._files, tensors, strict=True):
+        self._require_rows(parts, len(samples), place)
+        self._require_form(structure, [CachedLeaf.of(tensor) for tensor in parts], place)
+        for file, tensor in zip(self._files, parts, strict=True):
             file.rows.index_copy_(0, samples, _bytes_of(tensor, file.size))
         self._marks.index_copy_(0, samples, torch.tensor([self._sum(each) for each in samples.tolist()]))
         self._unsaved = True

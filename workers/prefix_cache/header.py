@@ -20,6 +20,7 @@ NAME = "cache.json"
 
 _KEYS = ("model.factory", "model.options", "model.weights", "model.autocast", "data", "run.seed")
 _SIZES = ("schedule.microbatches", "schedule.accumulate")
+_OF_CUTS = ("queues.codec.", "model.cut.", "model.stages.")
 _OTHER = ("data.num_workers", "data.held_out", "data.check")  # of them: what changes no row
 
 
@@ -72,9 +73,11 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parts_of(plan: Plan, first_layer: int) -> dict[str, Any]:
-    """The plan's keys that the rows follow from, and the layer before which they are taken."""
+    """The plan's keys that the rows follow from, and the layer before which they are taken. With a codec something is
+    lost wherever the model is cut."""
     found = counted(plan.as_mapping())
-    wanted = {key: value for key, value in found.items() if _is_part(key)}
+    of_cuts = _OF_CUTS if plan.queues.lossy else ()
+    wanted = {key: value for key, value in found.items() if _is_part(key) or f"{key}.".startswith(of_cuts)}
     return msgspec.to_builtins({**wanted, "layers before": first_layer})  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,9 @@ import torch
 from msgspec.structs import replace
 from torch.autograd.graph import saved_tensors_hooks
 
+from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import Flow, Message, encode
+from stageline.broker.codec.tensors import coded
 from stageline.broker.errors import Unsendable
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
@@ -285,7 +287,8 @@ def _message(job: Job, action: Action, payload: Tree, before: Mapping[int, torch
     key = job.program.gives(action)
     if key is None:
         return {}
-    frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, payload))
+    codec = job.codecs.get(key, Codec.LOSSLESS)
+    frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, coded(payload, codec) if codec else payload))
     same = [t for t in tensors(payload) if t.data_ptr() in before and torch.equal(t, before[t.data_ptr()])]
     carried = Carried(sum(memoryview(frame).nbytes for frame in frames), _total(same))
     return dict.fromkeys(_queues_like(job, key), carried)

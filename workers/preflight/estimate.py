@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from math import ceil
 
+from stageline.broker.codec.codecs import Codec
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import SPILL
 from stageline.pipeline.errors import DataError
@@ -46,6 +47,7 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
             * key.per_step(job.schedule.microbatches)
             * _steps_kept(job, job.program.source(key)),
             ends=f"{job.schedule.label(job.program.source(key))} to {job.schedule.label(key.stage)}",
+            codec=job.codecs.get(key, Codec.LOSSLESS).name.lower(),
         )
         for key, message in sorted(messages.items(), key=lambda each: (each[0].wire, str(each[0])))
     ]

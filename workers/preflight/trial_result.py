@@ -34,9 +34,9 @@ class StageEstimate(msgspec.Struct, frozen=True):
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
-    """One queue. Of a message, its producer has received `passed_on` bytes that it only passes on, such as a skip over
-    its stage; `retained` is what the messages take that its producer keeps until they are trimmed: those of one
-    step, or, with recovery, of all steps from one complete checkpoint to the next."""
+    """One queue, of messages as its `codec` writes them. Of a message, its producer has received `passed_on` bytes that
+    it only passes on, such as a skip over its stage; `retained` is what the messages take that its producer keeps until
+    they are trimmed: those of one step, or, with recovery, of all steps from one complete checkpoint to the next."""
 
     queue: str
     producer: int  # a stage
@@ -46,6 +46,7 @@ class QueueEstimate(msgspec.Struct, frozen=True):
     in_flight: int  # messages put and not yet taken, at most
     retained: int  # bytes
     ends: str = ""  # the stages, for people: "1.0 to 2"
+    codec: str = "lossless"
 
 
 class WorkerEstimate(msgspec.Struct, frozen=True):

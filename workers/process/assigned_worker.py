@@ -67,6 +67,7 @@ class AssignedWorker:
             executor,
             queues,
             carry_out=self._watched(executor.carry_out),
+            codecs=job.codecs,
             run=assigned.run,
             incarnation=assigned.incarnation,
             start=assigned.step,

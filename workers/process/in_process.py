@@ -170,7 +170,14 @@ class _Local(AbstractContextManager["_Local"]):
         taps = self._taps(executor, run)
         carry_out = None if taps is None else taps.tapping(executor.carry_out)
         loop = WorkerLoop(
-            job.program, index, executor, self._queues, carry_out=carry_out, run=run, incarnation=incarnation
+            job.program,
+            index,
+            executor,
+            self._queues,
+            carry_out=carry_out,
+            codecs=job.codecs,
+            run=run,
+            incarnation=incarnation,
         )
         loop.measures_with(self._metrics.add)
         if taps is not None:

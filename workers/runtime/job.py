@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import gcd
 
+from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
@@ -34,6 +35,9 @@ from .program import AHEAD, ENDLESS, NO_ROUNDS, Program
 from .sample_order import made_order, order_of
 from .skipping import SkipLog, SkippingExecutor
 from .staying import demand_staying
+
+# The flows that have codecs, and under which name of the plan
+_CODED = {Flow.FORWARD: Flow.FORWARD, Flow.EVALUATION: Flow.FORWARD, Flow.BACKWARD: Flow.BACKWARD}
 
 REPLAYED_AHEAD = 16  # messages that are granted to the producer of a queue of steps' ends
 
@@ -172,6 +176,11 @@ class Job:
         so that it is not granted all the time. It is the schedule that bounds what waits, except after a recovery."""
         return {key: self._window(key) for key in self.program.queues}
 
+    @property
+    def codecs(self) -> dict[QueueKey, Codec]:
+        """Of the queues that have one."""
+        return codecs_of(self.plan, self.program.queues)
+
     def _window(self, key: QueueKey) -> int:
         microbatches = self.schedule.microbatches
         match key.flow:
@@ -194,6 +203,13 @@ class Job:
         if copy != stage:  # the workers of a run may be in one process, and replicas share no parameters
             part = replace(part, layers=deepcopy(part.layers))
         return make_stage(self.plan, part, last=last, device=device, stash_weights=stash_weights, epoch=every)
+
+
+def codecs_of(plan: Plan, queues: Iterable[QueueKey]) -> dict[QueueKey, Codec]:
+    """The codecs of those of the `queues` that have one. Batches that are evaluated go the way of those that are
+    trained, so that what is measured is what runs."""
+    named = {key: plan.queues.codec_of(_CODED[key.flow], key.stage) for key in queues if key.flow in _CODED}
+    return {key: Codec[name.upper()] for key, name in named.items() if name != "lossless"}
 
 
 def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, worker: int | None = None) -> Job:

@@ -9,13 +9,16 @@ poll():  AwaitCredit   in a stage that runs forward only: the consumer is too fa
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Protocol
 
 from msgspec import UNSET
 
+from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.tensors import coded
 from stageline.broker.control.messages import EvaluationRecord
 from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
 from stageline.pipeline.evaluation import Criterion, Standing
@@ -34,6 +37,8 @@ from .replays import CacheUse
 CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
 Measured = Callable[[MetricsLine], object]
+
+_NO_CODECS: Mapping[QueueKey, Codec] = MappingProxyType({})
 
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands
 
@@ -54,7 +59,7 @@ class Clock(Protocol):
 class WorkerLoop:
     """Runs the program of one worker from step `start` on. `run` and `incarnation` are written into its messages.
 
-    `carry_out` replaces the executor's method, and calls it.
+    `carry_out` replaces the executor's method, and calls it. `codecs` are those of queues that have one.
     Set `attention` to have `run` call `between` before its next turn; from any thread, or a signal handler.
     """
 
@@ -66,6 +71,7 @@ class WorkerLoop:
         queues: Queues,
         *,
         carry_out: CarryOut | None = None,
+        codecs: Mapping[QueueKey, Codec] = _NO_CODECS,
         run: str,
         incarnation: int,
         start: int = 0,
@@ -85,6 +91,7 @@ class WorkerLoop:
         self._script = CallSequence(program, worker, executor, Position(start)) if program.scripted else None
         self._executor = executor
         self._carry_out = carry_out or executor.carry_out
+        self._codecs = codecs
         self._queues = queues
         self._run = run
         self._incarnation = incarnation
@@ -261,6 +268,8 @@ class WorkerLoop:
             number = self.program.number_in(key, instruction)
         if key.flow is Flow.REPLAYED:  # one a step, without content
             microbatch, number, payload = 0, step, None
+        elif (codec := self._codecs.get(key)) is not None:
+            payload = coded(payload, codec)
         message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
         self._outbound(key).put(message)
 

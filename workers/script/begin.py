@@ -68,7 +68,7 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
     schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
     if options.workers == "inline":
-        return weights, check, InlineRun(segments, schedule, names, options, groups_of(plan), plan.recompute_of)
+        return weights, check, InlineRun(segments, schedule, names, options, plan)
     if remote is not None:
         return weights, check, _begin_remotely(plan, schedule, names, remote, resume)
     with registered(model, options):

@@ -13,16 +13,17 @@ from torch import Tensor
 
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.model.groups import groups_of
 from stageline.pipeline.model.segments.segment import Segment
+from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.layers.generators import generators_kept
-from stageline.pipeline.stage.recompute import Recompute
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.update.optimizer import ParameterGroup
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
+from stageline.workers.runtime.job import codecs_of
 from stageline.workers.runtime.loop import WorkerLoop, take_turns
 from stageline.workers.runtime.program import ENDLESS, Program, call_key
 from stageline.workers.script.arguments.script_plan import LineOptions
@@ -44,10 +45,9 @@ class InlineRun:
         schedule: Schedule,
         names: WeightNames,
         options: LineOptions,
-        groups: Sequence[ParameterGroup] = (),
-        recompute: Callable[[int], Recompute | None] = lambda stage: None,
+        plan: Plan,
     ) -> None:
-        self._groups, self._recompute = groups, recompute
+        self._groups, self._recompute = groups_of(plan), plan.recompute_of
         self.folder: Path | None = None
         self.size = len(schedule.placement)
         self._names = names
@@ -57,8 +57,9 @@ class InlineRun:
         self._calls = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
+        codecs = codecs_of(plan, self._program.queues)
         self._workers = [
-            WorkerLoop(self._program, index, executor, self._queues, run=RUN, incarnation=1)
+            WorkerLoop(self._program, index, executor, self._queues, codecs=codecs, run=RUN, incarnation=1)
             for index, executor in enumerate(self._executors)
         ]
 

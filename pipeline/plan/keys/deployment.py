@@ -6,7 +6,7 @@ from pydantic import Field
 
 from stageline.pipeline import addresses
 
-from .key_types import Accepts, Device, Seconds, Size, Unset, WeightsPath, address, one_of, whole
+from .key_types import Accepts, CodecName, Codecs, Device, Seconds, Size, Unset, WeightsPath, address, one_of, whole
 from .section import Section
 from .training import MOST_STAGES
 
@@ -29,6 +29,29 @@ class QueuesPlan(Section):
         description="How much a producer keeps in memory to deliver again; four times as much may lie on disk.",
         examples=["256MiB"],
     )
+    codec: Unset[Codecs] = Field(
+        default=None,
+        description="In how many bytes floating-point activations and gradients travel between stages: as they are, "
+        "rounded to bfloat16, or as int8 with a scale for each row; for all queues, or by direction and queue. It is "
+        "part of the result. Default: lossless.",
+        examples=["bf16", {"forward": "int8", "backward": "bf16", "forward-2": "lossless"}],
+    )
+
+    def codec_of(self, direction: str, stage: int) -> CodecName:
+        """Of the queue of `direction` that `stage` takes from: the one that names it most precisely."""
+        match self.codec:
+            case None:
+                return "lossless"
+            case str(every):
+                return every
+            case some:
+                return some.get(f"{direction}-{stage}") or some.get(direction) or "lossless"
+
+    @property
+    def lossy(self) -> bool:
+        """Whether some queue has a codec that loses bits."""
+        given = [self.codec] if isinstance(self.codec, str) else list((self.codec or {}).values())
+        return any(each != "lossless" for each in given)
 
 
 class RecoveryPlan(Section):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -33,6 +33,7 @@ _LARGEST = 2**63 - 1  # TOML's integers have 64 bits
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TIMES = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _RATES = {"kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
+_CODED_QUEUE = re.compile(r"(forward|backward)(-(0|[1-9][0-9]*))?")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+(?:/s)?)")
 _TYPES: tuple[tuple[type, str], ...] = (
     (type(None), "None"),
@@ -195,6 +196,26 @@ def _group(place: int, given: object) -> Mapping[str, object]:
     return {"match": list(patterns), **_arguments(settings)}
 
 
+def _codecs(given: object) -> str | dict[str, str]:
+    if isinstance(given, Mapping):
+        for name, codec in given.items():
+            if not _CODED_QUEUE.fullmatch(str(name)):
+                raise ValueError(f'"{name}" is neither forward, backward nor a queue such as forward-1 or backward-0')
+            _demand_codec(codec, f"{name} = ")
+        return {str(name): str(codec) for name, codec in given.items()}
+    if not isinstance(given, str):
+        raise PydanticCustomError("codec_type", "a codec is wanted")
+    _demand_codec(given, "")
+    return given
+
+
+def _demand_codec(codec: object, of: str) -> None:
+    names = get_args(CodecName)
+    if not isinstance(codec, str) or codec not in names:
+        near = nearest(codec, names) if isinstance(codec, str) else ""
+        raise ValueError(f"{of}{codec!r} is no codec{'; ' + near if near else ''}")
+
+
 def _argument(value: object) -> object:
     match value:
         case bool() | str():
@@ -213,6 +234,12 @@ def _argument(value: object) -> object:
             raise ValueError(f"{name_of(value)} does not travel: write it as text, and read it in the factory")
 
 
+CodecName = Literal["lossless", "bf16", "int8"]
+Codecs = Annotated[
+    CodecName | Mapping[str, CodecName],
+    PlainValidator(_codecs, json_schema_input_type=CodecName | dict[str, CodecName]),
+    Accepts('"lossless", "bf16" or "int8", or a table such as { forward = "int8", backward = "bf16" }'),
+]
 Name = Annotated[str, _matching(r"\w[\w.-]*", "a name of letters, digits and - _ .")]
 Reference = Annotated[
     str,

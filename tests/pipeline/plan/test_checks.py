@@ -26,6 +26,11 @@ DISAGREEING = [
     ({"schedule__name": "window"}, "schedule.window", 'name = "window" needs it: one K for each stage'),
     ({"schedule__window": [2, 1]}, "schedule.window", 'name = "1f1b" takes none; use name = "window"'),
     ({"schedule__name": "window", "schedule__window": [2]}, "schedule.window", "1 values for 2 stages"),
+    (
+        {"queues__codec": {"backward": "bf16", "backward-1": "int8"}},
+        "queues.codec",
+        "backward-1 is no queue between 2 stages; there are forward-1, backward-0",
+    ),
     ({"recovery__restarts": 2, "recovery__snapshot_every": 0}, "recovery.restarts", "use snapshot_every = 20, or rest"),
     (
         {"recovery__record": "all", "recovery__restarts": 0},

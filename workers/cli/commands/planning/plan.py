@@ -127,10 +127,12 @@ def _show_workers(found: "Estimate") -> None:
 
 
 def _show_queues(found: "Estimate") -> None:
+    lossy = any(each.codec != "lossless" for each in found.queues)
     rows = [
         (
             each.queue,
             each.ends,
+            *([each.codec] if lossy else []),
             each.in_flight,
             size(each.message),
             size(each.passed_on),
@@ -138,4 +140,5 @@ def _show_queues(found: "Estimate") -> None:
         )
         for each in found.queues
     ]
-    show("queues", ("queue", "stages", "in flight", "a message", "passed on", "retained at most"), rows)
+    codecs = ("codec",) if lossy else ()
+    show("queues", ("queue", "stages", *codecs, "in flight", "a message", "passed on", "retained at most"), rows)

@@ -37,6 +37,17 @@ def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(works
     assert found["idle"] == list(check_schedule(schedule.make_schedule("1f1b", [(0,), (1,)], 3)).idle)
 
 
+def test_codecs_are_told_with_the_bytes_of_what_they_write(workspace, capsys):
+    codec = ("--set", "queues.codec.forward=int8")
+    assert workspace.here("plan", ".", "--json", *codec) == 0
+    queues = {each["queue"]: each for each in json.loads(capsys.readouterr().out)["queues"]}
+    assert {name: each["codec"] for name, each in queues.items()} == {"forward-1": "int8", "backward-0": "lossless"}
+    header = queues["backward-0"]["message"] - 2 * 8 * 4
+    assert abs(queues["forward-1"]["message"] - header - (2 * 8 + 2 * 4)) <= 2  # 2 rows of 8, with scales
+    assert workspace.here("plan", ".", *codec) == 0
+    assert "codec" in capsys.readouterr().out.split("queues", 2)[2].splitlines()[1]
+
+
 def test_the_bytes_of_what_is_tapped_are_told_before_the_run(workspace, capsys):
     taps = ("--set", 'taps.layers=["1", "2"]', "--set", "taps.every=4")
     assert workspace.here("plan", ".", *taps) == 0  # 3 microbatches of 2 rows; steps 0 and 4
