@@ -108,7 +108,7 @@ class Example:
     def _sets(self, codec: Directions) -> list[str]:
         there, back = codec
         codecs = {"queues.codec.forward": there, "queues.codec.backward": back}
-        common = {"schedule.microbatches": 8, "schedule.name": "1f1b", **codecs, **self.sets}
+        common = {"schedule.microbatches": 8, "schedule.name": "gpipe", **codecs, **self.sets}
         return [f"{key}={value}" for key, value in common.items()]
 
 
