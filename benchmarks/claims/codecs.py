@@ -45,10 +45,10 @@ from stageline.workers.process import worker_process
 
 sys.path.append({str(ROOT)!r})
 
-from benchmarks.wires.link import Link
+from benchmarks.wires.link import SlowLink
 
 def _over_the_link(endpoint, broker, plain=worker_process.reachable):
-    return Link({RATE}, {DELAY}).before(plain(endpoint, broker))
+    return SlowLink({RATE}, {DELAY}).before(plain(endpoint, broker))
 
 worker_process.reachable = _over_the_link
 """
@@ -66,7 +66,7 @@ Crossing = tuple[Tensor, Tensor]  # an activation, and the gradient that comes b
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class CodecExample:
     """`sets` make two stages of it; `learned` names what is measured on rows held out, with `digits` after the
     point, the mean of so many `seeds`."""
 
@@ -113,8 +113,10 @@ class Example:
 
 
 EXAMPLES = (
-    Example("chargpt", "bits_per_symbol", 3, 1, {"model.cut": [4], "workers": "{ 0.stages = [0], 1.stages = [1] }"}),
-    Example("digits", "accuracy", 4, 3),
+    CodecExample(
+        "chargpt", "bits_per_symbol", 3, 1, {"model.cut": [4], "workers": "{ 0.stages = [0], 1.stages = [1] }"}
+    ),
+    CodecExample("digits", "accuracy", 4, 3),
 )
 
 
@@ -124,7 +126,7 @@ def measure(rounds: int) -> BenchmarkResult:
     return BenchmarkResult("Codecs", about, tuple(table for table, _ in found), {"codecs": [each for _, each in found]})
 
 
-def _example(example: Example, rounds: int) -> tuple[Table, dict[str, object]]:
+def _example(example: CodecExample, rounds: int) -> tuple[Table, dict[str, object]]:
     contestants = {name: partial(example.over_the_link, codec) for name, codec in CODECS.items()}
     timings = alternate(contestants, rounds)
     rates = {name: Spread(tuple(each.steps_per_second(WARM) for each in timed)) for name, timed in timings.items()}

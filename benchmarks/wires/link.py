@@ -15,7 +15,7 @@ BUFFERED = 32  # chunks that wait for their turn; then the sender does
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SlowLink:
     """`rate` in bytes per second, `delay` one way in seconds."""
 
     rate: float

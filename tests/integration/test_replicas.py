@@ -1,5 +1,6 @@
 """Stages with replicas train as a plain loop does that adds gradients in the same groups, to the bit."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from stageline.workers.replay.replay import NoSuchMicrobatch, ReplayTarget, repl
 from stageline.workers.runtime.job import prepare
 from support import reference, replica_loop
 from support.fork_server import ForkServer
+from support.plain_codecs import cut_at
 from support.redis_server import RedisServer
 
 FOLDER = Path(reference.__file__).parent / "replicated"
@@ -46,6 +48,15 @@ def test_a_run_with_replicas_is_the_plain_loop_in_groups(shape: str, name: str, 
     assert outcome.code == 0, outcome.reason
     assert outcome.facts["weights_sha256"] == plain(shape).weights_sha256
     assert [outcome.facts["losses"][str(step)] for step in range(5)] == plain(shape).losses
+
+
+def test_all_replicas_of_a_stage_have_the_codec_of_its_queue(tmp_path: Path) -> None:
+    codec = "queues.codec={ forward-1 = 'bf16', forward-2 = 'int8', backward = 'bf16' }"
+    plan = read_plan(CONFIG, sets=[codec, *SHAPES["middle"][0]], environment={})
+    outcome = run_memory(prepare(plan), "replicas", tmp_path / "run")
+    recipe, codecs = reference.recipe(FOLDER), {2: ("bf16", "bf16"), 5: ("int8", "bf16")}
+    coded = replace(recipe, build=lambda: cut_at(recipe.build(), codecs))  # type: ignore[arg-type]
+    assert outcome.facts["weights_sha256"] == replica_loop.train(coded, (2, 5), SHAPES["middle"][1]).weights_sha256
 
 
 def test_the_groups_are_part_of_the_result() -> None:

@@ -179,7 +179,7 @@ class Job:
     @property
     def codecs(self) -> dict[QueueKey, Codec]:
         """Of the queues that have one."""
-        return codecs_of(self.plan, self.program.queues)
+        return codecs_of(self.plan, self.schedule, self.program.queues)
 
     def _window(self, key: QueueKey) -> int:
         microbatches = self.schedule.microbatches
@@ -205,10 +205,11 @@ class Job:
         return make_stage(self.plan, part, last=last, device=device, stash_weights=stash_weights, epoch=every)
 
 
-def codecs_of(plan: Plan, queues: Iterable[QueueKey]) -> dict[QueueKey, Codec]:
-    """The codecs of those of the `queues` that have one. Batches that are evaluated go the way of those that are
-    trained, so that what is measured is what runs."""
-    named = {key: plan.queues.codec_of(_CODED[key.flow], key.stage) for key in queues if key.flow in _CODED}
+def codecs_of(plan: Plan, schedule: Schedule, queues: Iterable[QueueKey]) -> dict[QueueKey, Codec]:
+    """The codecs of those of the `queues` that have one; all replicas of a stage have that of its queue. Batches that
+    are evaluated go the way of those that are trained, so that what is measured is what runs."""
+    stage = schedule.replicas.stage
+    named = {key: plan.queues.codec_of(_CODED[key.flow], stage(key.stage)) for key in queues if key.flow in _CODED}
     return {key: Codec[name.upper()] for key, name in named.items() if name != "lossless"}
 
 

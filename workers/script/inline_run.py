@@ -57,7 +57,7 @@ class InlineRun:
         self._calls = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
-        codecs = codecs_of(plan, self._program.queues)
+        codecs = codecs_of(plan, schedule, self._program.queues)
         self._workers = [
             WorkerLoop(self._program, index, executor, self._queues, codecs=codecs, run=RUN, incarnation=1)
             for index, executor in enumerate(self._executors)
