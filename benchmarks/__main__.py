@@ -15,6 +15,7 @@ from .claims import (
     queue_speed,
     recovery_cost,
     redis_speed,
+    replicas,
     rungs,
     script_speed,
     startup,
@@ -41,6 +42,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "data": data_ahead.measure,
     "freezing": freezing.measure,
     "memory": memory.measure,
+    "replicas": replicas.measure,
     "startup": startup.measure,
     "weights": weights.measure,
 }

@@ -1,5 +1,6 @@
 """Stages with replicas train as a plain loop does that adds gradients in the same groups, to the bit."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -39,8 +40,13 @@ def plain(shape: str) -> reference.ReferenceResult:
     return replica_loop.train(reference.recipe(FOLDER), (2, 5), SHAPES[shape][1])
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "eager-1f1b", "window"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        *((shape, "1f1b") for shape in SHAPES),
+        *(("all", name) for name in ("gpipe", "eager-1f1b", "window")),
+    ],
+)
 def test_a_run_with_replicas_is_the_plain_loop_in_groups(shape: str, name: str, tmp_path: Path) -> None:
     window = ("schedule.window=[5, 4, 2]",) if name == "window" else ()
     plan = read_plan(CONFIG, sets=[f"schedule.name={name}", *window, *SHAPES[shape][0]], environment={})
@@ -101,15 +107,43 @@ def test_each_replica_that_is_killed_is_replaced_with_equal_bits(fork_server: Fo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["first", "last", "neighbours", "all"])
+@pytest.mark.parametrize("shape", ["neighbours", "all"])
 @pytest.mark.parametrize("url", ["ipc://", "shm://"])
-def test_replicas_of_any_stage_may_be_killed(shape: str, url: str, fork_server: ForkServer, tmp_path: Path) -> None:
+def test_replicas_of_several_stages_may_be_killed(
+    shape: str, url: str, fork_server: ForkServer, tmp_path: Path
+) -> None:
     sets = [f"run.dir={tmp_path}", f"queues.url={url}", *SHAPES[shape][0]]
     kills = [("worker-0", 20), ("worker-2", 20), ("worker-3", 20)]
     outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=kills)
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["not killed"] == []
     assert outcome["facts"]["weights_sha256"] == plain(shape).weights_sha256
+
+
+@cache
+def plain_of(stage: int, replicas: int) -> str:
+    dealt = {1: ALL, 2: TWO, 3: THREE}
+    groups = tuple(dealt[replicas] if each == stage else ALL for each in range(3))
+    return replica_loop.train(reference.recipe(FOLDER), (2, 5), groups).weights_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("transport", ["zeromq", "redis"])
+def test_each_replica_of_a_stage_is_killed_in_turn(
+    transport: str, stage: int, replicas: int, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    workers = [stage, *range(3, 2 + replicas)]
+    kills = [(f"worker-{worker}", 8 + 6 * turn) for turn, worker in enumerate(workers)]
+    with ExitStack() as stack:
+        url = stack.enter_context(RedisServer()).url if transport == "redis" else "ipc://"
+        sets = [f"run.dir={tmp_path}", f"queues.url={url}", f"stage.{stage}.replicas={replicas}"]
+        outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["facts"]["restarts"] == replicas
+    assert outcome["facts"]["weights_sha256"] == plain_of(stage, replicas)
 
 
 COUNTING = """
@@ -168,12 +202,3 @@ def test_a_run_that_ended_goes_on_with_the_same_replicas(fork_server: ForkServer
     resumed = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", resume=True)
     assert resumed["code"] == 0, resumed["reason"]
     assert resumed["facts"]["weights_sha256"] == plain("neighbours").weights_sha256
-
-
-@pytest.mark.slow
-def test_replicas_are_replaced_over_redis_too(fork_server: ForkServer, tmp_path: Path) -> None:
-    with RedisServer() as server:
-        sets = [f"run.dir={tmp_path}", f"queues.url={server.url}", *SHAPES["middle"][0]]
-        outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=MIDDLE_KILLED)
-    assert outcome["code"] == 0, outcome["reason"]
-    assert outcome["facts"]["weights_sha256"] == plain("middle").weights_sha256
