@@ -282,6 +282,11 @@ def _replicated(plan: PlanTables) -> Iterator[PlanError]:
                 f"shares {list(table.shares)} of {plan.schedule.in_step} microbatches leave replica {empty[0]} none; "
                 "use more schedule.microbatches, or fewer replicas",
             )
+        if table.elastic and table.replicas == 1:
+            yield PlanError(f"{key}.elastic", "there are no replicas that could stand in for each other; add replicas")
+        if table.elastic and not plan.recovery.on:
+            needed = "recovery.restarts and recovery.snapshot_every above 0"
+            yield PlanError(f"{key}.elastic", f"a replica that is lost ends the run; it needs {needed}")
         if table.replicas > 1:
             yield from (PlanError(f"{key}.replicas", reason) for reason in _without_replicas(plan))
     for index, worker in enumerate(plan.workers):

@@ -40,7 +40,7 @@ _LAYOUT = re.compile(
 )
 
 
-_UNCOUNTED_OF_STAGE = re.compile(r"stage\.\d+\.recompute")
+_UNCOUNTED_OF_STAGE = re.compile(r"stage\.\d+\.(recompute|elastic)")
 _WEIGHTS = re.compile(r"(model|workers\.\d+)\.weights")
 
 

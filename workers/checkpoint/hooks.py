@@ -31,6 +31,7 @@ from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
+from .replica_snapshots import beginning_of
 from .snapshot import Origin, Snapshot, SnapshotDamaged
 
 LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails
@@ -250,10 +251,11 @@ def open_snapshots(
     checkpoints, note = _checkpoints(job.plan, assigned.run), partial(progress.note_fault, SOURCE)
 
     def load(stage: int, step: int) -> Snapshot:
-        path = checkpoints.path(stage, step)
+        found = beginning_of(stage, step, job.schedule, checkpoints)
+        path = checkpoints.path(found, step)
         try:
             return persist(
-                partial(checkpoints.load, stage, step),
+                partial(checkpoints.load, found, step),
                 f"read its snapshot {path}",
                 note,
                 now=monotonic,

@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from .failures import failures_reported, lacks_resources, plain, why_it_leaves, 
 from .join import tell_script
 from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
+from .stand_ins import StandIns, elastic_stages
 
 EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused", ExitCode.NO_BROKER: "no broker"}
 EXPECTED = (
@@ -70,6 +71,7 @@ class WorkerOptions:
     whose end it exits, so that a killed supervisor leaves nothing behind (-1: none). `sockets`: the folder for its
     sockets (None: one of its own), which is cleared if it was killed. `spare`: it waits until another worker is lost.
     `joined`: its plan is that of a script on another machine, for which it writes files in `run.dir` alone.
+    `command`: by which other workers of the plan are started here, where the plan wants that.
     """
 
     broker: str
@@ -81,6 +83,7 @@ class WorkerOptions:
     sockets: str | None = None
     spare: bool = False
     joined: bool = False
+    command: tuple[str, ...] = ()
 
 
 def run_worker(plan: Plan, options: WorkerOptions) -> int:
@@ -211,12 +214,19 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         with (
             work.metrics or nullcontext(),
             work.recorder or nullcontext(),
+            _stand_ins(job, assigned.index, options),
             work.taps or nullcontext(),
             work.hooks() as hooks,
         ):
             work.commands = CommandHandler(assigned, control, queues, hooks, work.loop)
             work.serve_others()
             work.commands.run(work.save, workers_timeout=options.workers_timeout, lease=job.plan.recovery.lease)
+
+
+def _stand_ins(job: Job, index: int, options: WorkerOptions) -> AbstractContextManager[object]:
+    if elastic_stages(job.plan) and options.command:
+        return StandIns(job.schedule, job.plan, index, options.broker, options.command)
+    return nullcontext()
 
 
 def _open_queues(

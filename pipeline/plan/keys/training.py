@@ -254,6 +254,12 @@ class StagePlan(Section):
         'modules in them, or "nothing". Default: `memory.recompute`.',
         examples=["stage", "nothing", ["lm_head"]],
     )
+    elastic: Truth = Field(
+        default=False,
+        description="Whether the machine of another replica computes the part of one that is lost, if nothing replaces "
+        "it within recovery.lease.",
+        examples=[True],
+    )
 
     @property
     def shares(self) -> tuple[int, ...]:

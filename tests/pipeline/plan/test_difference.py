@@ -90,3 +90,13 @@ def test_options_that_only_look_alike_differ(one: dict[str, object], other: dict
 def test_plans_have_one_digest_if_and_only_if_they_have_no_differences(one: dict, other: dict) -> None:
     first, second = plan(model__options=one), plan(model__options=other)
     assert (first.digest() == second.digest()) == (not differences(first.as_mapping(), second.as_mapping()))
+
+
+def test_who_stands_in_for_a_lost_replica_is_not_counted_and_how_many_there_are_is() -> None:
+    mapping = [
+        plan(stage={"1": {"replicas": 2, **more}}, schedule__microbatches=2).as_mapping()
+        for more in ({}, {"elastic": True})
+    ]
+    assert differences(*mapping) == ()
+    other = plan(stage={"1": {"replicas": 2, "share": [2, 1]}}, schedule__microbatches=4).as_mapping()
+    assert "stage.1.share" in [each.key for each in differences(mapping[0], other)]

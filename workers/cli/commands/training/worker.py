@@ -47,6 +47,7 @@ def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str
     help=f"Seconds to try to reach the broker; 0 tries once. Default: {PATIENCE:g}, with --join {JOIN_PATIENCE:g}.",
 )
 @click.option("--spare", is_flag=True, help="Load everything and wait; take the place of the next worker that is lost.")
+@click.option("--standing-in", is_flag=True, hidden=True, help="A worker of another place has started it.")
 @options.lifeline
 @click.option("--sockets", hidden=True, help="Folder for its sockets.")
 @click.pass_context
@@ -60,6 +61,7 @@ def worker(
     name: str | None,
     patience: float | None,
     spare: bool,
+    standing_in: bool,
     lifeline: int,
     sockets: str | None,
 ) -> int:
@@ -72,6 +74,10 @@ def worker(
     if patience is None:
         patience = PATIENCE if join is None else JOIN_PATIENCE
     patience = patience or ONE_ATTEMPT
+
+    command = () if join is not None else ("worker", *options.plan_arguments(config, sets))
+    if command and broker:
+        command = (*command, "--broker", broker)
 
     def work(plan: "Plan") -> int:
         from stageline.workers.process import last_line
@@ -91,6 +97,7 @@ def worker(
                 sockets=sockets,
                 spare=spare,
                 joined=join is not None,
+                command=command if lifeline == -1 or standing_in else (),  # `train` replaces its own workers
             ),
         )
 

@@ -1,0 +1,111 @@
+"""Takes the places of lost replicas, on the machine of another replica, where the plan wants that (`stage.N.elastic`).
+
+    worker 1, with replica 1.0    asks the broker every second which places are empty, and since when
+       └── worker 3, with 1.1     started here once nothing else has replaced it within recovery.lease
+
+The microbatches of the lost replica are then computed here, by a process of their own, from the newest complete
+checkpoint on. Its weights are those of the other replica at that step, so the snapshots of that one will do.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+import structlog
+
+from stageline.broker.control.messages import LONGEST_NAME
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Schedule
+from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.control.lifeline import LifelineOwner
+
+EVERY = 1.0  # seconds between two questions
+LEFT = 10.0  # seconds for a process to exit by itself once the run is over
+
+log = structlog.get_logger()
+
+
+def places_to_take(facts: Mapping[str, Any], schedule: Schedule, elastic: frozenset[int], mine: int) -> list[int]:
+    """The indexes of the places that worker `mine` takes now, as the broker's status has it: those that have been empty
+    for a lease, with nothing but replicas of the stages `elastic`, of which it is the first worker present to have
+    others."""
+    present = [row["index"] for row in facts["workers"] if row["standing"] == "present"]
+    empty = [row["index"] for row in facts["recovering"] if not row["given"] and row["since"] >= facts["plan"]["lease"]]
+    return [place for place in empty if next(_able(schedule, elastic, present, place), None) == mine]
+
+
+def _able(schedule: Schedule, elastic: frozenset[int], present: Sequence[int], place: int) -> "filter[int]":
+    stage_of = schedule.replicas.stage
+    wanted = {stage_of(copy) for copy in schedule.placement[place]}
+
+    def has_replicas(worker: int) -> bool:
+        return wanted <= elastic & {stage_of(copy) for copy in schedule.placement[worker]}
+
+    return filter(has_replicas, present)
+
+
+def elastic_stages(plan: Plan) -> frozenset[int]:
+    """The stages whose replicas stand in for each other."""
+    return frozenset(int(name) for name, table in (plan.stage or {}).items() if table.elastic and table.replicas > 1)
+
+
+class StandIns:
+    """The processes that a worker has started for other places. As a context, they end with it at the latest.
+
+    `command` are the arguments of the command `stageline` that runs a worker of the same plan, without its place;
+    `folder` is where that is run.
+    """
+
+    def __init__(self, schedule: Schedule, plan: Plan, mine: int, broker: str, command: Sequence[str]) -> None:
+        self._schedule = schedule
+        self._elastic = elastic_stages(plan)
+        self._mine = mine
+        self._broker = broker
+        self._command = command
+        self._folder = os.getcwd()  # the user's code may change it
+        self._started: dict[int, subprocess.Popen[bytes]] = {}
+        self._lifeline = LifelineOwner()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stand-ins", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(LEFT)
+        for process in self._started.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LEFT)
+        self._lifeline.close()
+
+    def _watch(self) -> None:
+        with suppress(BrokerUnreachable), Client(self._broker) as client:
+            while not self._over.wait(EVERY):
+                self._take_places(client)
+
+    def _take_places(self, client: Client) -> None:
+        """A broker that does not answer is asked again: training goes on without it."""
+        try:
+            facts = client.ask("status")
+        except (BrokerUnreachable, ValueError):
+            return
+        for place in places_to_take(facts, self._schedule, self._elastic, self._mine):
+            if place not in self._started or self._started[place].poll() is not None:
+                self._start(place)
+
+    def _start(self, place: int) -> None:
+        log.warning("taking the place of a lost replica", worker=place)
+        name = f"worker-{place}-at-{self._mine}"[:LONGEST_NAME]
+        place_options = ("--index", str(place), "--name", name, "--standing-in", "--lifeline", str(self._lifeline.end))
+        self._started[place] = subprocess.Popen(  # noqa: S603  # our own command
+            [sys.executable, "-P", "-m", "stageline", *self._command, *place_options],
+            pass_fds=[self._lifeline.end],
+            stdin=subprocess.DEVNULL,
+            cwd=self._folder,
+        )
