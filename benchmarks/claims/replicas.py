@@ -14,9 +14,11 @@ from benchmarks.trainers import ours
 from benchmarks.workload import Timing, demand_equal_work
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule
+from stageline.workers.launch.template import Template
 
-FORWARD = 0.003  # seconds that the forward of a fast stage waits; a backward waits twice as long
-MICROBATCHES, WARM, TIMED = 32, 1, 4
+FORWARD = 0.004  # seconds that the forward of a fast stage waits; a backward waits twice as long
+MICROBATCHES, WARM, TIMED = 48, 1, 2
+SCHEDULE = "eager-1f1b"  # hides what messages take, which shows where all stages are busy all the time
 PLACES = ("first", "middle", "last")
 
 PLAN = f"""
@@ -31,6 +33,7 @@ loss = "torch.nn.functional.mse_loss"
 source = "model.py:batches"
 batch_size = {MICROBATCHES}
 [schedule]
+name = "{SCHEDULE}"
 microbatches = {MICROBATCHES}
 [optimizer]
 factory = "torch.optim.SGD"
@@ -74,19 +77,19 @@ def batches(batch_size, seed):
 
 ABOUT = f"""\
 Three stages of one linear layer each, one of them twice as slow: a forward waits for {1000 * FORWARD:g} ms, in the slow
-stage for {2000 * FORWARD:g} ms, a backward twice as long. {MICROBATCHES} microbatches, schedule 1f1b, a worker with one
+stage for {2000 * FORWARD:g} ms, a backward twice as long. {MICROBATCHES} microbatches, schedule {SCHEDULE}, a worker with one
 thread for each stage, and for each replica. Of {WARM + TIMED} steps the last {TIMED} count. Steps per second, as
 `min / median / max` over the rounds, in which all take turns; the gain is the median of those within each round, and
 beside it what the lists of actions give where nothing but the waits takes time."""
 
 
 def measure(rounds: int) -> BenchmarkResult:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Template() as template:
         config = Path(folder) / "stageline.toml"
         config.write_text(PLAN)
         (config.parent / "model.py").write_text(MODEL)
         names = [(place, replicas) for place in range(3) for replicas in (1, 2)]
-        timings = alternate({name: partial(_train, config, *name) for name in names}, rounds)
+        timings = alternate({name: partial(_train, template, config, *name) for name in names}, rounds)
     for place in range(3):
         demand_equal_work((str(n), run.loss) for n in names if n[0] == place for run in timings[n])
     rates = {name: Spread(tuple(run.steps_per_second(WARM) for run in runs)) for name, runs in timings.items()}
@@ -96,8 +99,9 @@ def measure(rounds: int) -> BenchmarkResult:
     return BenchmarkResult("Replicas", ABOUT, (Table("", columns, rows),), {"steps_per_second": facts})
 
 
-def _train(config: Path, place: int, replicas: int) -> Timing:
-    return ours.train_plan(config, [f"model.options={{ slow = {place} }}", f"stage.{place}.replicas={replicas}"])
+def _train(template: Template, config: Path, place: int, replicas: int) -> Timing:
+    sets = [f"model.options={{ slow = {place} }}", f"stage.{place}.replicas={replicas}"]
+    return ours.train_plan(config, sets, template)
 
 
 def _cells(rates: dict[tuple[int, int], Spread], place: int) -> tuple[str, ...]:
@@ -111,5 +115,5 @@ def _span(place: int, replicas: int) -> float:
     times = tuple(2.0 if stage == place else 1.0 for stage in range(3))
     shares = tuple((1,) * (replicas if stage == place else 1) for stage in range(3))
     copies = [(copy,) for copy in range(2 + replicas)]
-    schedule = make_schedule("1f1b", copies, MICROBATCHES, shares=shares if replicas > 1 else ())
+    schedule = make_schedule(SCHEDULE, copies, MICROBATCHES, shares=shares if replicas > 1 else ())
     return check_schedule(schedule, Costs(times, times, times, (0.0,) * 3, (0.0,) * 2)).span

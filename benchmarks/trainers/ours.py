@@ -6,6 +6,7 @@ The end of each step is read from the broker's records; the retained bytes are t
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.measuring import redis_server
@@ -31,13 +32,14 @@ def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
     return train_plan(PLAN, [*settings(workload), *sets])
 
 
-def train_plan(plan: Path, sets: Sequence[str]) -> Timing:
-    """The run of a plan's file with these settings, in a folder that is removed."""
+def train_plan(plan: Path, sets: Sequence[str], shared: Template | None = None) -> Timing:
+    """The run of a plan's file with these settings, in a folder that is removed. `shared`: starts its processes, and
+    those of other runs."""
     with tempfile.TemporaryDirectory() as folder:
         sets = [f"run.dir={folder}", *sets]
         arguments = [str(plan), *(argument for each in sets for argument in ("--set", each))]
         peak = _Peak()
-        with Template() as template:
+        with Template() if shared is None else nullcontext(shared) as template:
             launch = prepare_launch(read_plan(plan, sets=sets, environment=os.environ), arguments, template)
             ended = run_launch(launch, arguments, peak, template)
         if ended.result is None or ended.result.loss is None:
