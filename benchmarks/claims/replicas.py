@@ -77,9 +77,9 @@ def batches(batch_size, seed):
 
 ABOUT = f"""\
 Three stages of one linear layer each, one of them twice as slow: a forward waits for {1000 * FORWARD:g} ms, in the slow
-stage for {2000 * FORWARD:g} ms, a backward twice as long. {MICROBATCHES} microbatches, schedule {SCHEDULE}, a worker with one
-thread for each stage, and for each replica. Of {WARM + TIMED} steps the last {TIMED} count. Steps per second, as
-`min / median / max` over the rounds, in which all take turns; the gain is the median of those within each round, and
+stage for {2000 * FORWARD:g} ms, a backward twice as long. {MICROBATCHES} microbatches, schedule {SCHEDULE}, a worker
+with one thread for each stage, and for each replica. Of {WARM + TIMED} steps the last {TIMED} count. Steps per second,
+as `min / median / max` over the rounds, in which all take turns; the gain is the median of those within each round, and
 beside it what the lists of actions give where nothing but the waits takes time."""
 
 
