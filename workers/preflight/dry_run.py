@@ -25,6 +25,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.offload import LEAST
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor import ComputeFailed
@@ -102,6 +103,7 @@ class _DryRun:
         self._watch = watch
         self._received: list[list[Tree]] = []  # by stage: what its forward was given
         self._kept: list[int] = []  # by stage: bytes that autograd keeps
+        self._offloaded: list[int] = []  # by stage: those of them that can be offloaded
         self._live: dict[int, LiveBytes] = {}  # by stage
         self._working: dict[int, int] = {}  # by stage: bytes that are there for a moment
         self._tapped: dict[int, int] = {}  # by stage: bytes that its tapped layers return
@@ -176,8 +178,10 @@ class _DryRun:
         stage.tap = None
         if self._job.plan.data.stays:
             demand_changed(self._job, index, output)
-        for tensor in tensors(output):
+        for tensor in tensors(output):  # which is kept as a message, too
             saved.note(tensor)
+            saved.large.pop(tensor.untyped_storage().data_ptr(), None)
+        self._offloaded.append(sum(saved.large.values()) if self._job.plan.offloads else 0)
         self._kept.append(saved.bytes)
         if stage.in_flight:
             self._backward.add(index)
@@ -205,7 +209,8 @@ class _DryRun:
             self._tied[Flow.TOTAL] = given
         self._gave_weights(stage, "after the update")
         estimate = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
-        self._estimates[index] = replace(estimate, working=self._working.get(index, 0))
+        offloaded = self._offloaded[index] * estimate.in_flight
+        self._estimates[index] = replace(estimate, working=self._working.get(index, 0), offloaded=offloaded)
 
     def _clip(self, index: int) -> None:
         """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""
@@ -267,6 +272,7 @@ class _Saved:
 
     def __init__(self, stage: Stage) -> None:
         self.bytes = 0
+        self.large: dict[int, int] = {}  # by address
         self._seen = {tensor.untyped_storage().data_ptr() for tensor in stage.state_dict().values()}
 
     def note(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -274,6 +280,8 @@ class _Saved:
         if memory.data_ptr() not in self._seen:
             self._seen.add(memory.data_ptr())
             self.bytes += memory.nbytes()
+            if memory.nbytes() >= LEAST:
+                self.large[memory.data_ptr()] = memory.nbytes()
         return tensor
 
 
@@ -348,6 +356,7 @@ def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[Sta
             in_flight=in_flight,
             bytes=held,
             total=sum(held.values()),
+            offloaded=first.offloaded // max(1, first.in_flight) * in_flight,
         )
 
 
