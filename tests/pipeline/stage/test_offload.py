@@ -126,3 +126,22 @@ def test_the_next_microbatch_is_fetched_while_one_goes_backward(monkeypatch: pyt
     assert not any(parcel.fetched for parcel in scratch.parcels)
     stage.backward(torch.ones(6, 8), step=0, microbatch=0)
     assert all(parcel.fetched == 1 for parcel in scratch.parcels)
+
+
+def test_both_halves_of_a_backward_get_what_was_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "LEAST", 0)
+    weights = []
+    for scratch in (BytesScratch(), None):
+        stage = Stage(model(), optimizer=ADAM)
+        if scratch is not None:
+            stage.offload_activations(scratch)
+        for microbatch in range(2):
+            x = torch.randn(6, 8, generator=torch.Generator().manual_seed(microbatch)).requires_grad_()
+            stage.forward(x, step=0, microbatch=microbatch)
+        for microbatch in range(2):
+            stage.backward_input(torch.ones(6, 8), step=0, microbatch=microbatch)
+        for microbatch in range(2):
+            stage.backward_weight(step=0, microbatch=microbatch)
+        stage.update()
+        weights.append(stage.state_dict())
+    assert not [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])]
