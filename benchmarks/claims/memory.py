@@ -25,6 +25,7 @@ CASES = {
     "plain": (),
     'recompute = "stage"': ('memory.recompute="stage"',),
     f'recompute = ["[0-{2 * LAYERS - 1}]"]': (f'memory.recompute=["[0-{2 * LAYERS - 1}]"]',),
+    'offload = ["activations"]': ('memory.offload=["activations"]',),
     "first two layers frozen": ('model.trainable=["[!01].*"]',),
     "small": (
         "model.options={ width = 128, layers = 3 }",
@@ -53,7 +54,7 @@ def measure(rounds: int) -> BenchmarkResult:
         found = estimate(read_plan(PLAN, sets=[*SETS, *sets], environment=os.environ)).workers
         run = train_and_watch(PLAN, [*SETS, *sets])
         plain = plain or run
-        if "recompute" in name and run.sha256 != plain.sha256:
+        if name.startswith(("recompute", "offload")) and run.sha256 != plain.sha256:
             raise UnequalWeights(f"{name} ended with {run.sha256}, plain with {plain.sha256}")
         rows += [_row(name, run, each) for each in found]
         facts[name] = {"measured": run.peaks, "plan": [each.total for each in found], "seconds": run.seconds}

@@ -391,6 +391,34 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError("schedule.name", str(refused))
 
 
+def _recompute(plan: PlanTables) -> Iterator[PlanError]:
+    if plan.schedule.name != "zb-h1":
+        return
+    given = {"memory.recompute": None if plan.memory is None else plan.memory.recompute}
+    given |= {f"stage.{name}.recompute": table.recompute for name, table in (plan.stage or {}).items()}
+    for key, wanted in given.items():
+        if wanted not in (None, "nothing"):
+            yield PlanError(
+                key,
+                'schedule.name = "zb-h1" splits backwards in two, and each half would compute again; leave it out, or '
+                'use name = "1f1b"',
+            )
+
+
+def _offload(plan: PlanTables) -> Iterator[PlanError]:
+    if not plan.offloads:
+        return
+    if plan.queues.url == "memory://":
+        yield PlanError("memory.offload", 'over queues.url = "memory://" nothing is offloaded; use another')
+    for index, worker in enumerate(plan.workers):
+        if worker.device != "cpu":
+            yield PlanError(
+                "memory.offload",
+                f"worker {index} computes on {worker.device}, and activations are offloaded from the CPU alone; leave "
+                'it out, or use memory.recompute = "stage"',
+            )
+
+
 Check = Callable[[PlanTables], Iterator[PlanError]]
 
 _STAGES = ("model.cut", "model.stages")
@@ -437,6 +465,8 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", *_STAGES), _owners),
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _replicated),
     (("workers", "model.weights"), _weights),
+    (("workers", "memory", "queues.url"), _offload),
+    (("memory", "stage", "schedule.name"), _recompute),
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _shape),
     ((*_STAYING, "data.source", "model.prefix_cache", "workers", "stage", *_STAGES), problems_of_staying),
 )

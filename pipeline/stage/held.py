@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
+from .offload import LEAST
 from .stage import Stage
 
 
@@ -12,6 +13,7 @@ class SavedBytes:
 
     def __init__(self, stage: Stage) -> None:
         self.bytes = 0
+        self.large: dict[int, int] = {}  # what can be offloaded, by address
         self._seen = {tensor.untyped_storage().data_ptr() for tensor in stage.state_dict().values()}
 
     def note(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -19,6 +21,8 @@ class SavedBytes:
         if memory.data_ptr() not in self._seen:
             self._seen.add(memory.data_ptr())
             self.bytes += memory.nbytes()
+            if memory.nbytes() >= LEAST:
+                self.large[memory.data_ptr()] = memory.nbytes()
         return tensor
 
 

@@ -28,6 +28,7 @@ from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, Weights, evaluating
 from .layers.memory import OutputGuard, copied
 from .layers.precision import Autocast, precision_of
+from .offload import ActivationOffload, Scratch
 from .recompute import Recompute, recomputation_of
 from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
@@ -113,6 +114,7 @@ class Stage:
         self._versions = Versions(self._body) if stash_weights else None
         self._recomputation = recomputation_of(self._body, recompute, versions=stash_weights)
         self._halves: dict[Key, SplitBackward] = {}  # between `backward_input` and `backward_weight`
+        self._offload: ActivationOffload | None = None
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self._forwarded = 0
 
@@ -124,6 +126,10 @@ class Stage:
     @tap.setter
     def tap(self, tap: Tap | None) -> None:
         self._layers.tap = tap
+
+    def offload_activations(self, scratch: Scratch) -> None:
+        """From now on, what forwards keep for their backwards lies there meanwhile. No bit changes."""
+        self._offload = ActivationOffload(scratch)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -180,8 +186,9 @@ class Stage:
             output = self._run(given, key, version, taps=not again)
             return output if loss is None else self._loss_of(loss, output, target)
 
-        entered = self._arrivals.entered(x, input_nodes, owned=owned)
-        output = compute(entered) if self._recomputation is None else self._recomputation.run(compute, entered)
+        with nullcontext() if self._offload is None else self._offload.saving(input_nodes, self._lasting(version)):
+            entered = self._arrivals.entered(x, input_nodes, owned=owned)
+            output = compute(entered) if self._recomputation is None else self._recomputation.run(compute, entered)
         self._stash.put(key, output, share if loss is not None else None, input_nodes, version)
         self._forwarded += 1
         if loss is not None:
@@ -369,6 +376,8 @@ class Stage:
         """
         self._stash.kept.clear()
         self._halves.clear()
+        if self._offload is not None:
+            self._offload.clear()
         self._forwarded = 0
         try:
             restore_state(state, self._body, self._update)
@@ -392,6 +401,8 @@ class Stage:
         self, stashed: Stashed, gradient: "Tree | _NotGiven"
     ) -> tuple[Tree, list[torch.Tensor], list[torch.Tensor]]:
         """The gradient, here, with the outputs that take part in a backward, and theirs."""
+        if self._offload is not None:
+            self._offload.begin(stashed.input_nodes)
         if isinstance(gradient, _NotGiven):
             gradient = stashed.gradient_of_loss(self.index)
         gradient = self._arrivals.here(gradient)
@@ -411,6 +422,11 @@ class Stage:
         if self._clip is None:
             raise StageError(f"stage {self.index} clips no gradients: make it with clip_norm")
         return self._clip
+
+    def _lasting(self, version: Version | None) -> list[torch.Tensor]:
+        """What is there between a forward and its backward anyway."""
+        stashed = [] if version is None else [*version.weights.values(), *version.buffers.values()]
+        return [*self._body.parameters(), *self._body.buffers(), *stashed]
 
     def _run(self, x: Tree, key: tuple[int, int], version: Version | None, *, taps: bool = True) -> Tree:
         with self._precision():

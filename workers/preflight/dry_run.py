@@ -103,6 +103,7 @@ class _DryRun:
         self._watch = watch
         self._received: list[list[Tree]] = []  # by stage: what its forward was given
         self._kept: list[int] = []  # by stage: bytes that autograd keeps
+        self._offloaded: list[int] = []  # by stage: those of them that can be offloaded
         self._live: dict[int, LiveBytes] = {}  # by stage
         self._working: dict[int, int] = {}  # by stage: bytes that are there for a moment
         self._tapped: dict[int, int] = {}  # by stage: bytes that its tapped layers return
@@ -177,8 +178,10 @@ class _DryRun:
         stage.tap = None
         if self._job.plan.data.stays:
             demand_changed(self._job, index, output)
-        for tensor in tensors(output):
+        for tensor in tensors(output):  # which is kept as a message, too
             saved.note(tensor)
+            saved.large.pop(tensor.untyped_storage().data_ptr(), None)
+        self._offloaded.append(sum(saved.large.values()) if self._job.plan.offloads else 0)
         self._kept.append(saved.bytes)
         if stage.in_flight:
             self._backward.add(index)
@@ -206,7 +209,8 @@ class _DryRun:
             self._tied[Flow.TOTAL] = given
         self._gave_weights(stage, "after the update")
         estimate = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
-        self._estimates[index] = replace(estimate, working=self._working.get(index, 0))
+        offloaded = self._offloaded[index] * estimate.in_flight
+        self._estimates[index] = replace(estimate, working=self._working.get(index, 0), offloaded=offloaded)
 
     def _clip(self, index: int) -> None:
         """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""
@@ -327,6 +331,7 @@ def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[Sta
             in_flight=in_flight,
             bytes=held,
             total=sum(held.values()),
+            offloaded=first.offloaded // max(1, first.in_flight) * in_flight,
         )
 
 

@@ -4,12 +4,15 @@ stages      weights, gradients, optimizer, and what is stashed of the microbatch
 working     what operations make and free again: of one stage at a time
 messages    those that are kept until a checkpoint lets them go, and those that have come and wait
 snapshots   a copy of the stages' state, while it is written: after an update, which has cleared the gradients
+offload     activations on their way to files and back
 compiler    torch's, which `torch.utils.checkpoint` imports
 """
 
 from collections.abc import Sequence
 
 from stageline.broker.codec.message import Flow
+from stageline.pipeline.stage.offload import AHEAD
+from stageline.workers.disk.scratch_files import BACKLOG
 from stageline.workers.runtime.job import Job
 
 from .trial_result import QueueEstimate, StageEstimate, WorkerEstimate
@@ -27,10 +30,11 @@ def worker_estimates(
     for worker, placed in enumerate(job.plan.placement):
         own = [stages[stage] for stage in placed]
         parts = {
-            "stages": sum(stage.total for stage in own),
+            "stages": sum(stage.total - stage.offloaded for stage in own),
             "working": max(stage.working for stage in own),
             "messages": _messages(job, own, queues),
             "snapshots": sum(map(_copied, own)) if _has_snapshots(job) else 0,
+            "offload": min(sum(stage.offloaded for stage in own), BACKLOG + AHEAD),
             "compiler": _COMPILER if any(_recomputes(job, stage) for stage in placed) else 0,
         }
         found.append(WorkerEstimate(worker, parts, max(model, sum(parts.values()))))

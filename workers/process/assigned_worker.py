@@ -11,17 +11,19 @@ from stageline.broker.control.messages import Assigned
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.retry import ResourceFault
-from stageline.workers.checkpoint.hooks import SOURCE, CheckpointHooks, open_snapshots
+from stageline.workers.checkpoint.hooks import LONGEST_WRITE, SOURCE, CheckpointHooks, open_snapshots
 from stageline.workers.checkpoint.saved import save_stages
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.disk.background_writer import BackgroundWriter
+from stageline.workers.disk.scratch_files import ScratchFiles
 from stageline.workers.prefix_cache.cache import PrefixCache
 from stageline.workers.prefix_cache.opening import open_prefix_cache
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.metrics_file import MetricsFile
 from stageline.workers.runtime.calls import Position
+from stageline.workers.runtime.disk_wait import has_room
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop
@@ -40,6 +42,7 @@ class AssignedWorker:
     queues: WorkerQueues
     executor: Executor
     metrics: MetricsFile | None
+    scratch: ScratchFiles | None  # of activations
     recorder: RecordWriter | None
     taps: TapWriter | None
     writer: BackgroundWriter | None  # of snapshots, and of what is tapped
@@ -60,6 +63,7 @@ class AssignedWorker:
         self.queues = queues
         self.metrics = MetricsFile(self._folder, assigned.step) if job.program.last in stages else None
         self.executor = executor = job.executor(stages, decisions)
+        self.scratch = self._new_scratch()
         self.recorder = self._new_recorder(stages)
         self.writer = self._new_writer()
         self.taps = self._new_taps()
@@ -175,6 +179,24 @@ class AssignedWorker:
         if self.writer is None or self._job.plan.taps is None:
             return None
         return TapWriter(self._job, self.executor, self._folder, self.writer)
+
+    def _new_scratch(self) -> ScratchFiles | None:
+        """Given to the stages."""
+        if not self._job.plan.offloads:
+            return None
+        scratch = ScratchFiles(self._folder, partial(self._note_fault, "offload"), self._wait_for_scratch)
+        for stage in self.executor.stages.values():
+            stage.offload_activations(scratch)
+        return scratch
+
+    def _note_fault(self, source: str, fault: ResourceFault | None) -> None:
+        self.loop.progress.note_fault(source, fault)
+
+    def _wait_for_scratch(self, writer: BackgroundWriter) -> None:
+        progress = self.loop.progress
+        done = has_room(writer, None, progress, "activations are", LONGEST_WRITE)
+        progress.waits = False
+        writer.demand(done, LONGEST_WRITE)
 
     def _note_write(self, fault: ResourceFault | None) -> None:
         self.loop.progress.note_fault(SOURCE, fault)

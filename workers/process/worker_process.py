@@ -212,6 +212,7 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         control.start(assigned, here, work.loop, steps=job.training_steps, ring=queues.ring)
         work.open_cache()
         with (
+            work.scratch or nullcontext(),
             work.metrics or nullcontext(),
             work.recorder or nullcontext(),
             _stand_ins(job, assigned.index, options),

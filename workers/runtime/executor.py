@@ -20,6 +20,7 @@ from stageline.pipeline.stage.replica import MicrobatchLoss, ReplicaSums, change
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, map_tensors
+from stageline.workers.disk.background_writer import WriteFailed
 
 from .metric_value import Metric, metric_value
 from .program import Instruction
@@ -149,7 +150,7 @@ class Executor:
                         return stage.exchange(*received, step=instruction.step)
                     stage.update(instruction.step)
                     return None
-        except (ComputeFailed, DataError):
+        except (ComputeFailed, DataError, WriteFailed):  # WriteFailed: activations that are offloaded
             raise
         except BaseException as error:  # user code may raise anything; the cause is handed on
             if not raised_by_user_code(error):

@@ -68,6 +68,8 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
     schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
     if options.workers == "inline":
+        if plan.offloads:
+            raise plan.refused("memory.offload", "inline workers have no files; leave out workers, or this setting")
         return weights, check, InlineRun(segments, schedule, names, options, plan)
     if remote is not None:
         return weights, check, _begin_remotely(plan, schedule, names, remote, resume)

@@ -1,8 +1,10 @@
 """How much memory stages take, for more time: a table of the plan. It changes no bit of what is trained."""
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 
-from .key_types import Recomputed, Unset
+from .key_types import Accepts, Recomputed, Unset
 from .section import Section
 
 
@@ -14,4 +16,10 @@ class MemoryPlan(Section):
         description='What backward runs forward again instead of keeping its activations: each "stage" as one, or '
         "patterns of the names of layers and modules in them. Default: nothing.",
         examples=["stage", ["transformer.h.*.mlp"]],
+    )
+    offload: Annotated[tuple[Literal["activations"], ...], Accepts('["activations"]')] = Field(
+        default=(),
+        description="What lies in files of the run's folder while it is not used: activations between a microbatch's "
+        "forward and its backward.",
+        examples=[["activations"]],
     )

@@ -109,6 +109,11 @@ class PlanTables(Section):
         return None if wanted == "nothing" else wanted
 
     @property
+    def offloads(self) -> bool:
+        """Whether activations lie in files between a forward and its backward."""
+        return self.memory is not None and "activations" in self.memory.offload
+
+    @property
     def evaluates(self) -> bool:
         """Whether rows that are held out are evaluated."""
         return bool(self.model.metrics) or self.evaluation is not None

@@ -1,0 +1,136 @@
+"""Activations lie in a scratch, files for instance, between a forward and its backward.
+
+    forward    autograd saves a tensor ─> its memory goes to the scratch; what several nodes save goes there once
+    backward   a node wants it         <─ the same bytes, in the same layout; the next ones are on their way
+
+Weights, buffers and small tensors stay. So does memory that does not begin where torch's own begins: kernels choose by
+alignment.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from .layers.memory import ALIGNMENT
+
+LEAST = 1 << 16  # bytes of a tensor's memory; less is not worth the way
+AHEAD = 1 << 26  # bytes that are fetched ahead
+
+
+class Parcel(Protocol):
+    """Bytes in a scratch, for as long as there is a reference to it."""
+
+    def fetch(self) -> None:
+        """Begins to bring them back."""
+
+    def bytes(self) -> torch.Tensor:
+        """The bytes, uint8 [n], in memory that begins as torch's own does. Raises what made it impossible."""
+
+
+class Scratch(Protocol):
+    """Where bytes lie for a while. What is in it is lost with the process."""
+
+    def put(self, data: torch.Tensor) -> Parcel:
+        """Takes `data`, uint8 [n], which must not be written to. Waits while too much is under way."""
+
+
+class _Stowed:
+    """Memory of saved tensors, `size` bytes: in the scratch, and while a node uses it here."""
+
+    def __init__(self, parcel: Parcel, size: int) -> None:
+        self.parcel, self.size = parcel, size
+        self._here: weakref.ref[torch.UntypedStorage] | None = None
+
+    def memory(self) -> torch.UntypedStorage:
+        here = None if self._here is None else self._here()
+        if here is None:
+            here = self.parcel.bytes().untyped_storage()
+            self._here = weakref.ref(here)
+        return here
+
+
+class _View(NamedTuple):
+    """A tensor that autograd has saved."""
+
+    stowed: _Stowed
+    dtype: torch.dtype
+    offset: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+
+_Order = list["weakref.ref[_Stowed]"]  # as they were saved; autograd's graph holds them
+
+
+class ActivationOffload:
+    """That of one stage. Microbatches are expected to go backward in the order of their forwards."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self._kept: dict[object, _Order] = {}
+        self._ahead: deque[weakref.ref[_Stowed]] = deque()  # to be fetched, in the order in which they are needed
+        self._fetched: weakref.WeakKeyDictionary[_Stowed, int] = weakref.WeakKeyDictionary()  # bytes on their way
+
+    @contextmanager
+    def saving(self, microbatch: object, stay: Iterable[torch.Tensor]) -> Iterator[None]:
+        """A context in which the forward of `microbatch` saves into the scratch, but for what shares memory with
+        what is to `stay`."""
+        known = {each.untyped_storage()._cdata: each for each in stay}
+        seen: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Stowed]] = {}
+        order: _Order = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor | _View:
+            if tensor.layout is not torch.strided or not tensor.is_cpu:
+                return tensor
+            storage = tensor.untyped_storage()
+            if storage._cdata in known or storage.nbytes() < LEAST or storage.data_ptr() % ALIGNMENT:
+                return tensor
+            found = seen.get(storage._cdata)
+            if found is None or found[0]() is not storage:
+                stowed = _Stowed(self._scratch.put(_bytes_of(storage)), storage.nbytes())
+                seen[storage._cdata] = found = (weakref.ref(storage), stowed)
+                order.append(weakref.ref(stowed))
+            return _View(found[1], tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+
+        with saved_tensors_hooks(pack, self._unpack):
+            yield
+        seen.clear()  # only the graph holds them
+        self._kept[microbatch] = order
+
+    def begin(self, microbatch: object) -> None:
+        """The microbatch goes backward now: fetches what it will need, and then what the next one will."""
+        order = self._kept.pop(microbatch, [])
+        following = next(iter(self._kept.values()), [])
+        self._ahead = deque([*reversed(order), *reversed(following)])
+        self._fetch()
+
+    def clear(self) -> None:
+        """No microbatch goes backward any more."""
+        self._kept.clear()
+        self._ahead.clear()
+        self._fetched.clear()
+
+    def _unpack(self, packed: torch.Tensor | _View) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        memory = packed.stowed.memory()
+        self._fetched.pop(packed.stowed, None)
+        self._fetch()
+        empty = torch.empty(0, dtype=packed.dtype)
+        return empty.set_(memory, packed.offset, packed.shape, packed.strides)
+
+    def _fetch(self) -> None:
+        while self._ahead and sum(self._fetched.values()) < AHEAD:
+            stowed = self._ahead.popleft()()
+            if stowed is not None and stowed not in self._fetched:
+                self._fetched[stowed] = stowed.size
+                stowed.parcel.fetch()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
