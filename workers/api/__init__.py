@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stageline.pipeline.audit.defences import AddNoise, ClipRows, EqualNormGradients
     from stageline.pipeline.data import Batch, Rows, Source, split_batch
     from stageline.pipeline.data.datasets.loader import Loader
     from stageline.pipeline.data.datasets.stream import StreamLoader
@@ -44,12 +45,15 @@ if TYPE_CHECKING:
     from stageline.workers.taps.reading import NoTaps, TappedLayer, TappedMicrobatch, Taps, TapsUnusable, read_taps
 
 __all__ = [
+    "AddNoise",
     "Batch",
     "Callback",
     "CannotFork",
+    "ClipRows",
     "ComputeFailed",
     "Costs",
     "DataError",
+    "EqualNormGradients",
     "Fitted",
     "GradientMismatch",
     "Layer",
@@ -100,6 +104,7 @@ __all__ = [
 ]
 
 _MODULES = {  # where each name is defined
+    "pipeline.audit.defences": ("AddNoise", "ClipRows", "EqualNormGradients"),
     "pipeline.data": ("Batch", "Rows", "Source", "split_batch"),
     "pipeline.data.datasets.loader": ("Loader",),
     "pipeline.data.datasets.stream": ("StreamLoader",),

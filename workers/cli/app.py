@@ -34,6 +34,7 @@ COMMANDS = {  # the room in commands/ and the file that each is in
     "schedule": "planning.schedule",
     "probe": "models.probe",
     "plan": "planning.plan",
+    "audit": "planning.audit",
     "doctor": "planning.doctor",
 }
 _HIDDEN = {"trial": "planning.trial"}  # which other commands start

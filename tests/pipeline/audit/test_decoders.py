@@ -1,0 +1,46 @@
+"""Decoders find what is there to be found, and no more."""
+
+import torch
+from torch import Tensor
+
+from stageline.pipeline.audit import decoders
+
+
+def rows(count: int, *shape: int) -> Tensor:
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1))
+
+
+def told(found: Tensor, wanted: Tensor, trained: int) -> float:
+    return decoders.explained(found, wanted[trained:], wanted[:trained].mean(0))
+
+
+def test_a_linear_image_of_the_inputs_is_decoded_and_noise_is_not() -> None:
+    inputs = rows(120, 1, 4, 4)
+    features = decoders.scaled(inputs.flatten(1) @ rows(16, 40), 90)
+    assert told(decoders.decoded_linearly(features, inputs, 90), inputs, 90) > 0.99
+    assert told(decoders.decoded_linearly(rows(120, 40).flip(0), inputs, 90), inputs, 90) < 0.1
+
+
+def test_the_network_decodes_images_and_rows_and_repeats_itself() -> None:
+    before = torch.random.get_rng_state()
+    images = (rows(160, 2) @ rows(2, 64)).reshape(160, 1, 8, 8)
+    features = decoders.scaled(images.flatten(1)[:, ::3], 120)
+    found = decoders.decoded_by_network(features, images, 120)
+    assert told(found, images, 120) > 0.9
+    assert torch.equal(found, decoders.decoded_by_network(features, images, 120))
+    assert told(decoders.decoded_by_network(features, images.flatten(1), 120), images.flatten(1), 120) > 0.9
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_many_features_become_their_main_components_by_rows_that_were_trained_on() -> None:
+    features = rows(40, 900)
+    found = decoders.scaled(features, 30)
+    assert found.shape == (40, 30)
+    changed = torch.cat([features[:30], features[30:] + 7])
+    assert torch.equal(found[:30], decoders.scaled(changed, 30)[:30])
+
+
+def test_large_images_are_decoded_at_32_pixels() -> None:
+    assert decoders.small(rows(2, 3, 224, 224)).shape == (2, 3, 32, 32)
+    assert decoders.small(rows(2, 3, 8, 40)).shape == (2, 3, 8, 32)
+    assert decoders.small(rows(2, 5)).shape == (2, 5)
