@@ -59,6 +59,21 @@ def test_all_replicas_of_a_stage_have_the_codec_of_its_queue(tmp_path: Path) -> 
     assert outcome.facts["weights_sha256"] == replica_loop.train(coded, (2, 5), SHAPES["middle"][1]).weights_sha256
 
 
+@pytest.mark.parametrize(
+    ("shape", "workers"), [("middle", ([2, 1, 0], [1], [1])), ("all", ([0, 1, 2], [2, 0, 1], [0]))]
+)
+def test_so_is_one_whose_workers_have_replicas_of_several_stages(
+    shape: str, workers: tuple[list[int], ...], tmp_path: Path
+) -> None:
+    # The sums of the one stage had taken the place of the losses of the last.
+    owned = [f"workers.{number}.stages={stages}" for number, stages in enumerate(workers)]
+    outcome = run_memory(
+        prepare(read_plan(CONFIG, sets=[*SHAPES[shape][0], *owned], environment={})), "replicas", tmp_path / "run"
+    )
+    assert (outcome.code, outcome.facts["weights_sha256"]) == (0, plain(shape).weights_sha256)
+    assert [outcome.facts["losses"][str(step)] for step in range(5)] == plain(shape).losses
+
+
 def test_the_groups_are_part_of_the_result() -> None:
     assert len({plain(shape).weights_sha256 for shape in SHAPES}) == len(SHAPES)
 
