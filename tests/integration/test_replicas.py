@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stageline import train
 from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.workers.exchange.stored_weights import weights_in
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.replay.replay import NoSuchMicrobatch, ReplayTarget, replay
 from stageline.workers.runtime.job import prepare
@@ -85,6 +87,13 @@ def test_a_model_in_one_stage_with_replicas_is_data_parallel(tmp_path: Path) -> 
     assert (outcome.code, outcome.facts["weights_sha256"]) == (0, whole.weights_sha256)
 
 
+def test_a_finished_run_without_snapshots_has_the_weights_of_its_stages_once(tmp_path: Path) -> None:
+    # A file was demanded for each further replica, and none is written.
+    sets = [*SHAPES["middle"][0], "recovery.snapshot_every=0", "queues.url=memory://", f"run.dir={tmp_path}"]
+    run = train(str(CONFIG), *sets).folder
+    assert [each.name for each in weights_in(run, None).files] == [f"stage-{stage}.safetensors" for stage in range(3)]
+
+
 @pytest.mark.parametrize(
     ("sets", "key"),
     [
@@ -153,8 +162,10 @@ def own_model(folder: Path, targets: list[int]) -> str:
     return f"{folder / 'own.py'}"
 
 
-def test_a_layer_that_counts_what_it_sees_is_found_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", ["*", "3.*", "[03].*"])  # all of stage 1, or nothing of it
+def test_a_layer_that_counts_what_it_sees_is_found_out(trained: str, tmp_path: Path) -> None:
     sets = [f"model.factory={own_model(tmp_path, [])}:counting", "model.cut=[1, 3]", "stage.1.replicas=2"]
+    sets.append(f'model.trainable=["{trained}"]')
     outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), "replicas", tmp_path / "run")
     assert outcome.code == 1
     assert "stage 1 has changed 2.seen while it computed step 0" in outcome.reason

@@ -179,6 +179,8 @@ class Executor:
             if self._is_last(stage):
                 found = losses_of(ordered)
                 self._losses, self._rows = [each.loss for each in found], [each.rows for each in found]
+        elif replicas.is_replicated(stage.index):  # it is frozen, and sends no sums
+            self._demand_unchanged(stage, copy, instruction.step)
         return ()
 
     def _own_losses(self, group: Sequence[int]) -> tuple[MicrobatchLoss, ...]:
