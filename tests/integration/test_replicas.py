@@ -89,7 +89,13 @@ def test_a_model_in_one_stage_with_replicas_is_data_parallel(tmp_path: Path) -> 
 
 def test_a_finished_run_without_snapshots_has_the_weights_of_its_stages_once(tmp_path: Path) -> None:
     # A file was demanded for each further replica, and none is written.
-    sets = [*SHAPES["middle"][0], "recovery.snapshot_every=0", "queues.url=memory://", f"run.dir={tmp_path}"]
+    sets = [
+        *SHAPES["middle"][0],
+        "recovery.snapshot_every=0",
+        "recovery.restarts=0",
+        "queues.url=memory://",
+        f"run.dir={tmp_path}",
+    ]
     run = train(str(CONFIG), *sets).folder
     assert [each.name for each in weights_in(run, None).files] == [f"stage-{stage}.safetensors" for stage in range(3)]
 
