@@ -161,6 +161,7 @@ class Event(_ControlMessage, frozen=True, tag="event"):
 
 class Wait(_ControlMessage, frozen=True, tag="wait"):
     """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
+    Numbers count all microbatches of the run, also those that other queues between replicas of a stage carry.
 
     Of a call, a loss and a reply, `step` is the call's number; so is `number` where room for one is lacking. With
     `room` the loop lacks the space to put that message, the result of `action`, into `queue`; or, where `source` is the

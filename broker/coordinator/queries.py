@@ -314,9 +314,10 @@ def _age(view: RunView, index: int) -> Facts:
 def _owner(view: RunView, of: Mapping[str, str]) -> int | None:
     if "stage" not in of:
         return None
-    stage, stages = _number(of, "stage"), view.run.config.schedule.stages
-    if stage >= stages:
-        raise _BadQuery(f"there is no stage {stage}: the plan has {stages}")
+    stage, schedule = _number(of, "stage"), view.run.config.schedule
+    if stage >= schedule.copies:
+        counted = f"{schedule.stages}, with {schedule.copies} replicas" if schedule.shares else schedule.stages
+        raise _BadQuery(f"there is no stage {stage}: the plan has {counted}")
     return view.run.config.schedule.owner(stage)
 
 

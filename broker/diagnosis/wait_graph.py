@@ -208,24 +208,20 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
         grants = route.flow in ("forward", EVALUATION) and wait.source == needs.stage  # what lacks is credit
         behind = wait.source if grants and wait.source is not None else _furthest_behind(cluster, needs.stage)
         needs, gives = gives, RouteEnd(cluster.schedule.owner(behind), behind)
-    step, microbatch = _place(wait, route.flow, cluster.schedule)
+    step, microbatch = _place(wait, route.flow, cluster.ledger.microbatches)
     seconds = max(0.0, cluster.now - member.activity_since)
     source, on = (None, None) if gives is None else (gives.stage, gives.worker)
     lacking = wait.action, wait.queue, route.flow, step, microbatch
     return WaitEdge(index, needs.stage, *lacking, seconds, source, on, wait.number, wait.room)
 
 
-def _place(wait: Wait, flow: str, schedule: Schedule) -> tuple[int, int]:
+def _place(wait: Wait, flow: str, microbatches: int) -> tuple[int, int]:
     """The step and the microbatch that are lacking; of what travels between script and workers, the call."""
     if flow in (LOSS, REPLY):
         return wait.step, 0
     if flow in _ONCE_PER_STEP:
         return wait.number, 0
-    carried = schedule.carried(wait.queue) if schedule.shares and flow != EVALUATION else None
-    if carried is None:
-        return divmod(wait.number, schedule.microbatches)
-    step, place = divmod(wait.number, len(carried))
-    return step, carried[place]
+    return divmod(wait.number, microbatches)
 
 
 def _furthest_behind(cluster: ClusterState, consumer: int | None) -> int:

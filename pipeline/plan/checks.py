@@ -378,7 +378,7 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
         return
     wanted, name = plan.schedule, plan.schedule.begins_with
     try:
-        schedule.make_schedule(
+        made = schedule.make_schedule(
             name,
             plan.placement,
             wanted.in_step,
@@ -389,19 +389,20 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
         )
     except schedule.ScheduleRefused as refused:
         yield PlanError("schedule.name", str(refused))
-
-
-def _recompute(plan: PlanTables) -> Iterator[PlanError]:
-    if plan.schedule.name != "zb-h1":
         return
+    if made.halves_backwards:
+        yield from _recomputed_in_halves(plan)
+
+
+def _recomputed_in_halves(plan: PlanTables) -> Iterator[PlanError]:
     given = {"memory.recompute": None if plan.memory is None else plan.memory.recompute}
     given |= {f"stage.{name}.recompute": table.recompute for name, table in (plan.stage or {}).items()}
     for key, wanted in given.items():
         if wanted not in (None, "nothing"):
             yield PlanError(
                 key,
-                'schedule.name = "zb-h1" splits backwards in two, and each half would compute again; leave it out, or '
-                'use name = "1f1b"',
+                f'schedule.name = "{plan.schedule.name}" splits backwards in two, and each half would compute again; '
+                f'leave it out, or use name = "1f1b"',
             )
 
 
@@ -466,7 +467,6 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _replicated),
     (("workers", "model.weights"), _weights),
     (("workers", "memory", "queues.url"), _offload),
-    (("memory", "stage", "schedule.name"), _recompute),
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _shape),
     ((*_STAYING, "data.source", "model.prefix_cache", "workers", "stage", *_STAGES), problems_of_staying),
 )

@@ -4,7 +4,7 @@ parameters   themselves: the leaves of a version where weights are stashed
 buffers      as they were before the forward, which has changed the module's own already
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -23,11 +23,17 @@ class BufferCopies:
     def __init__(self) -> None:
         self._newest: dict[tuple[int, str], torch.Tensor] = {}
 
-    def of(self, module: torch.nn.Module) -> Tensors:
-        """Of the buffers of `module` itself."""
-        return {
-            key: None if each is None else self._copy((id(module), key), each) for key, each in module._buffers.items()
-        }
+    def of(self, modules: Sequence[torch.nn.Module]) -> list[Tensors]:
+        """Of the buffers of each module itself. One that several modules have has one copy."""
+        copies: dict[int, torch.Tensor] = {}
+        for module in modules:
+            for key, each in module._buffers.items():
+                if each is not None and id(each) not in copies:
+                    copies[id(each)] = self._copy((id(module), key), each)
+        return [
+            {key: None if each is None else copies[id(each)] for key, each in module._buffers.items()}
+            for module in modules
+        ]
 
     def _copy(self, place: tuple[int, str], buffer: torch.Tensor) -> torch.Tensor:
         known = self._newest.get(place)
@@ -42,7 +48,10 @@ class ForwardState:
 
     def __init__(self, module: torch.nn.Module, name: str, copies: BufferCopies, *, demands_same: bool) -> None:
         self._name, self._demands_same = name, demands_same
-        self._parts = [(part, dict(part._parameters), copies.of(part)) for part in module.modules()]
+        modules = [*module.modules()]
+        self._parts = [
+            (part, dict(part._parameters), buffers) for part, buffers in zip(modules, copies.of(modules), strict=True)
+        ]
         self._written = self._writes()
 
     @contextmanager
@@ -55,9 +64,12 @@ class ForwardState:
                 f"again with others: update once all microbatches have gone backward, or give the stage stash_weights"
             )
         own = [(part, dict(part._parameters), dict(part._buffers)) for part, *_ in self._parts]
+        fresh = {id(each): copied(each) for *_, buffers in self._parts for each in buffers.values() if each is not None}
         try:
             for part, parameters, buffers in self._parts:
-                _put(part, parameters, {key: None if each is None else copied(each) for key, each in buffers.items()})
+                _put(
+                    part, parameters, {key: None if each is None else fresh[id(each)] for key, each in buffers.items()}
+                )
             yield
         finally:
             for part, parameters, buffers in own:

@@ -8,10 +8,11 @@ of the first forward, so gradients are added up in its order, and no bit changes
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, Protocol
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from stageline.pipeline.errors import StageError
@@ -39,6 +40,8 @@ def recomputation_of(body: Body, wanted: Recompute | None, *, versions: bool) ->
     """None where nothing runs again. With `versions`, each forward has weights that no update writes to."""
     if wanted is None:
         return None
+    if wanted != WHOLE and not _are_patterns(wanted):
+        raise StageError(f'recompute = {wanted!r}: "{WHOLE}" or a list of patterns of names is wanted')
     modules = {} if wanted == WHOLE else outermost(recomputable(body.names, list(body)), wanted)
     if wanted != WHOLE and not modules:
         return None
@@ -85,16 +88,17 @@ class Recomputation:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             state = ForwardState(module, name, self._copies, demands_same=True)
-            count, names = len(args), list(kwargs)
-            again: list[bool] = []
+            given, form = tree_flatten((args, kwargs))  # side by side, so that it is autograd that keeps the tensors
+            first = [(args, kwargs)]
 
             def run(*given: Any) -> Any:
-                named = dict(zip(names, given[count:], strict=True))
-                with state.in_place() if again else nullcontext():
-                    again.append(True)
-                    return own(*given[:count], **named)
+                if first:
+                    args, kwargs = first.pop()
+                    return own(*args, **kwargs)
+                args, kwargs = tree_unflatten(given, form)
+                with state.in_place():
+                    return own(*args, **kwargs)
 
-            given = (*args, *kwargs.values())  # by their places, so that it is autograd that keeps the tensors of them
             before = _writes(given)
             output = checkpoint(run, *given, use_reentrant=False)
             if _writes(given) != before:
@@ -108,13 +112,14 @@ class Recomputation:
 
 
 def recomputable(names: Sequence[str], layers: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Module]:
-    """The layers and the modules in them, by their names in the unsplit model."""
+    """The layers and the modules in them that can be called, by their names in the unsplit model."""
     found: dict[str, torch.nn.Module] = {}
     for name, layer in zip(names, layers, strict=True):
         called = not isinstance(layer, BoundLayer) or layer.calls_parts
         for path, part in parts_of(layer, name) if called else ():
             if not isinstance(part, HeldTensor):
-                found |= {joined(path, key) if key else path: each for key, each in part.named_modules()}
+                called_alone = ((key, each) for key, each in part.named_modules() if _has_forward(each))
+                found |= {joined(path, key) if key else path: each for key, each in called_alone}
         found[name] = layer
     return found
 
@@ -124,6 +129,17 @@ def outermost(named: Mapping[str, torch.nn.Module], patterns: Sequence[str]) -> 
     chosen = {name: module for name, module in named.items() if matches(name, patterns)}
     inner = {id(each) for module in chosen.values() for each in module.modules() if each is not module}
     return {name: module for name, module in chosen.items() if id(module) not in inner}
+
+
+def _are_patterns(wanted: object) -> bool:
+    return (
+        isinstance(wanted, Sequence) and not isinstance(wanted, str) and all(isinstance(each, str) for each in wanted)
+    )
+
+
+def _has_forward(module: torch.nn.Module) -> bool:
+    """Not if it only holds others, as a ModuleList does."""
+    return "forward" in module.__dict__ or type(module).forward is not torch.nn.Module.forward
 
 
 @contextmanager

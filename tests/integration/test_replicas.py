@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from stageline import train
 from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.workers.exchange.stored_weights import weights_in
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.replay.replay import NoSuchMicrobatch, ReplayTarget, replay
 from stageline.workers.runtime.job import prepare
@@ -68,6 +70,21 @@ def test_all_replicas_of_a_stage_have_the_codec_of_its_queue(tmp_path: Path) -> 
     assert outcome.facts["weights_sha256"] == replica_loop.train(coded, (2, 5), SHAPES["middle"][1]).weights_sha256
 
 
+@pytest.mark.parametrize(
+    ("shape", "workers"), [("middle", ([2, 1, 0], [1], [1])), ("all", ([0, 1, 2], [2, 0, 1], [0]))]
+)
+def test_so_is_one_whose_workers_have_replicas_of_several_stages(
+    shape: str, workers: tuple[list[int], ...], tmp_path: Path
+) -> None:
+    # The sums of the one stage had taken the place of the losses of the last.
+    owned = [f"workers.{number}.stages={stages}" for number, stages in enumerate(workers)]
+    outcome = run_memory(
+        prepare(read_plan(CONFIG, sets=[*SHAPES[shape][0], *owned], environment={})), "replicas", tmp_path / "run"
+    )
+    assert (outcome.code, outcome.facts["weights_sha256"]) == (0, plain(shape).weights_sha256)
+    assert [outcome.facts["losses"][str(step)] for step in range(5)] == plain(shape).losses
+
+
 def test_the_groups_are_part_of_the_result() -> None:
     assert len({plain(shape).weights_sha256 for shape in SHAPES}) == len(SHAPES)
 
@@ -77,6 +94,19 @@ def test_a_model_in_one_stage_with_replicas_is_data_parallel(tmp_path: Path) -> 
     outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), "replicas", tmp_path / "run")
     whole = replica_loop.train(reference.recipe(FOLDER), (), (THREE,))
     assert (outcome.code, outcome.facts["weights_sha256"]) == (0, whole.weights_sha256)
+
+
+def test_a_finished_run_without_snapshots_has_the_weights_of_its_stages_once(tmp_path: Path) -> None:
+    # A file was demanded for each further replica, and none is written.
+    sets = [
+        *SHAPES["middle"][0],
+        "recovery.snapshot_every=0",
+        "recovery.restarts=0",
+        "queues.url=memory://",
+        f"run.dir={tmp_path}",
+    ]
+    run = train(str(CONFIG), *sets).folder
+    assert [each.name for each in weights_in(run, None).files] == [f"stage-{stage}.safetensors" for stage in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -175,8 +205,10 @@ def own_model(folder: Path, targets: list[int]) -> str:
     return f"{folder / 'own.py'}"
 
 
-def test_a_layer_that_counts_what_it_sees_is_found_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", ["*", "3.*", "[03].*"])  # all of stage 1, or nothing of it
+def test_a_layer_that_counts_what_it_sees_is_found_out(trained: str, tmp_path: Path) -> None:
     sets = [f"model.factory={own_model(tmp_path, [])}:counting", "model.cut=[1, 3]", "stage.1.replicas=2"]
+    sets.append(f'model.trainable=["{trained}"]')
     outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), "replicas", tmp_path / "run")
     assert outcome.code == 1
     assert "stage 1 has changed 2.seen while it computed step 0" in outcome.reason

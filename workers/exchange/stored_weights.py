@@ -157,7 +157,7 @@ def _stored(of: str, step: int | None, files: Sequence[Path], averages: Sequence
 
 
 def _finished(folder: Path, *, ema: bool) -> StoredWeights:
-    stages = range(source_in(folder).stages)
+    stages = source_in(folder).first_replicas
     files, averages = ([of(folder, stage) for stage in stages] for of in (weights_file, averages_file))
     if lacking := [str(file) for file in files if not file.exists()]:
         raise NoCheckpoint(

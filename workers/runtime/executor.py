@@ -177,8 +177,11 @@ class Executor:
             parts = dict(zip(replicas.others(copy), others, strict=True)) | {copy: own}
             ordered = [parts[each] for each in replicas.of_stage[stage.index]]
             stage.set_gradients(total_of(ordered, own.gradients))
-            found = losses_of(ordered)
-            self._losses, self._rows = [each.loss for each in found], [each.rows for each in found]
+            if self._is_last(stage):
+                found = losses_of(ordered)
+                self._losses, self._rows = [each.loss for each in found], [each.rows for each in found]
+        elif replicas.is_replicated(stage.index):  # it is frozen, and sends no sums
+            self._demand_unchanged(stage, copy, instruction.step)
         return ()
 
     def _own_losses(self, group: Sequence[int]) -> tuple[MicrobatchLoss, ...]:

@@ -26,6 +26,16 @@ def test_what_another_action_holds_up_is_named_by_that_action(line: WorkerLine):
     assert text.endswith("(worker w2, generation 1), which began 2F7 of step 7 2 s ago and has made no progress since")
 
 
+def test_between_replicas_it_is_the_step_and_the_microbatch_of_the_run_that_are_told():
+    # The number was divided by how many messages of a step the queue carries: step 15 was told for step 7.
+    line = WorkerLine(schedule=make_schedule("1f1b", ((0,), (1,), (2,), (3,)), M, shares=((1,), (1, 1), (1,))))
+    line.waits(3, "forward-1.1", 7, 5, action="1.1F5")
+    line.says(0, "0F5 of step 7", events=(computing(0, 7, 5, "forward"),))
+    line.passes(2.0)
+    text = "stage 1.1 waits for the activation of step 7 microbatch 5 from stage 0 (worker w0, generation 1), which"
+    assert str(line.why(stage="3")["text"]).startswith(text)
+
+
 def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: WorkerLine):
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))

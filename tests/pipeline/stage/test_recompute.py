@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.stage.recompute import Recompute
+from stageline.pipeline.stage.recompute import Recompute, outermost, recomputable
 from stageline.pipeline.stage.seeded_layers import layer_seed
 from stageline.pipeline.stage.stage import Stage
 
@@ -192,3 +192,93 @@ def test_a_module_that_writes_to_its_input_is_refused_by_name() -> None:
     stage = Stage([nn.Linear(4, 4), nn.ReLU(inplace=True)], recompute=["1"])
     with pytest.raises(StageError, match=r"^1 writes to what it is given"):
         stage.forward(torch.randn(2, 4))
+
+
+class Nested(nn.Module):
+    """Takes and gives its tensors in a dict."""
+
+    def __init__(self, *, writes: bool = False) -> None:
+        super().__init__()
+        self.linear, self.writes = nn.Linear(4, 4), writes
+
+    def forward(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.writes:
+            given["x"].mul_(2)
+        return {"x": torch.sin(self.linear(given["x"] * 2)), "skip": given["x"]}
+
+
+class WritesSkip(nn.Module):
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        return given["x"] + given["skip"].mul_(3)
+
+
+class SharesBuffer(nn.Module):
+    """Counts in a buffer that a module in it has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        calls = torch.zeros(())
+        self.linear, self.inner = nn.Linear(4, 4), nn.Module()
+        self.register_buffer("calls", calls)
+        self.inner.register_buffer("calls", calls)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        return {"x": torch.sin(self.linear(x) + self.inner.calls)}
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([torch.sin(each(x)) for each in self.branches]).sum(0)
+
+
+def in_dicts(*, writes: bool = False) -> list[nn.Module]:
+    return [SharesBuffer(), Nested(writes=writes), WritesSkip()]
+
+
+def one_step(layers: list[nn.Module], recompute: Any) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    for layer in layers:
+        layer.apply(lambda each: each.reset_parameters() if isinstance(each, nn.Linear) else None)  # type: ignore[no-any-return]
+    stage = Stage(layers, optimizer=SGD, recompute=recompute, loss=lambda output, _: output.square().mean())
+    for microbatch in range(2):
+        stage.forward(batch(0, microbatch)[0][:, :4], torch.zeros(()), microbatch=microbatch)
+    for microbatch in range(2):
+        stage.backward(microbatch=microbatch)
+    stage.update()
+    return {name: each.clone() for name, each in stage.state_dict().items()}
+
+
+def test_a_module_that_writes_to_a_tensor_in_what_it_is_given_is_refused_by_itself() -> None:
+    # What lies in a dict was run again as it had become: other gradients, without a word.
+    make = partial(in_dicts, writes=True)
+    with pytest.raises(StageError, match="1 writes to what it is given"):
+        one_step(make(), ["1"])
+    assert_equal(one_step(make(), "stage"), one_step(make(), None))
+    assert_equal(one_step(make(), ["1.linear"]), one_step(make(), None))
+
+
+def test_a_tensor_in_what_a_module_was_given_that_is_written_to_later_is_found() -> None:
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        one_step(in_dicts(), ["1"])
+
+
+@pytest.mark.parametrize("recompute", ["stage", ["0"]])
+def test_modules_that_share_a_buffer_share_it_when_they_run_again(recompute: Any) -> None:
+    assert_equal(one_step(in_dicts(), recompute), one_step(in_dicts(), None))
+
+
+def test_of_a_list_of_modules_those_in_it_run_again_since_it_has_no_forward() -> None:
+    named = recomputable(["0"], [Branches()])
+    assert [*outermost(named, ["0.*"])] == ["0.branches.0", "0.branches.1"]
+    assert_equal(one_step([Branches()], ["0.*"]), one_step([Branches()], None))
+
+
+@pytest.mark.parametrize("recompute", ["all", "b*", 5, [1]])
+def test_what_is_neither_the_stage_nor_patterns_is_refused(recompute: Any) -> None:
+    with pytest.raises(StageError, match='"stage" or a list of patterns of names is wanted'):
+        Stage([nn.Linear(4, 4)], optimizer=SGD, recompute=recompute)
