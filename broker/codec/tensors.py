@@ -200,7 +200,7 @@ def _coded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor | PackedTensor:
     if coded_size(codec, tensor.dtype, stored) is None:
         return tensor
     packed = packed_strides(shape, strides)
-    elements = tensor.detach().resolve_neg().as_strided(stored, strides).cpu()
+    elements = tensor.detach().as_strided(stored, strides).cpu()
     content = encode_elements(codec, elements, packed)
     if content is None:
         return tensor
