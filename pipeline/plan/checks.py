@@ -395,7 +395,7 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def _recomputed_in_halves(plan: PlanTables) -> Iterator[PlanError]:
-    given = {"memory.recompute": None if plan.memory is None else plan.memory.recompute}
+    given: dict[str, object] = {"memory.recompute": None if plan.memory is None else plan.memory.recompute}
     given |= {f"stage.{name}.recompute": table.recompute for name, table in (plan.stage or {}).items()}
     for key, wanted in given.items():
         if wanted not in (None, "nothing"):
@@ -467,6 +467,6 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _replicated),
     (("workers", "model.weights"), _weights),
     (("workers", "memory", "queues.url"), _offload),
-    (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _shape),
+    (("workers", "stage", "memory", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _shape),
     ((*_STAYING, "data.source", "model.prefix_cache", "workers", "stage", *_STAGES), problems_of_staying),
 )

@@ -114,11 +114,10 @@ def _span(lists: Lists, times: Times) -> float:
     left, free = [deque(actions) for actions in lists], [0.0] * len(lists)
     while any(left):
         for worker, actions in enumerate(left):
-            while actions and (needed := [ends.get(each) for each in _needed(actions[0], last)]) == [
-                each for each in needed if each is not None
-            ]:
+            while actions and all(each in ends for each in _needed(actions[0], last)):
                 action = actions.popleft()
-                free[worker] = ends[action] = max(free[worker], *needed, 0.0) + takes[action.kind]
+                begin = max([free[worker], *(ends[each] for each in _needed(action, last))])
+                free[worker] = ends[action] = begin + takes[action.kind]
     return max(free)
 
 
