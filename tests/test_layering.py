@@ -22,6 +22,7 @@ LADDER = {
     "pipeline": TENSORS,
     "pipeline/schedule": PURE,
     "pipeline/schedule/check": PURE,
+    "pipeline/choice": PURE,
     "pipeline/timetable": PURE,
     "pipeline/evaluation": PURE,
     "pipeline/plan/keys": PURE,

@@ -1,7 +1,7 @@
 """The control messages: one tagged Struct each, encoded as msgpack behind a seal (see `protocol.py`).
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined
-    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Stop, Refused
+    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Stop, Refused
     command -> broker   Ask, StopRun; a supervisor also Exited
     broker  -> command  Answer, Refused
 
@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-CONTROL_VERSION = 9
+CONTROL_VERSION = 10
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_ROUNDS = 500  # of evaluation, in one report
 LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
@@ -37,15 +37,24 @@ class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     """Base of all; the field "is" of an encoded message tells which."""
 
 
+class ScheduleOrder(_ControlMessage, frozen=True, tag="order"):
+    """From `step` on, until the next order, steps run by the schedule `name`, with `window` if it has one."""
+
+    step: Count
+    name: Name
+    window: tuple[Count, ...] | None = None
+
+
 class WorkerRecord(_ControlMessage, frozen=True, tag="memory"):
     """A worker's own record of its run, in case the broker has lost its records: the `run`, its `index`, the newest
     checkpoint announced to it as `complete`, and the first `step` that it has not finished at all its stages; for the
-    script, the first that it has not asked for."""
+    script, the first that it has not asked for. `orders`: all that it knows, of a run that chooses its schedule."""
 
     run: RunId
     index: Count
     complete: Count
     step: Count
+    orders: list[ScheduleOrder] = []
 
 
 class Inspection(_ControlMessage, frozen=True, tag="inspection"):
@@ -183,6 +192,9 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
     `evaluations`: what rounds of evaluation have found, sent by the last stage's worker. Its snapshot of a later step
     comes with a round or after it: the broker knows the round before that checkpoint can be complete.
+    In a run that chooses its schedule, `orders` is how many the worker knows, `closed` the first step that it does not
+    begin before it knows the next one (None: it waits for none), and `stage_bytes` what each of its stages takes:
+    (stage, without activations, activations of a microbatch in flight).
     `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
     `layer`: where in the model it computes ("layer 30"). `trouble`: why the server of its queues does not move
     messages, for `troubled` seconds now; "" if it does. `fault`: what the worker cannot do for want of disk space,
@@ -208,6 +220,9 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     troubled: float = 0.0
     fault: str = ""
     evaluations: list[EvaluationRecord] = []
+    orders: Count = 0
+    closed: Count | None = None
+    stage_bytes: list[tuple[Count, Count, Count]] = []
 
     @property
     def waiting(self) -> bool:
@@ -261,7 +276,7 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     No worker whose incarnation is `since` or older still runs: the run was restarted as a whole, perhaps further back
     than those were, and their statements about their queues must be ignored.
     `secret` is the incarnation's, for the worker's seals; empty if the worker has it. `queue_key` is for the seals of
-    its queues' requests. `length` is the run's, if the broker knows it.
+    its queues' requests. `length` is the run's, if the broker knows it. `orders` and `closed`: see `ScheduleOrders`.
     """
 
     run: RunId
@@ -273,6 +288,8 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     secret: Secret = b""
     queue_key: Secret = b""
     length: RunLength | None = None
+    orders: tuple[ScheduleOrder, ...] = ()
+    closed: Count | None = None
 
     def __repr__(self) -> str:
         """Without the secrets."""
@@ -313,6 +330,15 @@ class Trim(_ControlMessage, frozen=True, tag="trim"):
 
     step: int
     best: Count | None = None
+
+
+class ScheduleOrders(_ControlMessage, frozen=True, tag="orders"):
+    """By which schedules the run's steps go, of a run that chooses them: all `orders` so far. Another one is to come if
+    there is a step `closed`: begin neither that one nor a later one before it has come, and report which step is the
+    first that is closed. Repeated until every worker's reports show it."""
+
+    orders: tuple[ScheduleOrder, ...]
+    closed: Count | None = None
 
 
 class Stop(_ControlMessage, frozen=True, tag="stop"):
@@ -377,4 +403,4 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
 
 
 ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Exited | Ask | StopRun
-FromBroker = Assigned | Standby | Peers | Confirmed | Trim | Stop | Refused | Answer
+FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | Stop | Refused | Answer

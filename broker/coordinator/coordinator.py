@@ -37,6 +37,7 @@ from stageline.pipeline.errors import ExitCode, failure_code
 
 from .authenticity import Authenticity, refusal_to
 from .observation import OBSERVED, observe, recall_result
+from .ordering import Ordering
 from .plausibility import implausible, is_due
 from .queries import RunView, answer
 from .records import Outgoing, RunRecords
@@ -76,6 +77,7 @@ class Coordinator:
         self._registration = Registration(self.run, self._restart)
         self._shutdown = Shutdown(self.run)
         self._supervision = Supervision(self.run, self._shutdown)
+        self.ordering = Ordering(self.run)
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
         stored = store.load()
@@ -161,6 +163,7 @@ class Coordinator:
                     self._shutdown.stop_if_due(now)
             case RunState.STOPPED | RunState.FINISHED | RunState.FAILED | RunState.DISMISSED:
                 self._supervision.mark_lost(now)
+                self.ordering.tick(now)  # workers that are to finish a step may wait for its order
             case _:
                 self._supervise(now)
         return self.run.outgoing
@@ -185,6 +188,7 @@ class Coordinator:
             self._registration.promote(now)
             self._supervision.check_empty_places(now)
             self._trim(now)
+            self.ordering.tick(now)
 
     def _reconcile(self, now: float) -> None:
         if self._restart.reconcile(now):
@@ -202,6 +206,8 @@ class Coordinator:
             self._restart.lose_records(
                 f"a worker knows of checkpoint {message.complete}, the broker's records do not", now
             )
+        if isinstance(message, Report) and member is not None and self.run.lack_order(message):
+            self._restart.lose_records("a worker knows of a schedule that the broker's records do not have", now)
         if member is None or self.run.lifecycle.state is RunState.RECONCILING:
             self._registration.answer_unknown(message, sender)
             return
@@ -229,6 +235,7 @@ class Coordinator:
         if found.steps:
             self.run.store.append(found.steps, found.losses)
             member.counted.update(record.stage for record in found.steps)
+        self.ordering.note(member, report, found.steps, now)
         found.illegal.extend(self._add_evaluations(report, member))
         if report.snapshots or (report.steps and self.run.checkpoints.candidates):
             found.illegal.extend(self._record_snapshots(report, member))

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
+import msgspec
+
 from stageline.broker.control.messages import Answer, Ask, Refused
 from stageline.broker.diagnosis.explain import MEND
 from stageline.broker.diagnosis.wait_graph import WaitChain
@@ -78,6 +80,7 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
             "placement": [list(stages) for stages in schedule.placement],
             "lease": run.config.lease,
         },
+        "orders": _orders(run),
         "phase": str(run.phase),
         "missing": missing,
         "script": None if run.config.script is None else _worker(view, run.config.script),
@@ -109,6 +112,23 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "spares": [_standby(contact, view.now) for contact in run.standby.values()],
         "oddities": dict(run.events.anomalies),
         "workers": [_worker(view, index) for index in workers],
+    }
+
+
+def _orders(run: RunRecords) -> Facts | None:
+    """By which schedules a run goes that chooses them, and why; None of another run."""
+    if run.config.schedule_memory is None:
+        return None
+    book, begins_with = run.orders, run.config.schedule.name
+    return {
+        "memory": run.config.schedule_memory,
+        "begins_with": begins_with,
+        "orders": [
+            {"step": each.step, "name": each.name, "window": each.window, "why": why}
+            for each, why in zip(book.orders, book.reasons, strict=False)
+        ],
+        "closed": book.closed,  # the step that no worker begins before the next order is known
+        "review": None if book.review is None else msgspec.to_builtins(book.review),
     }
 
 
@@ -233,7 +253,7 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
     """The state of a microbatch at one stage, when each action on it began and ended, and what was lost."""
     run, schedule = view.run, view.run.config.schedule
     entry, record = run.ledger.entry(at), run.store.record(at.stage, at.step)
-    timed = timed_actions(schedule, record) if record else []
+    timed = timed_actions(run.orders.at(schedule, at.step), record) if record else []
     own = [each for each in timed if each[0].microbatch == at.microbatch or each[0].kind in ONCE_PER_STEP]
     holder = None
     if entry.holder is not None:
@@ -305,7 +325,8 @@ def _timetable(view: RunView, of: Mapping[str, str]) -> Facts:
     run, floor = view.run, view.run.ledger.finished_floor
     for step in range(floor - 1, max(0, floor - _LOOKED_BACK) - 1, -1):
         records = [run.store.record(stage, step) for stage in range(run.config.schedule.copies)]
-        timed = [timed_actions(run.config.schedule, record) for record in records if record is not None]
+        schedule = run.orders.at(run.config.schedule, step)
+        timed = [timed_actions(schedule, record) for record in records if record is not None]
         if len(timed) == len(records) and all(timed):
             return {"run": run.id, "step": step, "actions": [_timed(*each) for stage in timed for each in stage]}
     return {"run": run.id, "step": None, "actions": []}

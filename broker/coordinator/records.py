@@ -9,10 +9,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stageline.broker.control.messages import LONGEST_NAME, Declined, EvaluationRecord, FromBroker, Trim
+from stageline.broker.control.messages import LONGEST_NAME, Declined, EvaluationRecord, FromBroker, Report, Trim
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Ledger
+from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry
 from stageline.broker.membership.replacements import Replacement, Replacements
@@ -98,6 +99,7 @@ class RunRecords:
         self.training_steps: int | None = None  # of the run, once a worker has loaded the data
         self.length = config.length  # of the run, once it is known; for workers that have no data
         self.evaluations = Evaluations(config.criterion)
+        self.orders = OrderBook()  # of a run that chooses its schedule
         self.metrics: dict[str, float] = {}  # of the newest round of evaluation
         self.declined: deque[Declined] = deque(maxlen=_DECLINED)
         self.events = EventLog()
@@ -165,6 +167,10 @@ class RunRecords:
     def lack_checkpoint(self, complete: int, member: Member | None) -> bool:
         """Whether the records must be stale, since `member` was told that a newer checkpoint is `complete`."""
         return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
+
+    def lack_order(self, report: Report) -> bool:
+        """Whether the records must be stale, since a worker was given more orders than they have."""
+        return self.config.restarts > 0 and report.orders > len(self.orders.orders)
 
     def fail(self, reason: str, code: int) -> None:
         """The first failure ends the run; what follows from it does not replace it."""
@@ -236,6 +242,7 @@ class RunRecords:
         if identity is not None:
             self.keys, self.adopted = identity.keys, identity.adopted
         self.ledger.restore(stored.finished, stored.losses)
+        self.orders = OrderBook.stored_in(stored.facts)
         for record in stored_in(stored.facts):
             self.note_evaluation(record)
         self.registry.floor = self.unused_incarnation(now) if self.config.restarts else 0

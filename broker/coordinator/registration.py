@@ -125,6 +125,8 @@ class Registration:
             secret=b"" if member.aware else self._run.keys.of_incarnation(member.incarnation),
             queue_key=self._run.keys.of_queues,
             length=self._run.length,
+            orders=tuple(self._run.orders.orders),
+            closed=self._run.orders.closed,
         )
         self._run.outgoing.append((member.sender, place))
         self._send_peers(member.sender)

@@ -174,6 +174,7 @@ class Restart:
         """Replaces the records by what workers and disks know."""
         floor = max(self._run.registry.incarnation, self.reconciliation.incarnation, self._run.unused_incarnation(now))
         self._run.registry.reset(state.kept, state.step, floor, now)
+        self._learn_orders(state)
         self._run.checkpoints.reset(state.step)
         self._run.replacements.clear()
         for index in self._run.registry.missing:
@@ -185,6 +186,14 @@ class Restart:
             self._run.ledger.reset(stages, memory.step if memory is not None else state.step)
         self._run.store.go_back(range(self._run.config.schedule.copies), state.step)
         self._run.save()
+
+    def _learn_orders(self, state: ReconciledState) -> None:
+        """The workers that keep running know by which schedules: of orders, each knows the first so many."""
+        memories = [each.hello.memory for each in state.kept.values() if each.hello.memory is not None]
+        orders = max((memory.orders for memory in memories), key=len, default=[])
+        if orders and len(orders) >= len(self._run.orders.orders):
+            self._run.orders.learned(orders)
+            self._run.store.put(*self._run.orders.fact())
 
     def _open(self) -> None:
         """Places may be given, but if all stages start at a checkpoint its snapshots are verified first."""

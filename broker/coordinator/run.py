@@ -100,6 +100,7 @@ class RunConfig:
     evaluates_every: int | Literal["epoch"] | None = None  # steps; None: only after the last
     keeps_best: bool = False  # the checkpoint of the best round
     supervised: bool = False
+    schedule_memory: int | None = None  # bytes that a worker may take, in a run that chooses its schedule
 
     @property
     def placement(self) -> Placement:
@@ -148,6 +149,7 @@ class RunConfig:
             criterion=plan.criterion,
             evaluates_every=None if plan.evaluation is None else plan.evaluation.every,
             keeps_best=plan.keeps_best,
+            schedule_memory=plan.schedule.memory if plan.schedule.is_auto else None,
         )
 
 

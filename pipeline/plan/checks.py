@@ -13,6 +13,8 @@ from .keys.models import PlanTables
 from .keys.training import MOST_MICROBATCHES
 from .staying import problems_of_staying
 
+MOST_SIMULATED = 10_000  # forwards of a step: the broker simulates one with every schedule, and must not be away for it
+
 SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 
 
@@ -163,7 +165,7 @@ def _asynchronous(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError("schedule.microbatches", 'mode = "async" updates after every microbatch; use microbatches = 1')
     if plan.schedule.accumulate != 1:
         yield PlanError("schedule.accumulate", 'mode = "async" updates after every microbatch; use accumulate = 1')
-    if plan.schedule.name != "1f1b":
+    if plan.schedule.name not in ("1f1b", "auto"):
         yield PlanError("schedule.name", 'mode = "async" is defined for name = "1f1b"; use that, or mode = "sync"')
 
 
@@ -207,6 +209,41 @@ def _codecs(plan: PlanTables) -> Iterator[PlanError]:
     for name in codec:
         if "-" in name and name not in there:
             yield PlanError("queues.codec", f"{name} is no queue between {stages} stages; {known}")
+
+
+def _auto(plan: PlanTables) -> Iterator[PlanError]:
+    choice, stages = plan.schedule, plan.model.stages or sum(map(len, plan.placement))
+    if not choice.is_auto:
+        if choice.memory is not None:
+            yield PlanError("schedule.memory", f'name = "{choice.name}" takes none; use name = "auto", or leave it out')
+        return
+    if choice.memory is None:
+        yield PlanError(
+            "schedule.memory",
+            'name = "auto" needs it: schedules differ in how many microbatches they hold. Say what a worker may take '
+            'for its stages, such as memory = "4GiB"',
+        )
+    if choice.mode == "async":
+        yield PlanError(
+            "schedule.name", 'mode = "async" cannot change its schedule; use name = "1f1b", or mode = "sync"'
+        )
+    if plan.shares:
+        yield PlanError(
+            "schedule.name", "a run whose stages have replicas keeps its schedule; name one, or leave replicas out"
+        )
+    if plan.scripted:
+        yield PlanError("schedule.name", "a script's run keeps its schedule; name one, or train by a plan")
+    if plan.queues.url == "memory://":
+        yield PlanError(
+            "schedule.name",
+            'over queues.url = "memory://" one process runs all stages, in any order as fast; use name = "1f1b"',
+        )
+    if stages * choice.in_step > MOST_SIMULATED:
+        yield PlanError(
+            "schedule.name",
+            f"{stages} stages of {choice.in_step} microbatches are too many to simulate with every schedule; at most "
+            f"{MOST_SIMULATED} together, or name a schedule",
+        )
 
 
 def _recovery(plan: PlanTables) -> Iterator[PlanError]:
@@ -327,10 +364,10 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
         True for check in (_replicated, _asynchronous, _accumulated, _window, _owners) for _ in check(plan)
     ):
         return
-    wanted = plan.schedule
+    wanted, name = plan.schedule, plan.schedule.begins_with
     try:
         schedule.make_schedule(
-            wanted.name, plan.placement, wanted.in_step, mode=wanted.mode, window=wanted.window, shares=plan.shares
+            name, plan.placement, wanted.in_step, mode=wanted.mode, window=wanted.window, shares=plan.shares
         )
     except schedule.ScheduleRefused as refused:
         yield PlanError("schedule.name", str(refused))
@@ -371,6 +408,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     ),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("queues.codec", *_STAGES), _codecs),
+    (("schedule", "queues.url", "data.source", "workers", "stage", *_STAGES), _auto),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("model.prefix_cache", "recovery.on_bad_microbatch"), _cached),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),

@@ -16,6 +16,7 @@ UNCOUNTED = frozenset(
         "model.balance",  # what the two lead to is in model.cut
         "model.stage_memory",
         "memory.recompute",
+        "schedule.memory",  # by what the run chooses its schedule
         "data.check",
         "data.num_workers",
         "queues.url",

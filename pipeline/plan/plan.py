@@ -71,11 +71,11 @@ class Plan(PlanTables):
         return plan
 
     def make_schedule(self, *, first_trainable: int = 0, ties: Ties = (), frozen: Sequence[int] = ()) -> Schedule:
-        """The schedule of the run, for a plan whose workers are named. What the model tells of its stages: see
-        `pipeline.schedule.make_schedule`. Raises `ScheduleRefused`."""
+        """The schedule that the run begins with, for a plan whose workers are named. What the model tells of its
+        stages: see `pipeline.schedule.make_schedule`. Raises `ScheduleRefused`."""
         choice = self.schedule
         return make_schedule(
-            choice.name,
+            choice.begins_with,
             self.placement,
             choice.in_step,
             mode=choice.mode,

@@ -12,6 +12,10 @@ class ScheduleRefused(StagelineError):
 
     exit_code = ExitCode.REFUSED
 
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason or text  # without the schedule and the shape
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -56,7 +60,7 @@ class Shape:
 
     def refused(self, reason: str) -> ScheduleRefused:
         """The error that refuses this schedule and shape for `reason`."""
-        return ScheduleRefused(f"schedule {self.name} cannot run {self}: {reason}")
+        return ScheduleRefused(f"schedule {self.name} cannot run {self}: {reason}", reason)
 
 
 def _counted(number: int, one: str, many: str | None = None) -> str:

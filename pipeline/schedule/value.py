@@ -93,6 +93,11 @@ class Schedule:
         return self.trains(copy) and replicas.is_replicated(stage) and (stage == last or stage not in self.frozen)
 
     @property
+    def halves_backwards(self) -> bool:
+        """Whether backwards run in two halves."""
+        return any(action.kind is Kind.INPUT for actions in self.workers for action in actions)
+
+    @property
     def ahead(self) -> frozenset[str]:
         """The queues from stages that run forward only to other workers. No gradient comes back for what is put there,
         so the schedule does not say how far the producer may be ahead of the consumer: the consumer's credit does."""

@@ -120,6 +120,21 @@ ROWS = (
         "schedule.window = [2]: 1 values for 2 stages",
     ),
     plan("a window for 1f1b", "[schedule]", "[schedule]\nwindow = [2, 1]", 'use name = "window", or leave it out'),
+    plan(
+        "auto without a limit",
+        "[schedule]",
+        '[schedule]\nname = "auto"',
+        "schedule.memory",
+        "Say what a worker may take",
+    ),
+    sets(
+        "a limit for auto that nothing fits",
+        ("schedule.name=auto", "schedule.memory=10"),
+        "schedule.memory = 10",
+        "a worker takes",
+        "with 1f1b, with which the run begins",
+    ),
+    plan("a limit without auto", "[schedule]", "[schedule]\nmemory = 10", 'takes none; use name = "auto"'),
     plan("mode async with microbatches", "[schedule]", '[schedule]\nmode = "async"', "use microbatches = 1"),
     sets(
         "no room to retain messages",

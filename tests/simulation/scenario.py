@@ -93,6 +93,7 @@ class Scenario:
     rounds: Rounds = NO_ROUNDS  # of evaluation
     criterion: Criterion | None = None
     keeps_best: bool = False
+    chooses: bool = False  # the broker changes the schedule
 
     @property
     def tampers(self) -> bool:
@@ -117,6 +118,7 @@ class Scenario:
             f"disk {self.disk:g} s, {self.weather}, {self.spares} spares, contained {self.contained}. {injections}"
             f"{'' if self.replayed_from is None else f'. Replayed from step {self.replayed_from}'}"
             f"{f'. {self.rounds}, {self.criterion}, best kept {self.keeps_best}' if self.rounds.batches else ''}"
+            f"{'. The schedule changes' if self.chooses else ''}"
             f"{'. Calls: ' if self.calls else ''}{' '.join(self.calls)}"
         )
 
@@ -146,6 +148,7 @@ def drawn(seed: int) -> Scenario:
         rounds=evaluation[0],
         criterion=evaluation[1],
         keeps_best=evaluation[2],
+        chooses=schedule.mode == "sync" and random.Random(seed + 7 * 10**9).random() < 0.4,
     )
     resumes = random.Random(seed + 10**9)  # of its own: the other injections of a seed are what they were without it
     if resumes.random() < 0.6 or found.tampers:
@@ -166,7 +169,7 @@ def drawn_script(seed: int) -> Scenario:
         found = replace(found, schedule=_clipped(_tied(_schedule(rng), rng), rng))
     kinds = [kind for _ in range(found.steps) for kind in (CallKind.TRAIN, *_between(rng))]
     strikes = [_strike_of_script(rng, found) for _ in range(rng.choice([0, 1, 1, 2, 3]))]
-    found = replace(found, rounds=NO_ROUNDS, criterion=None, keeps_best=False)
+    found = replace(found, rounds=NO_ROUNDS, criterion=None, keeps_best=False, chooses=False)
     return replace(found, calls=(*_between(rng), *kinds, CallKind.STOP), injections=(*found.injections, *strikes))
 
 

@@ -16,15 +16,18 @@ import pytest
 from simulation.broker import CONTINUES, STARTS_OVER
 from simulation.chain import Chain, State, mixed, undisturbed
 from simulation.disk import Disk
+from simulation.orders import CHANGED
 from simulation.queues import AHEAD
 from simulation.run_seeds import simulate
 from simulation.scenario import OF_SCRIPT, PlannedFault, drawn
 from stageline.broker.control.messages import Assigned, Trim
 from stageline.broker.coordinator.authenticity import Authenticity, Judgement
 from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.ordering import Ordering
 from stageline.broker.coordinator.records import RunRecords
 from stageline.broker.coordinator.registration import Registration
 from stageline.broker.coordinator.restart import Restart
+from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 from stageline.broker.queues.delivery import Receiver
@@ -34,6 +37,7 @@ from stageline.pipeline.schedule import Tied, Ties, make_schedule
 from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runtime.call_sequence import CallSequence
+from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.script.calls.call_log import CallLog
 from stageline.workers.script.calls.driver import Driver
 from support.paths import importing_tests
@@ -42,7 +46,7 @@ EVERY_CHUNK_HAS = {*PlannedFault} - {*OF_SCRIPT} | {
                    "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
                    "a replaced worker is refused", "a spare takes a place",
                    "a worker goes on though the records are lost", "a checkpoint is damaged",
-                   AHEAD, CONTINUES, STARTS_OVER}  # fmt: skip
+                   AHEAD, CONTINUES, STARTS_OVER, CHANGED}  # fmt: skip
 
 
 GONE = "the script is gone for longer than a lease, and the run is resumed"
@@ -305,6 +309,22 @@ def test_a_checkpoint_announced_before_the_rounds_before_it_are_known_lets_the_b
 
     monkeypatch.setattr(RunRecords, "announcement", at_once)
     assert "of the best checkpoint" in first_wrong(range(180, 400))
+
+
+def test_workers_that_begin_a_closed_step_go_through_it_by_different_schedules(monkeypatch):
+    monkeypatch.setattr(StepOrders, "is_open", lambda orders, step: True)
+    assert re.search(r"step \d+ goes by \S+ at worker \d, by \S+ at \d", first_wrong(range(90, 400)))
+
+
+def test_an_order_that_holds_from_the_step_that_the_broker_closed_comes_too_late_for_some_worker(monkeypatch):
+    agreed = OrderBook.agreed
+    monkeypatch.setattr(OrderBook, "agreed", lambda book, closed: agreed(book, [book.closed]))
+    assert re.search(r"step \d+ goes by \S+ at worker \d, by \S+ at \d", first_wrong(range(288, 400)))
+
+
+def test_orders_that_are_told_only_once_may_be_lost_for_ever(monkeypatch):
+    monkeypatch.setattr(Ordering, "_tell_again", lambda ordering, now: None)
+    assert "waiting for" in first_wrong(range(78, 400))
 
 
 def test_a_script_that_forgets_calls_with_their_replies_starves_a_replaced_worker(monkeypatch):

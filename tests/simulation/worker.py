@@ -12,6 +12,7 @@ from simulation.chain import ChainExecutor, ChainFeed, digest, named
 from simulation.disk import SimulatedWriter, SnapshotView
 from simulation.environment import LOG_EVERY, PLAN, RUN, Environment
 from simulation.network import Connection
+from simulation.orders import orders_of
 from simulation.process import SimulatedMember, VirtualWakeup
 from simulation.queues import SimulatedQueues
 from simulation.scenario import Scenario
@@ -105,7 +106,15 @@ class SimulatedWorker(SimulatedMember):
         )
         incarnation, step = assigned.incarnation, assigned.step
         self.loop = loop = WorkerLoop(
-            program, assigned.index, executor, queues, run=RUN, incarnation=incarnation, start=step, clock=self
+            program,
+            assigned.index,
+            executor,
+            queues,
+            run=RUN,
+            incarnation=incarnation,
+            start=step,
+            orders=orders_of(environment, assigned),
+            clock=self,
         )
         reported = failures_reported(control, assigned.incarnation, str, replaced=True)
         with closing(queues), reported:

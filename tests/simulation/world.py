@@ -19,6 +19,7 @@ from simulation.disk import Disk
 from simulation.environment import LOG_EVERY, PLAN, RUN, Environment, Wrong
 from simulation.faults import strike
 from simulation.network import Network
+from simulation.orders import CHANGED, MEMORY, restless
 from simulation.scenario import Injection, Scenario
 from simulation.script import SimulatedScript
 from simulation.worker import Name, SimulatedWorker
@@ -71,7 +72,9 @@ class World:
             criterion=scenario.criterion,
             evaluates_every=scenario.rounds.every,
             keeps_best=scenario.keeps_best,
+            schedule_memory=MEMORY if scenario.chooses else None,
         )
+        self._restless = random.Random(scenario.seed + 8 * 10**9)
         self._started = 0
         self._actions = 0
         self._injections = sorted(scenario.injections, key=lambda injection: injection.after)
@@ -177,6 +180,8 @@ class World:
             alone=whole and not contained,
         )
         environment.broker = self.broker
+        if self.scenario.chooses:
+            self.core.ordering.review = restless(self.scenario.schedule, self._restless)
 
     def _broker_ended(self, status: int) -> None:
         self.environment.broker = None
@@ -229,6 +234,9 @@ class World:
         self.environment.network.cut_all(worker)
         if worker.queues is not None:
             self.environment.unbind(worker.name.endpoint, worker.queues)
+        ordered = self.environment.ordered
+        for index in [index for index, (incarnation, _) in ordered.items() if incarnation == worker.incarnation]:
+            del ordered[index]
         clock, index, result = self.environment.clock, worker.name.claim, status if status >= 0 else None
         clock.after(self.environment.soon(RESTART), partial(self._start_worker, index, worker.name.host))
         if index is not None and not self.scenario.contained:
@@ -309,6 +317,7 @@ class World:
             if gone := [stage for stage in range(self.scenario.schedule.stages) if best not in disk.steps(stage)]:
                 raise Wrong(f"of the best checkpoint, {best}, the snapshots of stages {gone} are gone")
             self.fired["the best checkpoint is not among the newest"] += standing.best.step < run.checkpoints.complete
+        self.fired[CHANGED] += len(run.orders.orders)
         self.fired["a run ends early"] += run.outcome is not None and run.outcome.early
 
     def _undisturbed(self) -> ChainResult:

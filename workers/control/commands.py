@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from stageline.broker.codec.message import TO_SCRIPT
-from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
+from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, ScheduleOrders, Stop, Trim
 from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
@@ -81,6 +81,9 @@ class CommandHandler:
                     self._trim(self._loop.progress.position(step))
                     self._loop.progress.completed(step)
                     self._hooks.forget(step, best)
+                case ScheduleOrders(orders, closed):
+                    if self._loop.orders is not None:
+                        self._loop.orders.learn(orders, closed)
                 case Stop() as stop:
                     self._end(stop)
                 case Refused(reason, code):

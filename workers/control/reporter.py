@@ -106,6 +106,7 @@ class Reporter:
         depths, progress.depths_wanted = progress.depths, True
         trouble = progress.queues.trouble if progress.queues is not None else None
         fault = progress.fault
+        orders, closed = ((), None) if progress.orders is None else progress.orders.known
         return Report(
             incarnation=self.incarnation,
             number=number,
@@ -129,13 +130,16 @@ class Reporter:
             trouble=trouble.reason if trouble else "",
             troubled=max(0.0, now - trouble.since) if trouble else 0.0,
             fault=fault.told(now) if fault else "",
+            orders=len(orders),
+            closed=closed,
+            stage_bytes=[(stage, *taken) for stage, taken in list(progress.stage_bytes.items())],
         )
 
     def _waits(self) -> list[Wait]:
         progress, full = self._progress, self._progress.full
         if progress.said:
             return [] if progress.wants is None else [progress.wants]
-        if progress.writes or progress.over:
+        if progress.writes or progress.over or progress.unordered is not None:
             return []
         if progress.waits and progress.call is not None:
             (key, number), room = progress.call, progress.call[0].flow in TO_SCRIPT
@@ -161,6 +165,8 @@ class Reporter:
             return f"{WAITS} for the server of its queues: {trouble.reason}"
         if progress.waits and progress.call is not None:
             return _of_script(*progress.call)
+        if progress.unordered is not None:
+            return f"{WAITS} for the broker to tell by which schedule step {progress.unordered} goes"
         if progress.said:
             return progress.said
         if instruction is None:

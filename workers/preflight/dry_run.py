@@ -8,7 +8,7 @@ backward, after the same forward. So the peak is that of one stage. Those that s
 have gone backward.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from stageline.broker.errors import Unsendable
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.stage.held import SavedBytes, lasting_bytes, total_bytes, trained_parameters
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
@@ -169,7 +170,7 @@ class _DryRun:
         stage = self._stage(index)
         self._gave_weights(stage, "as model.factory made it")
         self._trains = self._trains or stage.optimizer is not None
-        saved = _Saved(stage)
+        saved = SavedBytes(stage)
         stage.tap = partial(self._note_tapped, index)
         with saved_tensors_hooks(saved.note, lambda tensor: tensor):
             output = self._carry_out(Kind.FORWARD, index, received)
@@ -185,7 +186,7 @@ class _DryRun:
 
     def _note_tapped(self, index: int, layer: str, output: Tree) -> None:
         if layer in self._job.tapped.get(index, ()):
-            self._tapped[index] = self._tapped.get(index, 0) + _total(tensors(output))
+            self._tapped[index] = self._tapped.get(index, 0) + total_bytes(tensors(output))
 
     def _forward_again(self, index: int) -> None:
         """Of a stage that was not there in between."""
@@ -197,7 +198,7 @@ class _DryRun:
 
     def _update(self, index: int) -> None:
         stage = self._stage(index)
-        for parameter in _trainable(stage):
+        for parameter in trained_parameters(stage):
             if parameter.grad is None:  # this microbatch did not use it; others may
                 parameter.grad = torch.zeros_like(parameter)
         given = self._carry_out(Kind.UPDATE, index, self._of_neighbour(Flow.TOTAL, index))
@@ -253,28 +254,13 @@ class _DryRun:
                 kept = live.now
             case Kind.UPDATE:  # no microbatch is in flight then: what those hold is free
                 stashed = self._kept[index] * self._job.verdict.stage_peak[index]
-                kept = before + _total([*_state(stage), *stage.averages.values()]) + stashed
+                kept = before + total_bytes([*_state(stage), *stage.averages.values()]) + stashed
             case _:
                 kept = before + sum(_gradients(stage)) - sum(gradients)
                 if self._job.schedule.microbatches > 1:  # a later one's gradients are added to those that are there
                     kept -= max(_gradients(stage), default=0)
         self._working[index] = max(self._working.get(index, 0), live.peak - kept)
         return result
-
-
-class _Saved:
-    """Counts the memory that autograd keeps for a backward, without that of the weights."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.bytes = 0
-        self._seen = {tensor.untyped_storage().data_ptr() for tensor in stage.state_dict().values()}
-
-    def note(self, tensor: torch.Tensor) -> torch.Tensor:
-        memory = tensor.untyped_storage()
-        if memory.data_ptr() not in self._seen:
-            self._seen.add(memory.data_ptr())
-            self.bytes += memory.nbytes()
-        return tensor
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
@@ -290,7 +276,7 @@ def _message(job: Job, action: Action, payload: Tree, before: Mapping[int, torch
     codec = job.codecs.get(key, Codec.LOSSLESS)
     frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, coded(payload, codec) if codec else payload))
     same = [t for t in tensors(payload) if t.data_ptr() in before and torch.equal(t, before[t.data_ptr()])]
-    carried = Carried(sum(memoryview(frame).nbytes for frame in frames), _total(same))
+    carried = Carried(sum(memoryview(frame).nbytes for frame in frames), total_bytes(same))
     return dict.fromkeys(_queues_like(job, key), carried)
 
 
@@ -303,23 +289,16 @@ def _queues_like(job: Job, key: QueueKey) -> list[QueueKey]:
     return [each for each in program.queues if (each.flow, stage(program.source(each)), stage(each.stage)) == wanted]
 
 
-def _trainable(stage: Stage) -> list[torch.Tensor]:
-    return [] if stage.optimizer is None else [p for group in stage.optimizer.param_groups for p in group["params"]]
-
-
 def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEstimate:
     """Of a stage after its first update. `activations`: bytes that one microbatch keeps alive between its forward and
     its backward; `tapped`: those of it that are stored."""
-    index, trainable = stage.index, _trainable(stage)
+    index = stage.index
     in_flight = job.verdict.stage_peak[index]
     versions = in_flight if job.schedule.mode == "async" and index < job.program.last else 0
     held = {
-        "weights": _total(stage.state_dict().values()),
-        "gradients": _total(trainable),
-        "optimizer": _total(_state(stage)),
-        "averages": _total({id(each): each for each in stage.averages.values()}.values()),
+        **lasting_bytes(stage),
         "activations": activations * in_flight,
-        "stashed_weights": _total(trainable) * versions,  # only what is trained has versions
+        "stashed_weights": total_bytes(trained_parameters(stage)) * versions,  # only what is trained has versions
     }
     return StageEstimate(
         stage=index,
@@ -353,14 +332,10 @@ def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[Sta
 
 def _gradients(stage: Stage) -> list[int]:
     """The bytes of each that is there."""
-    return [each.grad.nbytes for each in _trainable(stage) if each.grad is not None]
+    return [each.grad.nbytes for each in trained_parameters(stage) if each.grad is not None]
 
 
 def _state(stage: Stage) -> list[torch.Tensor]:
     """The tensors that the optimizer keeps."""
     entries = [] if stage.optimizer is None else stage.optimizer.state.values()
     return [each for entry in entries for each in entry.values() if isinstance(each, torch.Tensor)]
-
-
-def _total(held: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in held)

@@ -15,6 +15,7 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.workers.runtime.job import Job, prepare
 
+from .choosable import choosable, without_room
 from .dry_run import UNWATCHED, TrialWatch, dry_run, further_copies
 from .pure_prefix import try_prefix
 from .trial_result import Estimate, QueueEstimate, StageEstimate
@@ -52,7 +53,7 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
         for key, message in sorted(messages.items(), key=lambda each: (each[0].wire, str(each[0])))
     ]
     replicas = [*further_copies(job, stages)]
-    if errors := [*_overflows(job, queues), *_over_limit(plan, stages)]:
+    if errors := [*_overflows(job, queues), *_over_limit(plan, stages), *without_room(job, stages)]:
         raise PlanRefused(errors)
     return Estimate(
         digest=plan.digest(),
@@ -66,6 +67,7 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
         idle=job.verdict.idle,
         prefix_cache=kept,
         replicas=replicas,
+        schedules=tuple(choosable(job, stages)) if plan.schedule.is_auto else (),
     )
 
 

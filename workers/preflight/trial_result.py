@@ -71,6 +71,16 @@ class CacheEstimate(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class ScheduleEstimate(msgspec.Struct, frozen=True):
+    """A schedule that a run may choose: how many microbatches each stage has `in_flight` at most, the bytes of the
+    worker that takes most, and the `reason` why it cannot be taken; "" if it can."""
+
+    name: str
+    in_flight: tuple[int, ...]
+    bytes: int
+    reason: str = ""
+
+
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Schema plan/1. `idle` is each worker's share of a step, if a backward takes twice a forward, messages no time."""
 
@@ -87,6 +97,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     seconds: tuple[float, ...] = ()  # of a microbatch, by stage, if where to cut was measured
     prefix_cache: CacheEstimate | None = None
     replicas: list[StageEstimate] = []  # of stages, besides the first of each
+    schedules: tuple[ScheduleEstimate, ...] = ()  # of a run that chooses its schedule
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):

@@ -25,7 +25,9 @@ from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop
+from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.skipping import SkipLog
+from stageline.workers.runtime.stage_bytes import StageBytesMeter
 from stageline.workers.taps.tap_writer import LIMITS, TapWriter
 
 log = structlog.get_logger()
@@ -61,19 +63,23 @@ class AssignedWorker:
         self.recorder = self._new_recorder(stages)
         self.writer = self._new_writer()
         self.taps = self._new_taps()
+        found: dict[int, tuple[int, int]] = {}
+        auto = job.plan.schedule.is_auto
+        meter = StageBytesMeter(executor.stages, executor.carry_out, found) if auto else None
         self.loop = WorkerLoop(
             job.program,
             assigned.index,
             executor,
             queues,
-            carry_out=self._watched(executor.carry_out),
+            carry_out=self._watched(executor.carry_out if meter is None else meter.carry_out),
             codecs=job.codecs,
             run=assigned.run,
             incarnation=assigned.incarnation,
             start=assigned.step,
+            orders=self._orders(),
         )
         progress = self.loop.progress
-        progress.stages, progress.queues = executor.stages, queues
+        progress.stages, progress.queues, progress.stage_bytes = executor.stages, queues, found
         if self.taps is not None:
             self.taps.progress = progress
         if not self._joined:
@@ -146,6 +152,13 @@ class AssignedWorker:
             self.metrics.finish(self.serve)
         note = partial(self.loop.progress.note_fault, "weights")
         return save_weights(self.executor.stages, self._folder, note, self.serve)
+
+    def _orders(self) -> StepOrders | None:
+        """By which schedules the steps go, if the run chooses them."""
+        assigned, job = self._assigned, self._job
+        if not job.plan.schedule.is_auto:
+            return None
+        return StepOrders(job.schedule, assigned.orders, assigned.closed, assigned.step)
 
     def _watched(self, carry_out: CarryOut) -> CarryOut:
         """`carry_out`, tapped and recorded."""

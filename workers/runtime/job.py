@@ -192,6 +192,8 @@ class Job:
                 return REPLAYED_AHEAD
             case _:
                 most = self.verdict.queue_bound[str(key)]
+                if self.plan.schedule.is_auto:  # it may take any schedule: none puts more than a step's
+                    most = max(most, microbatches)
                 return max(2 * most + 2, most + microbatches)
 
     def _stage(self, copy: int, device: str) -> Stage:

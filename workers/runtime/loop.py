@@ -1,6 +1,7 @@
 """One worker's loop: a machine decides, an executor computes, queues carry, and progress is left for the reports.
 
-poll():  AwaitCredit   in a stage that runs forward only: the consumer is too far behind, then this turn is over
+poll():  AwaitOrder    before a step, in a run that chooses its schedule: until it is known by which it goes -> machine
+         AwaitCredit   in a stage that runs forward only: the consumer is too far behind, then this turn is over
                                                                                                        -> machine
          Take     the queue gives a message, or nothing yet: then this turn is over   -> machine
          Compute  the executor computes, the queue gets the result; then it is over   -> machine
@@ -29,7 +30,8 @@ from stageline.workers.runs.metrics.lines import MetricsLine, StepMetrics, evalu
 from .call_sequence import CallSequence, SaveStages
 from .calls import CallKind, Position
 from .executor import Executor
-from .machine import AwaitCredit, Command, Compute, Finish, Machine, Take
+from .machine import AwaitCredit, AwaitOrder, Command, Compute, Finish, Machine, Take
+from .orders import LONGEST, OrderMissing, StepOrders
 from .program import Instruction, Program
 from .progress import Progress
 from .replays import CacheUse
@@ -75,6 +77,7 @@ class WorkerLoop:
         run: str,
         incarnation: int,
         start: int = 0,
+        orders: StepOrders | None = None,
         clock: Clock = time,
     ) -> None:
         finished = dict.fromkeys(program.schedule.placement[worker], start)
@@ -87,7 +90,8 @@ class WorkerLoop:
         self.attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
         self._measured: Measured | None = None
-        self._machine = Machine(program.instructions(worker, start))
+        self.orders = self.progress.orders = orders
+        self._machine = Machine(program.instructions(worker, start, orders))
         self._script = CallSequence(program, worker, executor, Position(start)) if program.scripted else None
         self._executor = executor
         self._carry_out = carry_out or executor.carry_out
@@ -166,6 +170,8 @@ class WorkerLoop:
         match self._machine.command:
             case AwaitCredit(key, instruction):
                 return f"{instruction} waits for credit in {key}"
+            case AwaitOrder(instruction):
+                return f"step {instruction.step} waits for its order"
             case Take(key, instruction):
                 return f"{instruction} waits for message {instruction.number} of {key}"
             case Compute(instruction):
@@ -197,6 +203,10 @@ class WorkerLoop:
         """One turn: takes what the current instruction needs, waiting up to `timeout` seconds for each message, and
         carries it out. False if a message or credit did not come, or the program is over."""
         command = self._machine.command
+        if type(command) is AwaitOrder:
+            command = self._await_order(command, timeout)
+            if type(command) is AwaitOrder:
+                return False
         if type(command) is AwaitCredit:
             command = self._await_credit(command, timeout)
             if type(command) is AwaitCredit:
@@ -224,6 +234,20 @@ class WorkerLoop:
         if (call := self._inbound(script.calls).take(0)) is not None:
             script.look_at(call)
         return inbound.take(timeout)
+
+    def _await_order(self, wanted: AwaitOrder, timeout: float) -> Command:
+        """In a turn in which commands have come, or after `timeout` seconds, it is looked at again."""
+        step, now = wanted.instruction.step, self._now()
+        if self.orders is None or self.orders.is_open(step):
+            self.progress.unordered = None
+            return self._machine.ordered()
+        self.progress.waiting_for_order(step, now)
+        if now - self.progress.since > LONGEST:
+            raise OrderMissing(
+                f"the broker has not told for {LONGEST:g} s by which schedule step {step} goes: see `stageline status`"
+            )
+        self._queues.pump(timeout)
+        return wanted
 
     def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
         outbound = self._outbound(wanted.key)

@@ -8,7 +8,8 @@
        |  arrived,  |   arrived,   |
        +-- another -+   the last   +-- computed: again from the top
 
-One that needs credit is preceded by `AwaitCredit`: granted, it goes on as the others do.
+One that needs credit is preceded by `AwaitCredit`: granted, it goes on as the others do. In a run that chooses its
+schedule, each step is preceded by `AwaitOrder`: ordered, the next instruction is the first of its schedule.
 
 Where a script calls, nothing is left between two calls; the next one's instructions `extend` the program.
 
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 import msgspec
 
 from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.schedule import Kind
 
 from .program import Instruction
 
@@ -38,6 +40,12 @@ class AwaitCredit(msgspec.Struct, frozen=True):
     instruction: Instruction
 
 
+class AwaitOrder(msgspec.Struct, frozen=True):
+    """Command: wait until it is known by which schedule the step of `instruction` goes."""
+
+    instruction: Instruction
+
+
 class Compute(msgspec.Struct, frozen=True):
     """Command: carry out `instruction`; all that it takes is there."""
 
@@ -48,7 +56,7 @@ class Finish(msgspec.Struct, frozen=True):
     """Command: the program is over."""
 
 
-Command = AwaitCredit | Take | Compute | Finish
+Command = AwaitCredit | AwaitOrder | Take | Compute | Finish
 
 
 class OutOfPlace(Exception):
@@ -68,6 +76,13 @@ class Machine:
         if type(self.command) is not AwaitCredit:
             raise OutOfPlace(f"credit came, and none was waited for: {self.command} is the command")
         self.command = self._needed(self.command.instruction)
+        return self.command
+
+    def ordered(self) -> Command:
+        """The step may begin: what follows is by its schedule."""
+        if type(self.command) is not AwaitOrder:
+            raise OutOfPlace(f"an order came, and none was waited for: {self.command} is the command")
+        self.command = self._next()
         return self.command
 
     def arrived(self, key: QueueKey, step: int, microbatch: int) -> Command:
@@ -108,6 +123,8 @@ class Machine:
         instruction = next(self._instructions, None)
         if instruction is None:
             return Finish()
+        if instruction.action.kind is Kind.ORDER:
+            return AwaitOrder(instruction)
         if instruction.needs_credit and instruction.gives is not None:
             return AwaitCredit(instruction.gives, instruction)
         return self._needed(instruction)

@@ -8,7 +8,7 @@ evaluated batch. Evaluation has queues of its own (evaluation-1, ...), which num
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, islice
 
@@ -21,6 +21,7 @@ from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, f
 from stageline.pipeline.schedule.ties import tied_queues
 
 from .calls import Call, CallKind, Position
+from .orders import StepOrders
 from .replays import CacheUse, Replays
 
 CHUNK = 64  # instructions that are made at once
@@ -120,12 +121,13 @@ class Program:
         last = self._losses.stage
         return tuple(reply_key(worker) for worker in sorted(range(self.script), key=lambda worker: worker != last))
 
-    def instructions(self, worker: int, start: int = 0) -> Iterator[Instruction]:
+    def instructions(self, worker: int, start: int = 0, orders: StepOrders | None = None) -> Iterator[Instruction]:
         """Everything that `worker` does from step `start` on, known beforehand: nothing in a scripted run. They are
-        made some at a time, ahead of their use."""
+        made some at a time, ahead of their use. With `orders`, each step begins with an instruction that waits for its
+        order, and what follows is made after that."""
         if self.scripted:
             return iter(())
-        return chain.from_iterable(self._parts(worker, start))
+        return chain.from_iterable(self._parts(worker, start, orders))
 
     def instructions_of(self, call: Call, worker: int) -> Iterator[Instruction]:
         """What `worker` computes for a call of the script."""
@@ -328,16 +330,27 @@ class Program:
 
         return cache(touched)
 
-    def _parts(self, worker: int, start: int) -> Iterator[Iterator[Instruction]]:
+    def _parts(self, worker: int, start: int, orders: StepOrders | None) -> Iterator[Iterator[Instruction]]:
         """Training up to each round of evaluation, and the round. No worker waits for another between them, unless the
         run may end there: then for the verdict."""
-        ordered = self.replays or self.schedule
         for end in self.rounds.ends(start) if self.rounds.batches else (self.steps,):
-            yield self._instructions(ordered.program(worker, range(start, end)), evaluates=False)
+            yield from self._training(worker, range(start, end), orders)
             yield self._instructions(self._forward_only.program(worker, self.rounds.batches_of(end)), evaluates=True)
             if self._may_end and end < self.steps:
                 yield self._verdict(worker, self.rounds.before(end))
             start = end
+
+    def _training(self, worker: int, steps: range, orders: StepOrders | None) -> Iterator[Iterator[Instruction]]:
+        if orders is None:
+            ordered = self.replays or self.schedule
+            yield self._instructions(ordered.program(worker, steps), evaluates=False)
+            return
+        action = Action(Kind.ORDER, min(self.schedule.placement[worker]))
+        for step in steps:
+            yield iter([Instruction(step, action, step, str(action), (), None)])
+            schedule = orders.begin(step)  # not before the loop has come here
+            by_order = schedule if self.replays is None else replace(self.replays, schedule=schedule)
+            yield self._instructions(by_order.program(worker, range(step, step + 1)), evaluates=False)
 
     def _instructions(self, actions: Iterator[tuple[int, Action]], *, evaluates: bool) -> Iterator[Instruction]:
         replays = None if evaluates else self.replays

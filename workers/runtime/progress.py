@@ -20,6 +20,7 @@ from stageline.pipeline.stage.stage import Stage
 
 from .calls import Position
 from .machine import AwaitCredit, Take
+from .orders import StepOrders
 from .program import Instruction
 
 
@@ -69,6 +70,9 @@ class Progress:
     wants: Wait | None = None  # the reply that a script waits for
     first_trainable: int = 0  # stages below it run forward only
     tied_sources: Mapping[QueueKey, int] = field(default_factory=dict)  # stages, by queues of what is shared
+    orders: StepOrders | None = None  # of a run that chooses its schedule
+    unordered: int | None = None  # the step that the loop does not begin before it knows its order
+    stage_bytes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by stage: fixed, and of a microbatch
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
     position_after: Callable[[int], Position] = Position  # so many steps, where none of those is
 
@@ -80,6 +84,12 @@ class Progress:
         """The loop needs a message for its next instruction, which may be here already, or credit for what that
         gives."""
         self.instruction, self.lacking, self.waits = lacking.instruction, lacking, True
+
+    def waiting_for_order(self, step: int, now: float) -> None:
+        """Nothing can be computed before it is known by which schedule `step` goes."""
+        if self.unordered != step:
+            self.since = now
+        self.unordered, self.waits, self.lacking = step, True, None
 
     def lacks_room(self, wanting: Take, now: float) -> None:
         """The loop has computed what it cannot put yet, message `wanting`: there is no room to keep it."""
@@ -192,7 +202,9 @@ class Progress:
 
     def memory(self, run: str, index: int) -> WorkerRecord:
         """What a broker that has lost its records must know at once. For the reader."""
-        return WorkerRecord(run, index, self.complete, min(self.finished.values(), default=self.called_for))
+        orders = [] if self.orders is None else list(self.orders.known[0])
+        step = min(self.finished.values(), default=self.called_for)
+        return WorkerRecord(run, index, self.complete, step, orders)
 
     def records(self, steps: int | None) -> list[StepRecord]:
         """What it must know next: how far each stage is, of the `steps` that are trained (None: as many as a script

@@ -36,6 +36,8 @@ MOST_STAGES = 1024
 MOST_MICROBATCHES = 65536
 MOST_REPLICAS = 256
 MOST_SHARE = 1000
+AUTO = "auto"  # the schedule that the run itself chooses
+AUTO_BEGINS_WITH = "1f1b"  # it holds the fewest microbatches of all that keep every worker busy
 Balance = Literal["parameters", "time"]
 
 
@@ -263,8 +265,17 @@ class StagePlan(Section):
 class SchedulePlan(Section):
     """The order of the work."""
 
-    name: Annotated[str, one_of(schedule_names())] = Field(
-        default="1f1b", description="The order in which a stage runs forwards and backwards.", examples=["gpipe"]
+    name: Annotated[str, one_of((*schedule_names(), AUTO))] = Field(
+        default="1f1b",
+        description='The order in which a stage runs forwards and backwards. "auto": the run measures its first steps, '
+        "and takes the fastest for which `memory` has room.",
+        examples=["gpipe", "auto"],
+    )
+    memory: Unset[Size] = Field(
+        default=None,
+        description='For name = "auto", and only there: the bytes that a worker may take for weights, gradients, '
+        "optimizer and the activations of microbatches in flight.",
+        examples=["4GiB"],
     )
     microbatches: Annotated[int, whole(1, MOST_MICROBATCHES)] = Field(
         default=1,
@@ -300,6 +311,16 @@ class SchedulePlan(Section):
         description='For name = "window", and only there: how many microbatches each stage has in flight at most.',
         examples=[[7, 4]],
     )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the run chooses its schedule."""
+        return self.name == AUTO
+
+    @property
+    def begins_with(self) -> str:
+        """The name of the schedule that the run begins with."""
+        return AUTO_BEGINS_WITH if self.is_auto else self.name
 
     @property
     def in_step(self) -> int:

@@ -65,7 +65,7 @@ class Costs:
                 return self.weight[action.stage]
             case Kind.UPDATE:
                 return self.update[action.stage]
-            case Kind.TIED | Kind.SUBTOTAL | Kind.ADD | Kind.NORMS | Kind.CLIP | Kind.VERDICT:
+            case Kind.TIED | Kind.SUBTOTAL | Kind.ADD | Kind.NORMS | Kind.CLIP | Kind.VERDICT | Kind.ORDER:
                 return 0
 
 

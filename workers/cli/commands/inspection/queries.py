@@ -126,12 +126,25 @@ def _show_status(facts: Facts) -> None:
         *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
         "" if facts["best"] is None else f"best {best_of(facts['best'])}",
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
+        *_chosen(facts.get("orders")),
     )
     say("\n  ".join(part for part in known if part))
     show_evaluations(facts["evaluations"], facts["best"])
     columns = ("worker", "stages", "is", "process", "reported", "idle", "actions", "now")
     rows = [_worker_row(worker["index"], worker) for worker in facts["workers"]]
     show("workers", columns, [*rows, _worker_row("script", script)] if script else rows)
+
+
+def _chosen(orders: Facts | None) -> list[str]:
+    """By which schedule the run goes, and why, if it chooses it."""
+    if orders is None:
+        return []
+    given, review = orders["orders"], orders["review"]
+    name, window, since = orders["begins_with"], None, 0
+    if given:
+        name, window, since = given[-1]["name"], given[-1]["window"], given[-1]["step"]
+    sized = "" if window is None else f" {','.join(map(str, window))}"
+    return [f"schedule {name}{sized} since step {since}", "" if review is None else review["why"]]
 
 
 def _missing(facts: Facts) -> str:

@@ -70,6 +70,7 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
     _show_split(found)
     _show_queues(found)
     _show_workers(found)
+    _show_schedules(found)
     if found.prefix_cache is not None:
         kept = found.prefix_cache
         idle_stages = "stage 0 does" if kept.stage == 1 else f"stages 0 to {kept.stage - 1} do"
@@ -106,6 +107,23 @@ def _show_split(found: "Estimate") -> None:
         times = ", ".join(f"stage {stage} {1000 * each:.3g} ms" for stage, each in enumerate(found.seconds))
         cut = dict(flat(found.plan))["model.cut"]
         say(f"cut = {shown(cut)} as measured now; forward and backward of a microbatch: {times}")
+
+
+def _show_schedules(found: "Estimate") -> None:
+    """Between what the run chooses, if it does."""
+    if not found.schedules:
+        return
+    from stageline.pipeline.plan.keys.training import AUTO_BEGINS_WITH  # slow to import
+
+    rows = [
+        (each.name, "" if not each.in_flight else ",".join(map(str, each.in_flight)), size(each.bytes), each.reason)
+        for each in found.schedules
+    ]
+    show("schedules", ("schedule", "in flight", "a worker takes", "cannot be taken, since it"), rows)
+    say(
+        f"auto: the run begins with {AUTO_BEGINS_WITH}, measures stages and links in its first steps, and takes what a "
+        "step takes least with, of these and of windows as large as the links need and schedule.memory allows"
+    )
 
 
 def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:

@@ -108,10 +108,10 @@ def _train(
     else:
         say(summary(ended.result, launch.folder))
         if ended.timed:
-            say(_timetable(launch.schedule, ended.timed))
+            say(_timetable(launch.plan.schedule.name, launch.schedule, ended.timed))
 
 
-def _timetable(schedule: "Schedule", timed: Sequence[Timed]) -> str:
+def _timetable(name: str, schedule: "Schedule", timed: Sequence[Timed]) -> str:
     first, last = min(each.step for each in timed), max(each.step for each in timed)
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     drawn = timetable.draw_text(
@@ -121,4 +121,4 @@ def _timetable(schedule: "Schedule", timed: Sequence[Timed]) -> str:
         seconds=True,
         stage=schedule.label,
     )
-    return f"\n{schedule.name} as it ran, {steps}:\n{drawn}"
+    return f"\n{name} as it ran, {steps}:\n{drawn}"

@@ -1,0 +1,119 @@
+"""By which schedule each step of a run goes that chooses its schedules: orders, each from a step on until the next.
+
+    orders     0: 1f1b (the plan's)    6: window 7,4,1              940: window 12,7,1
+    steps      0 ... 5                 6 ... 939                    940 ...
+
+An order comes about in two parts, so that no two workers ever go through a step by different lists. First its step is
+closed: workers do not begin it, and say which step is the first that each has closed, since one may have begun a later
+step already. The last of those is the order's step. Both parts are stored before any worker is told.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from stageline.broker.control.messages import ScheduleOrder, ScheduleOrders
+from stageline.broker.stores.base import Fact
+from stageline.pipeline.schedule import Schedule, make_schedule
+
+_FACT = "orders"  # its name in a store
+
+
+class ProposedOrder(msgspec.Struct, frozen=True):
+    """The next order, whose step has yet to be agreed on: `closed` or a later one. `why`: for people."""
+
+    name: str
+    window: tuple[int, ...] | None
+    closed: int
+    why: str = ""
+
+
+class ComparedSchedule(msgspec.Struct, frozen=True):
+    """A schedule as it was simulated: `seconds` of a step, or the `reason` why the run cannot take it; how many
+    microbatches each stage has in flight at most, and the bytes of the worker that takes most."""
+
+    name: str
+    window: tuple[int, ...] | None
+    seconds: float | None
+    in_flight: tuple[int, ...]
+    bytes: int
+    reason: str
+
+
+class ReviewRecord(msgspec.Struct, frozen=True):
+    """The newest review: what it came to, and the times that it was simulated with, in seconds: `latency` one way, and
+    how long a message keeps the link busy (`transfer`, 0 where that was not seen), for each pair of neighbours."""
+
+    why: str
+    compared: tuple[ComparedSchedule, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float | None, ...]
+    latency: tuple[float, ...]
+    transfer: tuple[float, ...]
+    step: float
+
+
+class OrderBook(msgspec.Struct):
+    """All orders so far, why each was given, the one that is to come, and the newest review."""
+
+    orders: list[ScheduleOrder] = []
+    reasons: list[str] = []
+    proposed: ProposedOrder | None = None
+    review: ReviewRecord | None = None
+
+    @classmethod
+    def stored_in(cls, facts: Mapping[str, Fact]) -> "OrderBook":
+        """The book among a store's `facts`; an empty one if there is none."""
+        return msgspec.convert(facts[_FACT], cls) if facts.get(_FACT) else cls()
+
+    def fact(self) -> tuple[str, Fact]:
+        """What is stored, under which name."""
+        return _FACT, msgspec.to_builtins(self, order="deterministic")
+
+    @property
+    def closed(self) -> int | None:
+        """The step that workers do not begin before they know the next order."""
+        return None if self.proposed is None else self.proposed.closed
+
+    @property
+    def message(self) -> ScheduleOrders:
+        return ScheduleOrders(tuple(self.orders), self.closed)
+
+    def agreed(self, closed: Iterable[int]) -> None:
+        """Every worker has closed a step: the proposed order holds from the last of those on."""
+        if self.proposed is not None:
+            self.orders = [*self.orders, ScheduleOrder(max(closed), self.proposed.name, self.proposed.window)]
+            self.reasons = [*self.reasons, self.proposed.why]
+            self.proposed = None
+
+    def learned(self, orders: Sequence[ScheduleOrder]) -> None:
+        """Workers know these: the records were lost, or are stale."""
+        self.orders, self.proposed = list(orders), None
+        self.reasons = (self.reasons + [""] * len(orders))[: len(orders)]
+
+    def at(self, base: Schedule, step: int) -> Schedule:
+        """The schedule of `step` in a run that begins with `base`."""
+        return schedule_at(base, self.orders, step)
+
+
+def schedule_at(base: Schedule, orders: Sequence[ScheduleOrder], step: int) -> Schedule:
+    """The schedule of `step` in a run that begins with `base`. Raises `ScheduleRefused` for an order that no broker
+    gives."""
+    order = next((each for each in reversed(orders) if each.step <= step), None)
+    return base if order is None else _reordered(base, order.name, order.window)
+
+
+def _reordered(base: Schedule, name: str, window: tuple[int, ...] | None) -> Schedule:
+    """The same stages in another order."""
+    return make_schedule(
+        name,
+        base.placement,
+        base.microbatches,
+        mode=base.mode,
+        window=window,
+        first_trainable=base.first_trainable,
+        ties=base.ties,
+        tied=base.tied,
+        frozen=base.frozen,
+        clips=base.clips,
+    )

@@ -1,0 +1,20 @@
+"""Which schedule a run takes, by what its own steps have measured: `schedule.name = "auto"`.
+
+May import `schedule`. Read `measured.py`, what actions and messages take; then `candidates.py` and `ranking.py`, which
+simulate every schedule with those times, and `review.py`, which says when to rank and when to change.
+"""
+
+from .candidates import StageBytes
+from .measured import MeasuredTimes, StepActions
+from .ranking import RankedSchedule, Ranking
+from .review import ChosenSchedule, ScheduleReview
+
+__all__ = [
+    "ChosenSchedule",
+    "MeasuredTimes",
+    "RankedSchedule",
+    "Ranking",
+    "ScheduleReview",
+    "StageBytes",
+    "StepActions",
+]

@@ -1,0 +1,172 @@
+"""What actions and messages take, from the starts and ends of a few steps' actions on all stages.
+
+Workers read their own clocks, which need not agree: from one to the other a message takes what it takes and the
+difference of the clocks, and back what it takes less that difference. Half of both is the one-way latency.
+
+    stage 0  F0 ends 10.0                        B0 starts 10.9        forward  0.5 = latency + difference
+    stage 1             F0 starts 10.5 ... B0 ends 10.8                backward 0.1 = latency - difference
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple, Self
+
+from stageline.pipeline.schedule import Action, Kind, Placement
+from stageline.pipeline.schedule.check import Costs
+
+_QUEUED = 1.25  # times the interval between two that were sent, from which on those that arrive held each other up
+_LEAST = 1e-3  # seconds by which it has to be longer, too: below, it is the switching between processes
+
+
+class ActionTimes(NamedTuple):
+    """When `action` began and ended, in seconds of its worker's clock."""
+
+    action: Action
+    start: float
+    end: float
+
+
+StepActions = Mapping[int, Sequence[ActionTimes]]  # of a step, by stage
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTimes:
+    """Seconds of each stage's actions for a microbatch; None where none was seen, as of halves of a backward that ran
+    whole. `latency[h]`: of a message between stages h and h+1, one way. `transfer[h]`: how long it keeps the link busy;
+    0 where messages were not seen to hold each other up. `step`: what a step took."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float | None, ...]
+    input: tuple[float | None, ...]
+    weight: tuple[float | None, ...]
+    update: tuple[float, ...]
+    latency: tuple[float, ...]
+    transfer: tuple[float, ...]
+    step: float
+
+    @classmethod
+    def of(cls, steps: Sequence[StepActions], placement: Placement, before: Self | None = None) -> Self:
+        """Of some steps, in order, in which every stage has run its actions. What was not seen in them is taken from
+        the times measured `before`."""
+        stages = range(sum(map(len, placement)))
+
+        def typical(kind: Kind, known: Sequence[float | None] | None) -> tuple[float | None, ...]:
+            found = [_durations(steps, stage, kind) for stage in stages]
+            return tuple(
+                median(times) if times else None if known is None else known[stage] for stage, times in enumerate(found)
+            )
+
+        def seen(kind: Kind) -> tuple[float, ...]:
+            return tuple(each or 0.0 for each in typical(kind, None))
+
+        owners = {stage: worker for worker, owned in enumerate(placement) for stage in owned}
+        hops = [(stage, owners[stage] != owners[stage + 1]) for stage in stages[:-1]]
+        return cls(
+            seen(Kind.FORWARD),
+            typical(Kind.BACKWARD, None if before is None else before.backward),
+            typical(Kind.INPUT, None if before is None else before.input),
+            typical(Kind.WEIGHT, None if before is None else before.weight),
+            seen(Kind.UPDATE),
+            tuple(_latency(steps, stage) if apart else 0.0 for stage, apart in hops),
+            tuple(_transfer(steps, stage) if apart else 0.0 for stage, apart in hops),
+            _step_time(steps),
+        )
+
+    @property
+    def halving(self) -> float | None:
+        """How many times longer the halves of all backwards take than the whole ones; None before it is measured."""
+        both = [
+            (half + other, whole)
+            for half, other, whole in zip(self.input, self.weight, self.backward, strict=True)
+            if half is not None and other is not None and whole
+        ]
+        return sum(halves for halves, _ in both) / sum(whole for _, whole in both) if both else None
+
+    @property
+    def first_trainable(self) -> int:
+        """The first stage that runs backwards; the number of stages if none does."""
+        ran = (whole is not None or half is not None for whole, half in zip(self.backward, self.input, strict=True))
+        return next((stage for stage, each in enumerate(ran) if each), len(self.forward))
+
+    def costs(self, *, halved: bool) -> Costs:
+        """For a simulation. A schedule with `halved` backwards is given the halves as measured; before they are, they
+        are taken to be equal."""
+        pairs = [self._halves(stage, halved=halved) for stage in range(len(self.forward))]
+        return Costs(
+            self.forward, tuple(one for one, _ in pairs), tuple(two for _, two in pairs), self.update, self.latency
+        )
+
+    def _halves(self, stage: int, *, halved: bool) -> tuple[float, float]:
+        whole, one, two = self.backward[stage], self.input[stage], self.weight[stage]
+        if (halved or whole is None) and one is not None:
+            return one, two or 0.0
+        return (whole or 0.0) / 2, (whole or 0.0) / 2
+
+
+def _durations(steps: Iterable[StepActions], stage: int, kind: Kind) -> list[float]:
+    return [each.end - each.start for step in steps for each in step[stage] if each.action.kind is kind]
+
+
+def _latency(steps: Sequence[StepActions], stage: int) -> float:
+    """One way, between `stage` and the next: of a step, what its fastest message took in each direction; of all steps,
+    what is typical. The fastest is one that was waited for: others lie until they are taken."""
+    there = [_fastest(step[stage], step[stage + 1], _is_forward) for step in steps]
+    back = [_fastest(step[stage + 1], step[stage], _is_backward) for step in steps]
+    pairs = [(one, other) for one, other in zip(there, back, strict=True) if one is not None and other is not None]
+    if not pairs:  # no gradient comes back: how long messages are on their way only delays the beginning of a run
+        return 0.0
+    return max(0.0, median((one + other) / 2 for one, other in pairs))
+
+
+def _fastest(
+    sending: Sequence[ActionTimes], taking: Sequence[ActionTimes], counts: Callable[[Action], bool]
+) -> float | None:
+    sent, taken = _by_microbatch(sending, counts), _by_microbatch(taking, counts)
+    return min((taken[number].start - sent[number].end for number in sent if number in taken), default=None)
+
+
+def _transfer(steps: Sequence[StepActions], stage: int) -> float:
+    """How long a message keeps the link to the next stage busy: the interval in which messages arrive, where they were
+    sent in a shorter one and the next stage waited for each."""
+    found = [
+        *(each for step in steps for each in _held_up(step[stage], step[stage + 1], _is_forward)),
+        *(each for step in steps for each in _held_up(step[stage + 1], step[stage], _is_backward)),
+    ]
+    return median(found) if len(found) >= 2 * len(steps) else 0.0
+
+
+def _held_up(
+    sending: Sequence[ActionTimes], taking: Sequence[ActionTimes], counts: Callable[[Action], bool]
+) -> Iterator[float]:
+    sent, taken = _by_microbatch(sending, counts), _by_microbatch(taking, counts)
+    ends = sorted(each.end for each in taking)
+    for number in sent:
+        if {number, number + 1} <= taken.keys() and number + 1 in sent:
+            interval = sent[number + 1].end - sent[number].end
+            start = taken[number + 1].start
+            last = max((end for end in ends if end <= start), default=start)
+            arrived = start - taken[number].start
+            if start - last > _LEAST and arrived > _QUEUED * interval + _LEAST and last <= taken[number].end:
+                yield arrived
+
+
+def _by_microbatch(actions: Sequence[ActionTimes], counts: Callable[[Action], bool]) -> dict[int, ActionTimes]:
+    return {each.action.microbatch: each for each in actions if counts(each.action)}
+
+
+def _is_forward(action: Action) -> bool:
+    return action.kind is Kind.FORWARD
+
+
+def _is_backward(action: Action) -> bool:
+    return action.kind in (Kind.BACKWARD, Kind.INPUT)
+
+
+def _step_time(steps: Sequence[StepActions]) -> float:
+    """From the end of a step to the end of the next, on the last stage; of a single step, how long that was at work."""
+    ends = [max(each.end for each in step[max(step)]) for step in steps]
+    if len(ends) == 1:
+        return ends[0] - min(each.start for each in steps[0][max(steps[0])])
+    return median(later - earlier for earlier, later in pairwise(ends))

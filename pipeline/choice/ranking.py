@@ -1,0 +1,106 @@
+"""Ranks the schedules: simulates a step of each with the measured times, and leaves out what has no room.
+
+Halves of a backward may take longer than the whole, since both read the same weights and activations: a schedule that
+runs them is refused where they take more than 1.15 times as long.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stageline.pipeline.schedule import Placement, make_schedule
+from stageline.pipeline.schedule.check import check_schedule
+
+from .candidates import Candidate, StageBytes, candidates
+from .measured import MeasuredTimes
+
+MOST_HALVING = 1.15  # times the whole backward that its halves may take
+ALIKE = 1.02  # times the shortest step: schedules up to there count as equally fast, and memory decides
+
+
+@dataclass(frozen=True, slots=True)
+class RankedSchedule:
+    """A schedule as simulated: the `seconds` of a step, how many microbatches each stage has `in_flight` at most, the
+    bytes of the worker that takes most; or the `reason` why the run cannot take it, with seconds None."""
+
+    name: str
+    window: tuple[int, ...] | None
+    seconds: float | None
+    in_flight: tuple[int, ...] = ()
+    bytes: int = 0
+    reason: str = ""
+
+    @property
+    def title(self) -> str:
+        """ "1f1b", "window 7,4,1"."""
+        return self.name if self.window is None else f"{self.name} {','.join(map(str, self.window))}"
+
+
+@dataclass(slots=True)
+class Ranking:
+    """Ranks one schedule at each `advance`, since simulating a long step takes a while. `stages`: what each takes in
+    memory, of which a worker may take `limit` bytes."""
+
+    placement: Placement
+    microbatches: int
+    times: MeasuredTimes
+    stages: Mapping[int, StageBytes]
+    limit: int
+    found: list[RankedSchedule] = field(default_factory=list)
+    _left: Iterator[Candidate] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left = candidates(self.placement, self.microbatches, self.times, self.taken, self.limit)
+
+    def advance(self) -> bool:
+        """Ranks the next; False if there is none."""
+        candidate = next(self._left, None)
+        if candidate is not None:
+            self.found.append(self._ranked(candidate))
+        return candidate is not None
+
+    def best(self, given_up: Collection[tuple[str, tuple[int, ...] | None]] = ()) -> RankedSchedule | None:
+        """Of those that take least, and are not given up, the one with the least memory; None if nothing has room."""
+        left = (each for each in self.found if (each.name, each.window) not in given_up)
+        possible = [(each.seconds, each) for each in left if each.seconds is not None]
+        if not possible:
+            return None
+        shortest = min(seconds for seconds, _ in possible)
+        return min((each for seconds, each in possible if seconds <= ALIKE * shortest), key=lambda each: each.bytes)
+
+    def like(self, name: str, window: Sequence[int] | None) -> RankedSchedule:
+        """The same schedule, simulated with these times: one that is among those found, or a window from before."""
+        given = None if window is None else tuple(window)
+        same = (each for each in self.found if (each.name, each.window) == (name, given))
+        found = next(same, None)
+        return found if found is not None else self._ranked(self._made(name, given))
+
+    def taken(self, in_flight: Sequence[int]) -> int:
+        """The bytes of the worker that takes most, with so many microbatches in flight on each stage."""
+        return max(
+            sum(self.stages[stage].fixed + self.stages[stage].microbatch * in_flight[stage] for stage in stages)
+            for stages in self.placement
+        )
+
+    def _made(self, name: str, window: tuple[int, ...] | None) -> Candidate:
+        first = self.times.first_trainable
+        made = make_schedule(name, self.placement, self.microbatches, window=window, first_trainable=first)
+        return Candidate(name, window, made)
+
+    def _ranked(self, candidate: Candidate) -> RankedSchedule:
+        name, window, schedule = candidate.name, candidate.window, candidate.schedule
+        if schedule is None:
+            return RankedSchedule(name, window, None, reason=candidate.reason)
+        halving = self.times.halving
+        if candidate.halves and halving is None:
+            why = "it runs backwards in two halves, and what those take, or whether all layers can, is not known"
+            return RankedSchedule(name, window, None, reason=why)
+        if candidate.halves and halving is not None and halving > MOST_HALVING:
+            why = f"the halves of a backward take {halving:.2f} times as long as the whole, more than {MOST_HALVING}"
+            return RankedSchedule(name, window, None, reason=why)
+        verdict = check_schedule(schedule, self.times.costs(halved=candidate.halves))
+        in_flight, taken = verdict.stage_peak, self.taken(verdict.stage_peak)
+        if taken > self.limit:
+            why = f"a worker would take {taken} bytes, more than schedule.memory"
+            return RankedSchedule(name, window, None, in_flight, taken, why)
+        busy_link = self.microbatches * max(self.times.transfer, default=0.0)
+        return RankedSchedule(name, window, max(verdict.span, busy_link), in_flight, taken)

@@ -1,0 +1,165 @@
+"""When a run measures, when it ranks, and when it changes its schedule.
+
+    steps     1 2 3 4      5 6 7 8 9 10     11 12 13 14    ...       every REVIEW seconds
+              measured     ranked; then     measured: is it as fast as what it took before?
+              with 1f1b    the change
+
+What is chosen first may be hardly faster than what the run has. Later another schedule must be clearly faster, twice in
+a row, so that two that are alike do not take turns.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stageline.pipeline.schedule import Placement
+
+from .candidates import StageBytes
+from .measured import ActionTimes, MeasuredTimes
+from .ranking import ALIKE, RankedSchedule, Ranking
+
+SAMPLE = 4  # steps that are measured for a review
+REVIEW = 10.0  # seconds from one review to the next
+FASTER = 1.1  # times as fast: so much another schedule must be, in REVIEWS reviews in a row
+REVIEWS = 2
+SLOWER = 1.05  # times the step of the schedule before: one that takes longer is given up
+
+Lasting = tuple[str, tuple[int, ...] | None]  # a schedule's name and window
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSchedule:
+    """The outcome of a review: the schedule to go on with, which may be the present one, and why; `compared` are all,
+    `times` what they were simulated with."""
+
+    name: str
+    window: tuple[int, ...] | None
+    changes: bool
+    why: str
+    compared: tuple[RankedSchedule, ...]
+    times: MeasuredTimes
+
+
+@dataclass(slots=True)
+class ScheduleReview:
+    """Of a run with this placement, whose workers may take `limit` bytes each, and which begins with `present`."""
+
+    placement: Placement
+    microbatches: int
+    limit: int
+    present: Lasting
+    begins: int | None = 1  # the first step to measure: step 0 loads what is loaded once; None: not now
+    first: bool = True  # no review has come to an end yet
+    times: MeasuredTimes | None = None
+    _next: float = 0.0
+    _steps: dict[int, dict[int, Sequence[ActionTimes]]] = field(default_factory=lambda: defaultdict(dict))
+    _ranking: Ranking | None = None
+    _measured: tuple[int, int] = (0, 0)  # the steps, first and last
+    _former: tuple[Lasting, float] | None = None  # the schedule before, with the seconds of its steps
+    _given_up: set[Lasting] = field(default_factory=set)
+    _favourite: tuple[Lasting, int] | None = None  # what was clearly faster, and in how many reviews
+
+    def wants(self, step: int) -> bool:
+        """Whether the times of `step` are to be noted."""
+        return self.begins is not None and step >= self.begins and self._ranking is None
+
+    def note(self, step: int, stage: int, actions: Sequence[ActionTimes]) -> None:
+        """What a stage has run in a step; nothing if its times are not known, which begins the sample anew after it."""
+        if not actions:
+            self._measure_from(step + 1)
+        elif self.wants(step):
+            self._steps[step][stage] = actions
+
+    def changed(self, name: str, window: Sequence[int] | None, step: int, now: float) -> None:
+        """From `step` on the run takes this schedule. What is measured of it begins one step later, when the pipeline
+        has come to the new order."""
+        if self.times is not None and (name, window) != self.present:
+            self._former = self.present, self.times.step
+        self.present = name, None if window is None else tuple(window)
+        self._next = now
+        self._measure_from(step + 1)
+
+    def interrupt(self, begun: int) -> None:
+        """Steps are repeated after a loss: the sample begins anew with what follows those `begun`."""
+        if self.begins is not None and self._ranking is None:
+            self._measure_from(max(self.begins, begun + 1))
+
+    def advance(self, now: float, begun: int, stages: Mapping[int, StageBytes]) -> ChosenSchedule | None:
+        """One turn: begins to measure with a step after those `begun` if a review is due, ranks one schedule, or
+        decides. None: nothing is decided in this turn."""
+        if self.begins is None and now >= self._next:
+            self._measure_from(begun + 1)
+        if self._ranking is None:
+            self._begin_ranking(stages)
+            return None
+        if self._ranking.advance():
+            return None
+        ranking, self._ranking = self._ranking, None
+        self._steps.clear()
+        self.begins, self._next = None, now + REVIEW
+        return self._decided(ranking)
+
+    def _measure_from(self, step: int) -> None:
+        self.begins = step
+        self._steps.clear()
+
+    def _begin_ranking(self, stages: Mapping[int, StageBytes]) -> None:
+        count = sum(map(len, self.placement))
+        whole = [step for step, noted in sorted(self._steps.items()) if len(noted) == count]
+        if len(whole) >= SAMPLE and len(stages) == count:
+            self._measured = whole[0], whole[-1]
+            self.times = MeasuredTimes.of([self._steps[step] for step in whole], self.placement, self.times)
+            self._ranking = Ranking(self.placement, self.microbatches, self.times, stages, self.limit)
+
+    def _decided(self, ranking: Ranking) -> ChosenSchedule:
+        present = ranking.like(*self.present)
+        self._give_up_if_slower(ranking, present)
+        best = ranking.best(self._given_up) or present
+        first, self.first = self.first, False
+        lasting = best.name, best.window
+        changes = lasting != self.present and (
+            present.seconds is None or self.present in self._given_up or self._is_faster(best, present, first=first)
+        )
+        if lasting == self.present:
+            self._favourite = None
+        chosen = best if changes else present
+        why = self._why(ranking, chosen, present)
+        return ChosenSchedule(chosen.name, chosen.window, changes, why, tuple(ranking.found), ranking.times)
+
+    def _is_faster(self, best: RankedSchedule, present: RankedSchedule, *, first: bool) -> bool:
+        if best.seconds is None or present.seconds is None:
+            return False
+        if first:
+            return present.seconds > ALIKE * best.seconds
+        lasting = best.name, best.window
+        if present.seconds <= FASTER * best.seconds:
+            self._favourite = None
+            return False
+        same = self._favourite is not None and self._favourite[0][0] == best.name
+        self._favourite = lasting, (self._favourite[1] + 1 if same and self._favourite is not None else 1)
+        return self._favourite[1] >= REVIEWS
+
+    def _give_up_if_slower(self, ranking: Ranking, present: RankedSchedule) -> None:
+        """The measured step decides, once after each change, unless the links or costs have changed meanwhile."""
+        former, self._former = self._former, None
+        if former is None:
+            return
+        before, seconds = former
+        again, now = ranking.like(*before), ranking.times.step
+        if now > SLOWER * seconds and again.seconds is not None and again.seconds < now:
+            self._given_up.add((present.name, present.window))
+
+    def _why(self, ranking: Ranking, chosen: RankedSchedule, present: RankedSchedule) -> str:
+        first, last = self._measured
+        told = f"with the times of steps {first} to {last}, a step takes {_seconds(chosen)} by {chosen.title}"
+        if (present.name, present.window) in self._given_up:
+            return f"{told}; by {present.title} it took {ranking.times.step:.3g} s, more than before"
+        others = [each for each in ranking.found if each.seconds is not None and each.title != chosen.title]
+        if present.title != chosen.title and all(each.title != present.title for each in others):
+            others.append(present)
+        ordered = sorted(others, key=lambda each: each.seconds or 0.0)
+        return "; ".join([told, *(f"{_seconds(each)} by {each.title}" for each in ordered)])
+
+
+def _seconds(ranked: RankedSchedule) -> str:
+    return "no time that is known" if ranked.seconds is None else f"{ranked.seconds:.3g} s"

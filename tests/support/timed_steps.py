@@ -1,0 +1,22 @@
+"""The times of a few steps, as workers would report them, of a schedule that is simulated."""
+
+from stageline.pipeline.choice import StepActions
+from stageline.pipeline.choice.measured import ActionTimes
+from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.schedule.check import Costs, check_schedule
+
+
+def steps_of(schedule: Schedule, costs: Costs, *, clocks: float = 100.0) -> list[StepActions]:
+    """Four steps; the clock of each stage is so many seconds ahead of that of the stage before."""
+    timed = check_schedule(schedule, costs, steps=5).timed
+    return [
+        {
+            stage: [
+                ActionTimes(each.action, each.start + clocks * stage, each.end + clocks * stage)
+                for each in timed
+                if each.step == step and each.action.stage == stage
+            ]
+            for stage in range(schedule.stages)
+        }
+        for step in range(1, 5)
+    ]

@@ -1,0 +1,60 @@
+"""Between which schedules a run can choose: those that accept its placement, and for which its workers have room."""
+
+from collections.abc import Iterator, Sequence
+
+from stageline.pipeline.plan import PlanError
+from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names
+from stageline.pipeline.schedule.check import check_schedule
+from stageline.workers.runtime.job import Job
+
+from .trial_result import ScheduleEstimate, StageEstimate
+
+
+def choosable(job: Job, stages: Sequence[StageEstimate]) -> Iterator[ScheduleEstimate]:
+    """Every schedule of the catalogue but the window, which is made as large as the links need and memory allows. What
+    halves of a backward take is not measured, nor whether all layers can compute them."""
+    limit = job.plan.schedule.memory or 0
+    for name in schedule_names():
+        if name == "window":
+            continue
+        try:
+            made = _made(job, name)
+        except ScheduleRefused as refused:
+            yield ScheduleEstimate(name, (), 0, refused.reason)
+            continue
+        in_flight, taken = _room(made, stages)
+        reason = "runs backwards in two halves" if made.halves_backwards else ""
+        yield ScheduleEstimate(name, in_flight, taken, reason if taken <= limit else "takes more than schedule.memory")
+
+
+def without_room(job: Job, stages: Sequence[StageEstimate]) -> Iterator[PlanError]:
+    """An error if the schedule that the run begins with has no room: it holds the fewest microbatches."""
+    limit = job.plan.schedule.memory
+    if limit is None:
+        return
+    _, taken = _room(job.schedule, stages)
+    if taken > limit:
+        yield PlanError(
+            "schedule.memory",
+            f"a worker takes {taken} bytes with {job.schedule.name}, with which the run begins, and which holds the "
+            f'fewest microbatches that keep every worker busy. Use "{-(-taken // 2**20)}MiB" or more, more stages, or '
+            f'smaller microbatches; or name = "window" with fewer of them in flight',
+            value=str(limit),
+        )
+
+
+def _made(job: Job, name: str) -> Schedule:
+    placement, first = job.schedule.placement, job.schedule.first_trainable
+    return make_schedule(name, placement, job.schedule.microbatches, first_trainable=first)
+
+
+def _room(schedule: Schedule, stages: Sequence[StageEstimate]) -> tuple[tuple[int, ...], int]:
+    """The microbatches in flight, and the bytes of the worker that takes most."""
+    peaks = check_schedule(schedule).stage_peak
+    taken = [sum(_bytes(stages[stage], peaks[stage]) for stage in owned) for owned in schedule.placement]
+    return peaks, max(taken)
+
+
+def _bytes(stage: StageEstimate, in_flight: int) -> int:
+    activations = stage.bytes["activations"] // max(1, stage.in_flight)
+    return stage.total - stage.bytes["activations"] + activations * in_flight

@@ -1,0 +1,56 @@
+"""By which schedule each step of a worker goes, as far as the broker has told, in a run that chooses its schedule.
+
+orders known   0: 1f1b (the plan's)    6: window 7,4,1
+closed         12                                        steps from there on are not begun: another order is to come
+"""
+
+from collections.abc import Sequence
+
+from stageline.broker.control.messages import ScheduleOrder
+from stageline.broker.errors import BrokerError
+from stageline.broker.ledger.orders import schedule_at
+from stageline.pipeline.schedule import Schedule
+
+LONGEST = 600.0  # seconds that a worker waits for an order
+
+
+class OrderMissing(BrokerError):
+    """The broker has closed a step, and has not told the order for it."""
+
+
+class StepOrders:
+    """Of a worker that begins at step `start` of a run that begins with `base`. `known`: all orders, and the first step
+    that it does not begin before it knows the next one; None: it waits for none."""
+
+    def __init__(self, base: Schedule, orders: Sequence[ScheduleOrder], closed: int | None, start: int) -> None:
+        # Read by the thread that reports, so both are replaced at once.
+        self.known: tuple[Sequence[ScheduleOrder], int | None] = (
+            tuple(orders),
+            None if closed is None else max(closed, start),
+        )
+        self._base = base
+        self._next = start  # the first step that is not begun
+        self._made: tuple[int, Schedule] = -1, base  # how many orders were known when it was made
+
+    def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
+        """What the broker has told. It repeats itself, so it may be older than what is known."""
+        known, before = self.known
+        if len(orders) > len(known):
+            known, before = tuple(orders), None
+        if closed is not None and len(orders) == len(known) and before is None:
+            before = max(closed, self._next)
+        self.known = known, before
+
+    def is_open(self, step: int) -> bool:
+        """Whether `step` may be begun."""
+        closed = self.known[1]
+        return closed is None or step < closed
+
+    def begin(self, step: int) -> Schedule:
+        """The schedule of `step`, which is begun now."""
+        self._next = step + 1
+        orders = self.known[0]
+        reached = sum(order.step <= step for order in orders)
+        if self._made[0] != reached:
+            self._made = reached, schedule_at(self._base, orders, step)
+        return self._made[1]
