@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stageline.pipeline.schedule import Schedule, make_schedule, window_for
+from stageline.pipeline.schedule import Schedule, make_schedule, v_shaped, window_for
 from stageline.pipeline.schedule.check import Costs, check_schedule
 from stageline.pipeline.timetable import draw_svg
 
@@ -34,6 +34,14 @@ def pictures() -> dict[str, str]:
             halved=True,
         ),
         "zb-h1.svg": _drawn("ZB-H1: 4 workers, 8 microbatches", make_schedule("zb-h1", FOUR, 8)),
+        "zb-v.svg": _drawn(
+            "ZB-V: 2 stages on each of 4 workers, 8 microbatches", make_schedule("zb-v", v_shaped(4), 8), halved=True
+        ),
+        "dualpipe-v.svg": _drawn(
+            "DualPipeV: 2 stages on each of 4 workers, 8 microbatches",
+            make_schedule("dualpipe-v", v_shaped(4), 8),
+            halved=True,
+        ),
         "asynchronous.svg": _drawn(
             "Asynchronous 1F1B: an update after each backward",
             make_schedule("1f1b", FOUR[:3], 1, mode="async"),

@@ -209,6 +209,13 @@ def _codecs(plan: PlanTables) -> Iterator[PlanError]:
             yield PlanError("queues.codec", f"{name} is no queue between {stages} stages; {known}")
 
 
+def _timed(plan: PlanTables) -> Iterator[PlanError]:
+    if plan.schedule.times is not None and plan.schedule.name != "zb-v":
+        yield PlanError(
+            "schedule.times", f'name = "{plan.schedule.name}" takes none; use name = "zb-v", or leave them out'
+        )
+
+
 def _recovery(plan: PlanTables) -> Iterator[PlanError]:
     if "restarts" in plan.recovery.model_fields_set and plan.recovery.restarts and not plan.recovery.snapshot_every:
         yield PlanError(
@@ -324,13 +331,19 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
     known = plan.model.stages is not None and any(plan.workers)
     # What the checks above have refused already, the catalogue would refuse a second time.
     if not known or any(
-        True for check in (_replicated, _asynchronous, _accumulated, _window, _owners) for _ in check(plan)
+        True for check in (_replicated, _asynchronous, _accumulated, _window, _timed, _owners) for _ in check(plan)
     ):
         return
     wanted = plan.schedule
     try:
         schedule.make_schedule(
-            wanted.name, plan.placement, wanted.in_step, mode=wanted.mode, window=wanted.window, shares=plan.shares
+            wanted.name,
+            plan.placement,
+            wanted.in_step,
+            mode=wanted.mode,
+            window=wanted.window,
+            times=wanted.times,
+            shares=plan.shares,
         )
     except schedule.ScheduleRefused as refused:
         yield PlanError("schedule.name", str(refused))
@@ -339,7 +352,10 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
 Check = Callable[[PlanTables], Iterator[PlanError]]
 
 _STAGES = ("model.cut", "model.stages")
-_SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate", "schedule.window")
+_SCHEDULE = (
+    *("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate", "schedule.window"),
+    "schedule.times",
+)
 
 _OF_SCRIPTS = (
     *("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"),
@@ -371,6 +387,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     ),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("queues.codec", *_STAGES), _codecs),
+    (("schedule.name", "schedule.times"), _timed),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("model.prefix_cache", "recovery.on_bad_microbatch"), _cached),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),

@@ -33,9 +33,11 @@ UNCOUNTED = frozenset(
 
 # Which worker does which part of it, in which order, when it is saved and what is stored of it: another synchronous run
 # has the same bits.
-LAYOUT_KEYS = "model.cut, model.stages, workers, schedule.name, schedule.window, recovery.snapshot_every and taps"
+LAYOUT_KEYS = (
+    "model.cut, model.stages, workers, schedule.name, schedule.window, schedule.times, recovery.snapshot_every and taps"
+)
 _LAYOUT = re.compile(
-    r"model\.(cut|stages)|workers\.\d+\.(stages|device|threads)|schedule\.(name|window)|recovery\.snapshot_every|"
+    r"model\.(cut|stages)|workers\.\d+\.(stages|device|threads)|schedule\.(name|window|times)|recovery\.snapshot_every|"
     r"taps\.\w+"
 )
 

@@ -80,6 +80,7 @@ class Plan(PlanTables):
             choice.in_step,
             mode=choice.mode,
             window=choice.window,
+            times=choice.times,
             first_trainable=first_trainable,
             ties=ties,
             tied=choice.tied,

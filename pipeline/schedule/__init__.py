@@ -7,8 +7,10 @@ Read `value.py`, then `catalogue.py`; `check` proves what is true of a schedule.
 from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
 from .alternating import window_for
 from .catalogue import forward_only, make_schedule, schedule_names
+from .greedy_v import Times
 from .shape import Placement, ScheduleRefused
 from .ties import Tied, Ties
+from .v_shaped import v_shaped
 from .value import Mode, Schedule
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "ScheduleRefused",
     "Tied",
     "Ties",
+    "Times",
     "forward_only",
     "make_schedule",
     "schedule_names",
+    "v_shaped",
     "window_for",
 ]

@@ -8,6 +8,7 @@ from .action import Action, Kind
 from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
 from .breadth_first import breadth_first
 from .clipping import check_clips, clipping
+from .greedy_v import Times, timed_zb_v
 from .interleaved import interleaved
 from .merge import merge
 from .replicas import Shares, replicas_of
@@ -15,10 +16,11 @@ from .replicated import NAMES as REPLICATED
 from .replicated import forwards, replicated
 from .shape import Placement, ScheduleRefused, Shape
 from .ties import Tied, Ties, check_ties, with_gradients_sent
+from .v_shaped import dualpipe_v, zb_v
 from .value import Lists, Mode, Schedule
 from .zero_bubble import with_deferred_weights
 
-_NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1")
+_NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v")
 
 
 def schedule_names() -> tuple[str, ...]:
@@ -33,6 +35,7 @@ def make_schedule(
     *,
     mode: Mode = "sync",
     window: Sequence[int] | None = None,
+    times: Times | None = None,
     first_trainable: int = 0,
     ties: Ties = (),
     tied: Tied = "microbatch",
@@ -42,7 +45,8 @@ def make_schedule(
 ) -> Schedule:
     """Makes the schedule `name` for a placement, the stages of each worker, and the microbatches of a step.
 
-    `window` is for the schedule of that name: how many microbatches each stage has in flight at most. Stages below
+    `window` is for the schedule of that name: how many microbatches each stage has in flight at most. `times` is for
+    zb-v: how long F, I and W of a stage take, in one unit, if not equally long. Stages below
     `first_trainable` run no backward; `frozen` are those above it of which nothing is trained. Asynchronous mode is
     1F1B without a flush; its steps are single microbatches.
     `ties` are pairs of stages that share parameters which are trained, in synchronous mode only; after each `tied` they
@@ -60,6 +64,8 @@ def make_schedule(
         check_clips(shape, mode)
     if window is not None and name != "window":
         raise shape.refused('a window is for the schedule "window" alone; take it out, or use that schedule')
+    if times is not None and name != "zb-v":
+        raise shape.refused('times are for the schedule "zb-v" alone; take them out, or use that schedule')
     if shares:
         _check_replicas(shape, shares, mode, ties, window, clips=clips)
         empty = Schedule(
@@ -69,7 +75,7 @@ def make_schedule(
     if mode == "async":
         lists = _without_flush(shape)
     else:
-        lists = _with_updates(shape, _lists(shape, window), ties, tied, clips=clips)
+        lists = _with_updates(shape, _lists(shape, window, times), ties, tied, clips=clips)
     return Schedule(
         name, mode, shape.placement, microbatches, lists, first_trainable, ties, tied, tuple(frozen), clips=clips
     )
@@ -153,7 +159,7 @@ def _with_sums(schedule: Schedule, lists: Lists) -> Lists:
     )
 
 
-def _lists(shape: Shape, window: Sequence[int] | None) -> Lists:
+def _lists(shape: Shape, window: Sequence[int] | None, times: Times | None) -> Lists:
     match shape.name:
         case "gpipe":
             return _alternating(shape, gpipe(shape.stages, shape.microbatches))
@@ -167,6 +173,10 @@ def _lists(shape: Shape, window: Sequence[int] | None) -> Lists:
             return breadth_first(shape)
         case "zb-h1":
             return _zb_h1(shape)
+        case "zb-v":
+            return zb_v(shape) if times is None else timed_zb_v(shape, times)
+        case "dualpipe-v":
+            return dualpipe_v(shape)
         case _:
             return interleaved(shape)
 
@@ -190,6 +200,8 @@ def _zb_h1(shape: Shape) -> Lists:
 
 
 def _merged(shape: Shape, lists: Sequence[Iterator[Action]]) -> Lists:
+    if all(len(stages) == 1 for stages in shape.placement):
+        return tuple(tuple(lists[stage]) for (stage,) in shape.placement)
     actions = list(merge(lists, shape.first_trainable))
     return tuple(tuple(action for action in actions if action.stage in stages) for stages in shape.placement)
 

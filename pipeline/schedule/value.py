@@ -1,7 +1,7 @@
 """A schedule as a value: what each worker does in which order, and the program that repeats it over a run."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Literal
 
@@ -56,6 +56,7 @@ class Schedule:
     frozen: tuple[int, ...] = ()
     clips: bool = False
     shares: Shares = ()
+    _routes: Mapping[str, tuple[int, int]] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def stages(self) -> int:
@@ -106,8 +107,13 @@ class Schedule:
         return frozenset(f"forward-{stage + 1}" for stage in forward_only if self.owner(stage) != self.owner(stage + 1))
 
     @property
-    def routes(self) -> dict[str, tuple[int, int]]:
+    def routes(self) -> Mapping[str, tuple[int, int]]:
         """Every queue between stages: the stage that puts into it, and the one that takes from it."""
+        if self._routes is None:  # looked at for every action, and a schedule has tens of thousands
+            object.__setattr__(self, "_routes", self._all_routes())
+        return self._routes or {}
+
+    def _all_routes(self) -> dict[str, tuple[int, int]]:
         if self.shares:
             return self._routes_of_replicas()
         forward = {f"forward-{stage}": (stage - 1, stage) for stage in range(1, self.stages)}

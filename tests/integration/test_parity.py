@@ -25,7 +25,7 @@ from support import reference
 from support.paths import EXAMPLES
 from support.redis_server import RedisServer
 
-SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1")
+SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v")
 PLACEMENTS = {  # by name: the stages of each worker
     "1": [[0]],
     "1 with 2 stages": [[0, 1]],
@@ -151,6 +151,8 @@ REAL = [  # each transport with several schedules and placements, each schedule 
     ("digits", "redis", "interleaved-1f1b", "2 looped", 8),
     ("mlp", "redis", "1f1b", "2", 1),
     ("digits", "ipc://", "zb-h1", "4", 8),
+    ("digits", "ipc://", "zb-v", "2 folded", 8),
+    ("chargpt", "tcp://127.0.0.1:0", "dualpipe-v", "2 folded", 4),
     ("digits", "tcp://127.0.0.1:0", "gpipe", "4", 5),
     ("mlp", "tcp://127.0.0.1:0", "1f1b", "3", 1),
     ("chargpt", "tcp://127.0.0.1:0", "interleaved-1f1b", "2 looped", 4),

@@ -26,7 +26,7 @@ PLACEMENTS: tuple[Placement, ...] = (
     ((0, 1), (2, 3)),
 )
 NAMES = ("1f1b", "1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b")
-SPLIT = ("zb-h1",)
+SPLIT = ("zb-h1", "zb-h1", "zb-v")
 
 
 class PlannedFault(StrEnum):

@@ -65,7 +65,7 @@ def _each_layer(plan: Plan, doing: Callable[[str], None]) -> Job:
     """The job of a plan that has each layer in a stage of its own, on the device and threads of the first worker."""
     first = plan.workers[0]
     model = plan.model.model_copy(update={"cut": EACH_LAYER, "stages": None})
-    schedule = plan.schedule.model_copy(update={"name": "1f1b", "mode": "sync", "window": None})
+    schedule = plan.schedule.model_copy(update={"name": "1f1b", "mode": "sync", "window": None, "times": None})
     job = prepare(plan.model_copy(update={"model": model, "schedule": schedule, "workers": ()}), doing)
     workers = tuple(
         worker.model_copy(update={"device": first.device, "threads": first.threads}) for worker in job.plan.workers
@@ -79,7 +79,9 @@ def _in_flight(plan: Plan, stages: int) -> Sequence[int] | None:
     choice, own = plan.schedule, stages == plan.model.stages
     placement = plan.placement if own else [(stage,) for stage in range(stages)]
     try:
-        schedule = make_schedule(choice.name, placement, choice.in_step, mode=choice.mode, window=choice.window)
+        schedule = make_schedule(
+            choice.name, placement, choice.in_step, mode=choice.mode, window=choice.window, times=choice.times
+        )
     except ScheduleRefused:
         return None
     return check_schedule(schedule).stage_peak

@@ -300,6 +300,16 @@ class SchedulePlan(Section):
         description='For name = "window", and only there: how many microbatches each stage has in flight at most.',
         examples=[[7, 4]],
     )
+    times: Unset[
+        Annotated[
+            tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]],
+            Accepts("a list of three numbers above 0, how long F, I and W of a stage take, such as [1, 1.5, 0.5],"),
+        ]
+    ] = Field(
+        default=None,
+        description='For name = "zb-v", and only there: how long F, I and W of a stage take, in any one unit.',
+        examples=[[1, 1.5, 0.5]],
+    )
 
     @property
     def in_step(self) -> int:

@@ -30,11 +30,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 CUT = [2, 4, 5]
 PLACEMENTS = {"a line": line(4), "looped": looped(2, 2), "u-shaped": ((0, 3), (1, 2)), "alone": ((0, 1, 2, 3),)}
+# What schedules are defined for alone.
+ONLY = {"interleaved-1f1b": "looped", "looped-bfs": "looped", "zb-v": "u-shaped", "dualpipe-v": "u-shaped"}
 CASES = [
     (name, placement)
     for name in schedule_names()
     for placement in PLACEMENTS
-    if name not in ("interleaved-1f1b", "looped-bfs") or placement == "looped"  # they are defined for that alone
+    if ONLY.get(name, placement) == placement
 ]
 SIZES = [8, 8, 5, 8, 1, 0, 8]  # rows of each batch: with three microbatches, ragged, and empty ones
 
@@ -102,7 +104,8 @@ def make(made: list[ScriptedRun]):
 
 @pytest.mark.parametrize(("schedule", "placement"), CASES)
 def test_every_schedule_and_placement_trains_as_the_unsplit_model_does(make, schedule: str, placement: str) -> None:
-    of = recipe(microbatches=2) if schedule == "interleaved-1f1b" else recipe()
+    numbers = {"interleaved-1f1b": 2, "dualpipe-v": 4}
+    of = recipe(microbatches=numbers[schedule]) if schedule in numbers else recipe()
     window = [4, 3, 2, 1] if schedule == "window" else None
     run = make(of, placement=PLACEMENTS[placement], schedule=schedule, window=window)
     losses = [run.train(*batch(step)) for step in range(of.steps)]

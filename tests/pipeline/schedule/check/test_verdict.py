@@ -4,7 +4,16 @@ from itertools import pairwise
 
 import pytest
 
-from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only, make_schedule, schedule_names, window_for
+from stageline.pipeline.schedule import (
+    Action,
+    Kind,
+    Schedule,
+    forward_only,
+    make_schedule,
+    schedule_names,
+    v_shaped,
+    window_for,
+)
 from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from support.paths import DOCS
 from support.shapes import accepted, line, looped, random_costs, scattered, times
@@ -123,6 +132,8 @@ STRETCH = {
     "1f1b": (1.094, 1.229, 1.365, 1.635, 1.906, 2.719, 4.344),
     "interleaved-1f1b": (1.047, 1.083, 1.120, 1.401, 1.745, 2.781, 4.906),
     "looped-bfs": (1.047, 1.062, 1.078, 1.109, 1.141, 1.234, 1.526),
+    "zb-v": (1.016, 1.049, 1.089, 1.182, 1.484, 2.391, 4.203),
+    "dualpipe-v": (1.016, 1.057, 1.104, 1.406, 1.708, 2.615, 4.427),
     "zb-h1": (1.031, 1.062, 1.094, 1.365, 1.635, 2.448, 4.073),
     "gpipe": (1.094, 1.109, 1.125, 1.156, 1.188, 1.281, 1.469),
     "eager-1f1b": (1.094, 1.109, 1.125, 1.156, 1.188, 1.688, 2.688),
@@ -132,14 +143,14 @@ STRETCH = {
 
 @pytest.mark.parametrize("name", schedule_names())
 def test_latency_stretches_a_step_as_the_catalogue_computes(name: str) -> None:
-    turns = 2 if name in ("interleaved-1f1b", "looped-bfs") else 1
+    folded = name in ("zb-v", "dualpipe-v")
+    turns = 2 if folded or name in ("interleaved-1f1b", "looped-bfs") else 1
+    placement = v_shaped(4) if folded else looped(4, turns)
     stretch = []
     for latency in LATENCIES:
         window = window_for([latency] * 3, FORWARD, BACKWARD) if name == "window" else None
         costs = Costs.even(4 * turns, forward=FORWARD / turns, backward=BACKWARD / turns, latency=latency)
-        stretch.append(
-            round(check_schedule(make_schedule(name, looped(4, turns), 32, window=window), costs).span / 96, 3)
-        )
+        stretch.append(round(check_schedule(make_schedule(name, placement, 32, window=window), costs).span / 96, 3))
     assert tuple(stretch) == pytest.approx(STRETCH[name], abs=5e-4 + 1e-9)
 
 

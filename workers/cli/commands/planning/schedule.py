@@ -1,6 +1,7 @@
 """`stageline schedule`: lists the schedules, and draws one for a shape."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from stageline.pipeline.schedule import (
     Placement,
     Schedule,
     ScheduleRefused,
+    Times,
     make_schedule,
     schedule_names,
+    v_shaped,
     window_for,
 )
 from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
@@ -33,6 +36,8 @@ ABOUT = {
     "interleaved-1f1b": "several stages on each worker, in turn: less idle time, more messages",
     "looped-bfs": "all microbatches through one stage of a worker, then through its next: each is in use in one piece",
     "zb-h1": "1f1b with backwards in two halves, the second deferred: about a third of the bubble, S in flight on each",
+    "zb-v": "two stages on each worker, down and up again, backwards in two halves: hardly any bubble, 1f1b's memory",
+    "dualpipe-v": "the same placement, with forwards and backwards in pairs; from two microbatches a worker on",
 }
 
 
@@ -50,6 +55,13 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def _three_times(text: str) -> Times:
+    forward, inwards, weights = (float(part) for part in text.split(","))
+    if not 0 < min(forward, inwards, weights) <= max(forward, inwards, weights) < float("inf"):
+        raise ValueError(text)
+    return forward, inwards, weights
+
+
 def _parsed(kind: str, parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
     def callback(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
         try:
@@ -61,6 +73,7 @@ def _parsed(kind: str, parse: Callable[[str], Any]) -> Callable[[click.Context, 
 
 
 _placement = _parsed("a placement: write '0,2;1,3'", lambda text: tuple(map(_numbers, text.split(";"))))
+_times = _parsed("three times above 0: write 1,1.5,0.5", _three_times)
 _window = _parsed("a window: write 4,2", _numbers)
 _positive = options.Finite(min=0, min_open=True)
 
@@ -100,6 +113,7 @@ def list_(as_json: bool) -> None:
 @click.option("--mode", type=click.Choice(["sync", "async"]), default="sync", show_default=True, help="Training mode.")
 @click.option("--forward", type=_positive, default=1.0, show_default=True, help="Duration of a forward.")
 @click.option("--backward", type=_positive, default=2.0, show_default=True, help="Duration of a backward.")
+@click.option("--times", metavar="F,I,W", callback=_times, help="For zb-v: how long F, I and W of a stage take.")
 @click.option("--latency", type=options.Finite(min=0), default=0.0, show_default=True, help="Latency of a message.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also write the drawing to this file.")
 @options.as_json
@@ -114,6 +128,7 @@ def show_(
     mode: Mode,
     forward: float,
     backward: float,
+    times: Times | None,
     latency: float,
     svg: Path | None,
     as_json: bool,
@@ -121,10 +136,15 @@ def show_(
     """Draw the schedule NAME for a shape; print its bubble and the microbatches each stage holds."""
     placed = _placed(name, stages, workers, placement, microbatches)
     try:
-        found = make_schedule(name, placed, microbatches, mode=mode, window=window, first_trainable=first_trainable)
+        found = make_schedule(
+            name, placed, microbatches, mode=mode, window=window, times=times, first_trainable=first_trainable
+        )
     except ScheduleRefused as error:  # not a plan is wrong, but the flags
         raise click.UsageError(str(error)) from error
     costs = Costs.even(found.stages, forward=forward, backward=backward, latency=latency)
+    if times is not None:
+        takes = [(each,) * found.stages for each in times]
+        costs = replace(costs, forward=takes[0], input=takes[1], weight=takes[2])
     verdict = check_schedule(found, costs)
     if svg is not None:
         svg.write_text(timetable.draw_svg(verdict.timed, title=_title(found)), encoding="utf-8")
@@ -150,7 +170,8 @@ def _placed(
     if placement is None:
         if workers is not None and workers > count:
             raise click.UsageError(f"--workers {workers} are more than there are stages: {count}")
-        return _spread(name, count, workers or count)
+        usual = count // 2 if name in ("zb-v", "dualpipe-v") and count % 2 == 0 else count
+        return _spread(name, count, workers or usual)
     for flag, given, placed in (("--stages", stages, count), ("--workers", workers, len(placement))):
         if given not in (None, placed):
             raise click.UsageError(
@@ -160,9 +181,12 @@ def _placed(
 
 
 def _spread(name: str, stages: int, workers: int) -> Placement:
-    """`stages` over `workers`: in turn where stages loop over them, else in blocks of neighbours."""
+    """`stages` over `workers`: in turn where stages loop over them, down and up in a V, else in blocks of
+    neighbours."""
     if name in ("interleaved-1f1b", "looped-bfs"):
         return tuple(tuple(range(worker, stages, workers)) for worker in range(workers))
+    if name in ("zb-v", "dualpipe-v") and stages == 2 * workers:
+        return v_shaped(workers)
     edges = [worker * stages // workers for worker in range(workers + 1)]
     return tuple(tuple(range(low, high)) for low, high in pairwise(edges))
 
