@@ -26,12 +26,12 @@ def timed_zb_v(shape: Shape, times: Times) -> Lists:
     if min(times) <= 0:
         raise shape.refused(f"F, I and W must take some time, and are given as {', '.join(map(str, times))}")
     listed = zb_v(shape)
-    found = [_Pipeline(shape, times, precedence.split()) for precedence in _PRECEDENCES]
+    found = [_VRun(shape, times, precedence.split()) for precedence in _PRECEDENCES]
     shortest = min(found, key=lambda pipeline: pipeline.span)
     return tuple(map(tuple, shortest.lists)) if shortest.span < _span(listed, times) else listed
 
 
-class _Worker:
+class _VWorker:
     """What a worker has done, and what it defers."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class _Worker:
         self.held = 0
 
 
-class _Pipeline:
+class _VRun:
     """Runs all workers on a clock. `lists` is what each of them ran, `span` how long it took."""
 
     def __init__(self, shape: Shape, times: Times, precedence: Sequence[str]) -> None:
         self._shape, self._precedence = shape, precedence
         self._times = dict(zip((Kind.FORWARD, Kind.INPUT, Kind.WEIGHT), times, strict=True))
         self._stages = v_shaped(shape.workers)
-        self._workers = [_Worker() for _ in range(shape.workers)]
+        self._workers = [_VWorker() for _ in range(shape.workers)]
         self._ends: dict[Action, float] = {}
         self._moments = [(0.0, worker) for worker in range(shape.workers)]
         self.lists: list[list[Action]] = [[] for _ in range(shape.workers)]
@@ -78,7 +78,7 @@ class _Pipeline:
         worker.held -= 1
         return worker.deferred.popleft()
 
-    def _is_due(self, action: Action, worker: _Worker, turn: str) -> bool:
+    def _is_due(self, action: Action, worker: _VWorker, turn: str) -> bool:
         if action.microbatch == self._shape.microbatches:
             return False
         if action.kind is Kind.INPUT:
@@ -95,7 +95,7 @@ class _Pipeline:
             return self._ends.get(forward, never)
         return max(self._ends.get(forward, never), self._ends.get(action._replace(stage=action.stage + 1), never))
 
-    def _pass_on(self, action: Action, worker: _Worker) -> None:
+    def _pass_on(self, action: Action, worker: _VWorker) -> None:
         trains = action.stage >= self._shape.first_trainable
         if action.kind is Kind.FORWARD:
             worker.held += trains

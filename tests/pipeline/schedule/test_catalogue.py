@@ -13,6 +13,7 @@ from stageline.pipeline.schedule import (
     forward_only,
     make_schedule,
     schedule_names,
+    v_shaped,
 )
 from support.shapes import accepted, line, looped, scattered
 
@@ -31,10 +32,10 @@ def test_stages_below_the_first_trainable_run_forward_only_and_still_end_their_s
 
 def test_every_worker_ends_its_step_with_the_updates_of_its_stages() -> None:
     for name in schedule_names():
-        schedule = make_schedule(name, looped(2, 2), 4, window=(4, 3, 2, 1) if name == "window" else None)
+        placement = v_shaped(2) if name in ("zb-v", "dualpipe-v") else looped(2, 2)
+        schedule = make_schedule(name, placement, 4, window=(4, 3, 2, 1) if name == "window" else None)
         assert [actions[-2:] for actions in schedule.workers] == [
-            (Action(Kind.UPDATE, 0), Action(Kind.UPDATE, 2)),
-            (Action(Kind.UPDATE, 1), Action(Kind.UPDATE, 3)),
+            tuple(Action(Kind.UPDATE, stage) for stage in stages) for stages in placement
         ]
 
 

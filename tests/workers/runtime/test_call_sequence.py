@@ -33,10 +33,7 @@ PLACEMENTS = {"a line": line(4), "looped": looped(2, 2), "u-shaped": ((0, 3), (1
 # What schedules are defined for alone.
 ONLY = {"interleaved-1f1b": "looped", "looped-bfs": "looped", "zb-v": "u-shaped", "dualpipe-v": "u-shaped"}
 CASES = [
-    (name, placement)
-    for name in schedule_names()
-    for placement in PLACEMENTS
-    if ONLY.get(name, placement) == placement
+    (name, placement) for name in schedule_names() for placement in PLACEMENTS if ONLY.get(name, placement) == placement
 ]
 SIZES = [8, 8, 5, 8, 1, 0, 8]  # rows of each batch: with three microbatches, ragged, and empty ones
 
