@@ -137,12 +137,18 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
     not be written to while the frame is in use. What `coded` has made of a tensor is sent as it is. Raises `Unsendable`
     for what cannot travel, and for what a receiver with these limits would refuse.
     """
-    if isinstance(message.payload, torch.Tensor):
-        structure, parts = ONE_TENSOR, [pack(message.payload)]
-    else:
-        structure, tensors = flatten(message.payload, limits.depth)
-        parts = [pack(tensor) for tensor in tensors]
-    header = Header(
+    payload = message.payload
+    if isinstance(payload, torch.Tensor):
+        entry, memory = pack(payload)
+        return [_write_header(_header(message, ONE_TENSOR, (entry,)), limits), memory]
+    structure, tensors = flatten(payload, limits.depth)
+    parts = [pack(tensor) for tensor in tensors]
+    header = _header(message, structure, tuple([part[0] for part in parts]))
+    return [_write_header(header, limits), *[part[1] for part in parts]]
+
+
+def _header(message: Message, structure: Structure, tensors: tuple[TensorHeader, ...]) -> Header:
+    return Header(
         message.run,
         message.flow,
         message.step,
@@ -151,9 +157,8 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
         message.incarnation,
         message.sequence,
         structure,
-        tuple([part[0] for part in parts]),
+        tensors,
     )
-    return [_write_header(header, limits), *[part[1] for part in parts]]
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
@@ -172,7 +177,7 @@ def complete(header: Header, contents: Sequence[Frame]) -> Message:
     Raises `BadMessage` if a frame does not have the size or the checksum in the header.
     """
     _check(header, contents)
-    return _message(header, [copy(tensor, content) for tensor, content in zip(header.tensors, contents, strict=True)])
+    return _message(header, list(map(copy, header.tensors, contents)))
 
 
 def allocate(header: Header) -> list[memoryview]:

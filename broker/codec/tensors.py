@@ -139,16 +139,20 @@ def pack(tensor: torch.Tensor | PackedTensor) -> tuple[TensorHeader, memoryview]
     """
     if isinstance(tensor, PackedTensor):
         return tensor.header, tensor.memory
-    if not _can_travel(tensor):
-        raise Unsendable(_complaint(tensor))
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    if plain.is_contiguous() and plain.is_cpu and plain.dtype in _NUMPY_DTYPES and plain.numel() and not plain.is_neg():
-        memory = plain.numpy().data.cast("B")
-    else:
-        strides, memory = _stored(plain, shape, strides)
-    code, checksum, skew = CODES[tensor.dtype], crc32(memory), skew_of(tensor)
-    return TensorHeader(code, shape, strides, tensor.requires_grad, len(memory), checksum, skew), memory
+    if (
+        type(tensor) in _TENSOR_TYPES
+        and tensor.is_cpu
+        and (dtype := tensor.dtype) in _NUMPY_DTYPES
+        and _is_plain(tensor)
+    ):
+        grad = tensor.requires_grad
+        memory = (tensor.detach() if grad else tensor).numpy().data.cast("B")
+        skew = tensor.data_ptr() % ALIGNMENT
+        if skew % dtype.itemsize:
+            skew = 0
+        strides = tensor.stride()
+        return TensorHeader(CODES[dtype], tuple(tensor.shape), strides, grad, len(memory), crc32(memory), skew), memory
+    return _pack_any(tensor)
 
 
 def copy(header: TensorHeader, frame: bytes | memoryview) -> torch.Tensor:
@@ -185,6 +189,27 @@ def unpack(header: TensorHeader, buffer: memoryview) -> torch.Tensor:
     else:
         tensor = _spread(torch.frombuffer(buffer, dtype=dtype), header)
     return tensor.requires_grad_() if header.requires_grad else tensor
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a CPU tensor is its elements, in the order of their indices."""
+    return bool(
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+        and tensor.numel()
+        and not tensor.is_neg()
+    )
+
+
+def _pack_any(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
+    if not _can_travel(tensor):
+        raise Unsendable(_complaint(tensor))
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    shape = tuple(tensor.shape)
+    strides, memory = _stored(plain, shape, tensor.stride())
+    code, checksum, skew = CODES[tensor.dtype], crc32(memory), skew_of(tensor)
+    return TensorHeader(code, shape, strides, tensor.requires_grad, len(memory), checksum, skew), memory
 
 
 def _can_travel(tensor: torch.Tensor) -> bool:

@@ -87,12 +87,11 @@ class Seal:
     __slots__ = ("_versions",)
 
     def __init__(self, payload: Tree) -> None:
-        found = (payload,) if isinstance(payload, Tensor) else tensors(payload)
-        self._versions = [
-            (tensor.detach() if tensor.grad_fn is not None else tensor, tensor._version)  # no graph is kept alive
-            for tensor in found
-            if tensor.is_cpu and not tensor.is_inference()
-        ]
+        self._versions: list[tuple[Tensor, int]] = []
+        for tensor in (payload,) if isinstance(payload, Tensor) else tensors(payload):
+            if tensor.is_cpu and not tensor.is_inference():
+                kept = tensor if tensor.grad_fn is None else tensor.detach()  # no graph is kept alive
+                self._versions.append((kept, tensor._version))
 
     @property
     def is_broken(self) -> bool:
@@ -119,6 +118,7 @@ class Log:
     def __init__(self, run: str, key: QueueKey, microbatches: int, budget: RetentionBudget) -> None:
         self.run = run
         self.key = key
+        self._of = run, key.flow, key.stage
         self.first = 0
         self.end = 0
         self.bytes = 0
@@ -210,7 +210,7 @@ class Log:
         self._kept.clear()
 
     def _number(self, message: Message) -> int:
-        if (message.run, message.flow, message.stage) != (self.run, self.key.flow, self.key.stage):
+        if (message.run, message.flow, message.stage) != self._of:
             raise ValueError(f"a {message.identity} of run {message.run!r} was put into {self.key} of run {self.run!r}")
         place = message.microbatch if self.key.part is None else self.key.place(message.microbatch)
         if place >= self._per_step:
