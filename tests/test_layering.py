@@ -30,6 +30,7 @@ LADDER = {
     "pipeline/stage/layers": TENSORS,
     "pipeline/stage/update": TENSORS,
     "pipeline/stage": TENSORS,
+    "pipeline/stage/group": TENSORS,
     "pipeline/data": TENSORS,
     "pipeline/data/readers": DOING,
     "pipeline/data/datasets": DOING,

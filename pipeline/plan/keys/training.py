@@ -22,6 +22,7 @@ from .key_types import (
     RecomputedOfStage,
     Reference,
     Size,
+    Styles,
     Target,
     Truth,
     Unset,
@@ -36,6 +37,7 @@ MOST_STAGES = 1024
 MOST_MICROBATCHES = 65536
 MOST_REPLICAS = 256
 MOST_SHARE = 1000
+MOST_PROCESSES = 64
 Balance = Literal["parameters", "time"]
 
 
@@ -228,8 +230,8 @@ class DataPlan(Section):
 
 
 class StagePlan(Section):
-    """One stage: how many workers compute it side by side, each some of the microbatches, and what it does not
-    keep in memory."""
+    """One stage: how many workers compute it side by side, each some of the microbatches; how many processes compute
+    each microbatch together, each with a part of the weights; and what it does not keep in memory."""
 
     replicas: Annotated[int, whole(1, MOST_REPLICAS)] = Field(
         default=1,
@@ -254,6 +256,29 @@ class StagePlan(Section):
         'modules in them, or "nothing". Default: `memory.recompute`.',
         examples=["stage", "nothing", ["lm_head"]],
     )
+    tensor: Annotated[int, whole(1, MOST_PROCESSES)] = Field(
+        default=1,
+        description="How many processes compute the layers that `styles` names, each with a part of their weights "
+        "(tensor parallel).",
+        examples=[2],
+    )
+    styles: Unset[Styles] = Field(
+        default=None,
+        description='How the weights of linear and embedding layers are split, by their names in the model: "colwise" '
+        'or "rowwise", as torch.distributed.tensor.parallel has them.',
+        examples=[{"*.linear1": "colwise", "*.linear2": "rowwise"}],
+    )
+    shard: Annotated[int, whole(1, MOST_PROCESSES)] = Field(
+        default=1,
+        description="How many processes share the stage's weights, gradients and optimizer state among them (FSDP2); "
+        "each computes all rows.",
+        examples=[2],
+    )
+
+    @property
+    def processes(self) -> int:
+        """How many compute the stage together."""
+        return max(self.tensor, self.shard)
 
     @property
     def shares(self) -> tuple[int, ...]:
