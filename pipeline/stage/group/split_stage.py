@@ -38,8 +38,18 @@ class SplitStage(Stage):
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         raise StageError(f"stage {self.index} is computed by a group: its weights are set by a checkpoint only")
 
-    def _run(self, x: Tree, key: tuple[int, int], version: Version | None) -> Tree:
-        return map_tensors(whole, super()._run(x, key, version))
+    def backward_input(
+        self,
+        gradient: "Tree | _NotGiven" = NOT_GIVEN,
+        *,
+        step: int | None = None,
+        microbatch: int | None = None,
+        owned: bool = False,
+    ) -> Tree:
+        raise StageError(f"stage {self.index} is computed by a group, which does not halve a backward: use backward")
+
+    def _run(self, x: Tree, key: tuple[int, int], version: Version | None, *, taps: bool = True) -> Tree:
+        return map_tensors(whole, super()._run(x, key, version, taps=taps))
 
 
 class LeadingStage(SplitStage):
