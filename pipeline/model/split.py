@@ -113,7 +113,7 @@ def _styles(name: str, styles: Mapping[str, str]) -> list[str]:
 
 
 def _splittable(part: Segment) -> dict[str, torch.nn.Module]:
-    """The linear and embedding layers of the stage, by their names in the unsplit model, without the last one of torch's
+    """The linear and embedding layers of the stage, by their names in the unsplit model; without that of torch's
     MultiheadAttention, which takes its weights and does not call it."""
     modules = ((joined(name, path), each) for name, of in part.parts for path, each in of.named_modules())
     return {
@@ -129,6 +129,7 @@ def _shared_in(part: Segment, names: Collection[str]) -> list[str]:
     uses = Counter(id(each) for module in every.values() for each in module.parameters(recurse=False))
     modules = _splittable(part)
     return [name for name in names if any(uses[id(each)] > 1 for each in modules[name].parameters())]
+
 
 def _why_not_one(parameters: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Why torch cannot shard a layer with these parameters, by name; "" if it can."""

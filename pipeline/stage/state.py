@@ -96,7 +96,7 @@ def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
 
 
 def on_host(value: Any) -> Any:
-    """A copy of `value`, with its tensors whole and on the CPU: of tensors, and of dicts, Counters, lists and tuples of them.
+    """A copy of `value`, with its tensors whole, on the CPU: of tensors, and of dicts, Counters, lists, tuples of them.
 
     Anything else is not copied.
     """

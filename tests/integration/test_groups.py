@@ -1,4 +1,4 @@
-"""A stage that a group of processes computes: split layers within rounding, sharded ones to the bit, also after kills."""
+"""A stage that a group of processes computes: split layers within rounding, shards to the bit, also after kills."""
 
 import shutil
 import signal
@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from stageline.pipeline.plan import PlanRefused, from_mapping, read_plan
-from stageline.workers.runtime.job import prepare_model
+from stageline.workers.runtime.job import prepare, prepare_model
 from support import reference
 from support.fork_server import ForkServer
 from support.workspace import Workspace, until, wait_for
@@ -22,6 +20,13 @@ CONFIG = FOLDER / "stageline.toml"
 STYLES = 'stage.1.styles={"*.linear1"="colwise", "*.linear2"="rowwise"}'
 TENSOR, SHARD = ("stage.1.tensor=2", STYLES), ("stage.1.shard=2",)
 BESIDE = 14  # a forward of stage 1 in step 3: the checkpoint of step 2 is there, and microbatches are in flight
+
+SHARED = """
+
+def shared():
+    *layers, head = build()
+    return nn.Sequential(*layers, head, nn.Linear(3, 16), head)
+"""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,7 +61,6 @@ def test_a_sharded_stage_whose_leader_is_killed_has_the_bits_of_the_unsplit_run(
 
 @pytest.mark.slow
 def test_all_stages_may_be_sharded_and_clip(fork_server: ForkServer, tmp_path: Path) -> None:
-    sets = ("optimizer.clip_norm=0.5", "optimizer.factory=torch.optim.AdamW", "optimizer.options={}")
     sets = ("optimizer.clip_norm=0.5",)
     shards = [f"stage.{stage}.shard={size}" for stage, size in enumerate((2, 4, 2))]
     sharded = run(fork_server, tmp_path / "sharded", *sets, *shards)
@@ -162,7 +166,7 @@ def test_styles_that_do_not_fit_the_model_are_refused(sets: tuple[str, ...], rea
 def test_an_optimizer_that_computes_of_whole_parameters_is_refused() -> None:
     tables = read_plan(CONFIG, sets=SHARD, environment={}).as_mapping()
     tables["optimizer"] = {"factory": "torch.optim.Rprop", "lr": 0.01}
-    job = prepare_model(from_mapping(tables, file=CONFIG))
+    job = prepare(from_mapping(tables, file=CONFIG))
     with pytest.raises(PlanRefused, match=r"stage.1.shard = 2: the optimizer Rprop is not known to compute of parts"):
         job.stage(1)
 
@@ -170,8 +174,7 @@ def test_an_optimizer_that_computes_of_whole_parameters_is_refused() -> None:
 def test_layers_that_share_a_parameter_are_not_sharded(tmp_path: Path) -> None:
     for file in FOLDER.glob("*.*"):
         shutil.copy(file, tmp_path)
-    more = "\n\ndef shared():\n    made = build()\n    made[3].bias = made[3].bias\n    return made[:3] + nn.Sequential(made[3], made[3])\n"
-    (tmp_path / "model.py").write_text((tmp_path / "model.py").read_text() + more)
+    (tmp_path / "model.py").write_text((tmp_path / "model.py").read_text() + SHARED)
     sets = ["model.factory=model.py:shared", "stage.2.shard=2"]
     with pytest.raises(PlanRefused, match="layer 3 shares a parameter with another layer"):
         prepare_model(read_plan(tmp_path / "stageline.toml", sets=sets, environment={}))

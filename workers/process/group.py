@@ -13,12 +13,12 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
@@ -43,19 +43,20 @@ PART_OF_ACTION = 0.8  # of the time that an action may take: the group names its
 END_TIMEOUT = 2.0  # seconds for a member to end by itself, and for the end of one to show
 _STDERR = 2
 _LOOK = 0.01  # seconds between two looks at the members
+_DESCRIPTORS = "/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"
 _LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Number `rank` of the `size` processes that compute `stage`. They meet by the file `store`, and wait `timeout`
-    seconds for each other at most."""
+    """Number `rank` of the `size` processes that compute `stage`. They meet by the open file `store`, and wait
+    `timeout` seconds for each other at most."""
 
     job: Job
     stage: int
     rank: int
     size: int
-    store: Path
+    store: int
     timeout: float
 
     @property
@@ -80,7 +81,7 @@ class GroupPlace:
         torch.backends.mha.set_fastpath_enabled(False)  # it takes weights, and would not gather what is split
         distributed.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=distributed.FileStore(str(self.store), self.size),
+            store=distributed.FileStore(f"{_DESCRIPTORS}/{self.store}", self.size),
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=self.timeout),
@@ -96,12 +97,10 @@ class _Member:
 
 
 class StageGroups(AbstractContextManager["StageGroups"]):
-    """Makes the stages of a worker, those of several processes with a group of its own each; `folder` is for the files
-    by which they meet."""
+    """Makes the stages of a worker, that of several processes with a group."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._folder = folder
         self._groups: list[Group] = []
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
@@ -116,7 +115,7 @@ class StageGroups(AbstractContextManager["StageGroups"]):
         from stageline.pipeline.stage.group import splitting  # noqa: F401  # loads torch.distributed: members have it too
 
         timeout = PART_OF_ACTION * self._job.plan.recovery.longest_action
-        group = Group(GroupPlace(self._job, stage, 0, size, self._folder / f"group-{stage}", timeout))
+        group = Group(GroupPlace(self._job, stage, 0, size, _meeting_file(), timeout))
         self._groups.append(group)
         with group.together():
             return group.place.make(partial(LeadingStage, members=group))
@@ -166,6 +165,7 @@ class Group:
             with suppress(subprocess.TimeoutExpired):
                 member.process.wait(END_TIMEOUT)
         self._lifeline.close()
+        os.close(self.place.store)
 
     def _fork(self, rank: int) -> _Member:
         ours, theirs = socket.socketpair()
@@ -195,6 +195,15 @@ class Group:
         )
 
 
+def _meeting_file() -> int:
+    """A new file without a name, which members inherit: whatever ends when, nothing is left of it."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("group")
+    file, path = tempfile.mkstemp()
+    os.unlink(path)
+    return file
+
+
 def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int) -> int:
     """Makes the calls that come from the leader, until it ends the group or is gone. Returns the exit code."""
     Lifeline(lifeline).end_process_when_cut(after=0.0)
@@ -207,7 +216,7 @@ def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int)
                 return ExitCode.FAILED
             try:
                 make_call(stage, name, arguments)
-            except Exception as error:  # user code may raise anything; the leader's raises it too, and says so
+            except Exception as error:  # noqa: BLE001  # user code may raise anything; the leader's raises it too, and says so
                 if _is_of_group(error):
                     return ExitCode.FAILED
                 _tell(place, error)

@@ -198,7 +198,7 @@ def _exit_on_signals(control: ControlThread) -> None:
 
 
 def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerOptions, folder: Path) -> None:
-    groups = StageGroups(job, folder)
+    groups = StageGroups(job)
     work = AssignedWorker(job, assigned, joined=options.joined, make=groups.make)
     texts = plain if job.plan.data.stays is None else withheld
     reported = failures_reported(

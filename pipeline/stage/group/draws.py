@@ -14,7 +14,6 @@ import torch
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.stage.layers.generators import default_generators
 
-
 Styled = Mapping[str, tuple[torch.nn.Module, str]]  # a module and its style, by the module's name
 
 
