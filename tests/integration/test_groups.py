@@ -25,7 +25,9 @@ SHARED = """
 
 def shared():
     *layers, head = build()
-    return nn.Sequential(*layers, head, nn.Linear(3, 16), head)
+    again = nn.Linear(16, 3)
+    again.weight = head.weight
+    return nn.Sequential(*layers, head, nn.Linear(3, 16), again)
 """
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,11 +62,9 @@ def test_a_sharded_stage_whose_leader_is_killed_has_the_bits_of_the_unsplit_run(
 
 
 @pytest.mark.slow
-def test_all_stages_may_be_sharded_and_clip(fork_server: ForkServer, tmp_path: Path) -> None:
-    sets = ("optimizer.clip_norm=0.5",)
+def test_all_stages_may_be_sharded(fork_server: ForkServer, tmp_path: Path) -> None:
     shards = [f"stage.{stage}.shard={size}" for stage, size in enumerate((2, 4, 2))]
-    sharded = run(fork_server, tmp_path / "sharded", *sets, *shards)
-    assert sharded["weights_sha256"] == run(fork_server, tmp_path / "single", *sets)["weights_sha256"]
+    assert run(fork_server, tmp_path, *shards)["weights_sha256"] == plain().weights_sha256
 
 
 @pytest.mark.slow
@@ -94,23 +94,23 @@ def test_norms_of_split_and_whole_gradients_are_clipped_together(fork_server: Fo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(TENSOR, ()), (SHARD, TENSOR), ((), SHARD)])
+@pytest.mark.parametrize(("before", "after"), [(TENSOR, ()), (SHARD, TENSOR)])
 def test_a_run_goes_on_with_another_number_of_processes(
     before: tuple[str, ...], after: tuple[str, ...], workspace: Workspace
 ) -> None:
     for file in FOLDER.glob("*.*"):
         shutil.copy(file, workspace.folder)
-    long = ("--set", "run.steps=200")
+    long = ("--set", "run.steps=150", "--set", "recovery.snapshot_every=10")
     train = workspace.start("train", ".", "--json", *long, *_sets(before))
     until(train.stderr, "logs in")
     folder = workspace.runs()[0]
-    wait_for(lambda: list(folder.glob("checkpoints/stage-1/step-*4")))
+    wait_for(lambda: len(list(folder.glob("checkpoints/stage-1/step-*"))) > 1)
     train.send_signal(signal.SIGTERM)
     _, printed = train.communicate()
     assert train.returncode == 75, printed
     ended = workspace.command("train", ".", "--json", *long, *_sets(after), "--resume", folder.name)
     assert ended.returncode == 0, ended.stderr
-    last = reference.train(reference.recipe(FOLDER, steps=200)).losses[-1]
+    last = reference.train(reference.recipe(FOLDER, steps=150)).losses[-1]
     assert float(ended.stdout.partition('"loss":')[2].partition(",")[0]) == pytest.approx(last, rel=1e-3, abs=1e-5)
 
 

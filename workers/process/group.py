@@ -9,7 +9,9 @@ To the broker the group is one worker. If a member ends, or takes no part, the l
 a new group begins at the checkpoint, with a store and ports of its own.
 """
 
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -40,8 +42,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 PART_OF_ACTION = 0.8  # of the time that an action may take: the group names itself before the broker gives it up
-END_TIMEOUT = 2.0  # seconds for a member to end by itself, and for the end of one to show
+END_TIMEOUT = 2.0  # seconds for a member to end by itself
+SHOWS = 0.3  # seconds in which the end of a process shows, of which a connection has told
 _STDERR = 2
+_FORKED = b"f"  # to a member: the thread that forked it has ended
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LOOK = 0.01  # seconds between two looks at the members
 _DESCRIPTORS = "/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"
 _LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
@@ -72,6 +77,7 @@ class GroupPlace:
     def _join(self) -> "DeviceMesh":
         """Nothing listens at other addresses than loopback, unless the environment says so."""
         from torch import distributed
+        from torch.distributed.device_mesh import init_device_mesh
 
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, _LOOPBACK)
@@ -81,12 +87,12 @@ class GroupPlace:
         torch.backends.mha.set_fastpath_enabled(False)  # it takes weights, and would not gather what is split
         distributed.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=distributed.FileStore(f"{_DESCRIPTORS}/{self.store}", self.size),
+            store=distributed.FileStore(f"{_DESCRIPTORS}/{self.store}", self.size),  # type: ignore[attr-defined]
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=self.timeout),
         )
-        return distributed.init_device_mesh(device.type, (self.size,))
+        return init_device_mesh(device.type, (self.size,))
 
 
 @dataclass(slots=True)
@@ -175,10 +181,12 @@ class Group:
         with theirs:
             run = partial(serve_as_member, place, theirs, self._lifeline.end)
             process = Fork(run, _STDERR, [theirs.fileno(), self._lifeline.end])
+        with suppress(OSError):  # it has ended, which the first call tells
+            ours.sendall(_FORKED)
         return _Member(rank, process, ours)
 
     def _why_lost(self, error: Exception) -> str:
-        deadline = monotonic() + END_TIMEOUT
+        deadline = monotonic() + SHOWS
         while not (ended := [each for each in self._members if each.process.poll() is not None]):
             if monotonic() > deadline:
                 pids = " and ".join(str(each.process.pid) for each in self._members)
@@ -206,7 +214,10 @@ def _meeting_file() -> int:
 
 def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int) -> int:
     """Makes the calls that come from the leader, until it ends the group or is gone. Returns the exit code."""
+    if connection.recv(len(_FORKED)) != _FORKED:
+        return ExitCode.FAILED
     Lifeline(lifeline).end_process_when_cut(after=0.0)
+    _die_with_parent()
     failed = False
     try:
         stage = place.make(SplitStage)
@@ -226,6 +237,13 @@ def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int)
             _tell(place, error)
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+def _die_with_parent() -> None:
+    """Also if this process is stopped then, where the system knows that. The thread that forked it must have ended: of
+    its end, too, the system would tell."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _tell(place: GroupPlace, error: Exception) -> None:
