@@ -85,9 +85,11 @@ class GroupPlace:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         torch.backends.mha.set_fastpath_enabled(False)  # it takes weights, and would not gather what is split
+        store = distributed.FileStore(f"{_DESCRIPTORS}/{self.store}", self.size)  # type: ignore[attr-defined]
+        store.set_timeout(timedelta(seconds=self.timeout))
         distributed.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=distributed.FileStore(f"{_DESCRIPTORS}/{self.store}", self.size),  # type: ignore[attr-defined]
+            store=store,
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=self.timeout),

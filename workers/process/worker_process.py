@@ -262,11 +262,13 @@ def warm_up(plan: Plan, worker: int | None) -> None:
     """Prepares this process to compute as `worker` of the plan, or as any.
 
     The first step of the first optimizer loads torch's compiler, which takes seconds; the first forward and backward
-    on a device start its libraries. A device that this machine lacks is skipped.
+    on a device start its libraries. A device that this machine lacks is skipped, and so is a GPU of a group, whose
+    processes are forked later: no fork can use a GPU that was used before.
     """
     mine = plan.workers if worker is None else plan.workers[worker : worker + 1]
     torch.set_num_threads(mine[0].threads if mine else 1)
-    for device in sorted({each.device for each in mine}):
+    grouped = [each for each in mine if any(plan.stage_plan(stage).processes > 1 for stage in each.stages)]
+    for device in sorted({each.device for each in mine if each.device == "cpu" or each not in grouped}):
         with suppress(RuntimeError, AssertionError):  # torch asserts that it was built for the device
             warm_up_device(device)
 
