@@ -74,6 +74,10 @@ class ForeignState(StageError):
     """The state given to `restore` is of another stage."""
 
 
+class GroupLost(StageError):
+    """A process of a group that computes a stage has ended, or takes no part in what the others compute."""
+
+
 def raised_by_user_code(error: BaseException) -> bool:
     """Whether an exception that came out of a user's code is an error of it, whatever its class. Only a
     `KeyboardInterrupt` may be Ctrl-C, where Python raises it for that: the processes of stageline have handlers."""

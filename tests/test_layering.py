@@ -32,6 +32,7 @@ LADDER = {
     "pipeline/stage/update": TENSORS,
     "pipeline/stage": TENSORS,
     "pipeline/audit": TENSORS,
+    "pipeline/stage/group": TENSORS,
     "pipeline/data": TENSORS,
     "pipeline/data/readers": DOING,
     "pipeline/data/datasets": DOING,

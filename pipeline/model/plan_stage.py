@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,21 +16,41 @@ from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 from .groups import groups_of
 from .loading.load import base_folder, call, load_function, load_object
 from .segments.segment import Segment
+from .split import demand_splittable, split, watch_draws
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses of one
 _OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")
 
 
-def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool, epoch: int = 1) -> Stage:
+def make_stage(
+    plan: Plan,
+    part: Segment,
+    *,
+    last: bool,
+    device: str,
+    stash_weights: bool,
+    epoch: int = 1,
+    mesh: "DeviceMesh | None" = None,
+    kind: Callable[..., Stage] = Stage,
+) -> Stage:
     """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last. Reads its
-    weights, if they are in files. An epoch has `epoch` steps.
+    weights, if they are in files. An epoch has `epoch` steps. With a `mesh` of processes, its layers are split over
+    these, and it is of that `kind`.
 
-    Raises `ModelRefused`.
+    Raises `ModelRefused`, and `PlanRefused` for an optimizer that cannot compute of parts.
     """
     base, scheduler = base_folder(plan), plan.lr_scheduler
     _demand_device(device, part.index)
     part.load()
-    return part.stage(
+    if mesh is not None:
+        split(part, plan, mesh, torch.device(device))
+    if plan.stage_plan(part.index).tensor > 1:
+        watch_draws(part, plan, torch.device(device))
+    stage = part.stage(
+        kind=kind,
         seed=plan.run.seed,
         optimizer=optimizer_of(plan),
         lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
@@ -44,6 +64,9 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         recompute=plan.recompute_of(part.index),
         lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
     )
+    if plan.stage_plan(part.index).processes > 1:
+        demand_splittable(stage.optimizer, plan, part.index)
+    return stage
 
 
 def optimizer_of(plan: Plan) -> OptimizerFactory:

@@ -10,7 +10,7 @@ from stageline.pipeline.schedule.replicated import NAMES as REPLICATED
 
 from .errors import PlanError
 from .keys.models import PlanTables
-from .keys.training import MOST_MICROBATCHES
+from .keys.training import MOST_MICROBATCHES, StagePlan
 from .staying import problems_of_staying
 
 MOST_SIMULATED = 10_000  # forwards of a step: the broker simulates one with every schedule, and must not be away for it
@@ -358,6 +358,61 @@ def _without_replicas(plan: PlanTables) -> Iterator[str]:
         yield 'nothing is recorded in passing where stages have replicas; use recovery.record = "bad"'
 
 
+def _groups(plan: PlanTables) -> Iterator[PlanError]:
+    """Stages that a group of processes computes."""
+    for name, table in (plan.stage or {}).items():
+        key = f"stage.{name}"
+        if table.tensor > 1 and table.shard > 1:
+            yield PlanError(f"{key}.shard", f"{key}.tensor = {table.tensor} is given too; keep one of the two")
+        if table.tensor > 1 and table.styles is None:
+            yield PlanError(
+                f"{key}.tensor", 'say which layers are split: styles = { "*.linear1" = "colwise", ... }, by their names'
+            )
+        if table.tensor == 1 and table.styles is not None:
+            yield PlanError(f"{key}.styles", "they go with several processes: add tensor = 2, or leave them out")
+        if table.processes > 1 and table.replicas > 1:
+            yield PlanError(f"{key}.{_wanted(table)}", "the stage has replicas, each of one process; leave them out")
+        if table.processes > 1:
+            reasons = _without_groups(plan, recomputes=plan.recompute_of(int(name)) is not None)
+            yield from (PlanError(f"{key}.{_wanted(table)}", reason) for reason in reasons)
+    for index, worker in enumerate(plan.workers):
+        groups = [stage for stage in worker.stages if plan.stage_plan(stage).processes > 1]
+        if len(groups) > 1:
+            yield PlanError(
+                f"workers.{index}.stages",
+                f"stages {' and '.join(map(str, groups))} are each computed by a group; give them to workers of their "
+                "own",
+            )
+
+
+def _wanted(table: StagePlan) -> str:
+    return "tensor" if table.tensor > 1 else "shard"
+
+
+def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
+    """What cannot be had with a stage that several processes compute, each with the way out."""
+    if plan.queues.url == "memory://":
+        yield 'over queues.url = "memory://" all stages are computed by one process; use another'
+    if plan.scripted:
+        yield "a script's stages are computed by one process each; train by a plan"
+    if plan.schedule.mode != "sync":
+        yield 'a group keeps one version of its weights; use schedule.mode = "sync"'
+    if plan.averages:
+        yield "optimizer.ema_decay averages no weights that are split; leave one of the two out"
+    if plan.caches_prefix:
+        yield "model.prefix_cache keeps nothing beside a group; leave one of the two out"
+    if recomputes:
+        yield "recompute runs no split layers again; leave one of the two out"
+    if plan.schedule.name == "zb-h1":
+        yield 'schedule.name = "zb-h1" halves backwards, which a group does not; use 1f1b'
+    if plan.taps is not None:
+        yield "layers are not tapped beside a group; leave the table [taps] out"
+    if plan.recovery.on_bad_microbatch == "skip":
+        yield 'no microbatch is left out beside a group; use recovery.on_bad_microbatch = "halt"'
+    if plan.recovery.record == "all":
+        yield 'nothing is recorded in passing beside a group; use recovery.record = "bad"'
+
+
 def _weights(plan: PlanTables) -> Iterator[PlanError]:
     if plan.model.weights is not None or not plan.loads_weights:
         return
@@ -439,6 +494,10 @@ _NOT_REPLICATED = (
 )
 
 _STAYING = ("data.stays", "data.labels_stay", "data.targets")
+_NOT_IN_GROUPS = (
+    *("queues.url", "data.source", "schedule.mode", "schedule.name", "optimizer.ema_decay", "model.prefix_cache"),
+    *("taps", "memory.recompute", "recovery.on_bad_microbatch", "recovery.record"),
+)
 
 _KEPT = ("queues.url", "recovery.restarts", "recovery.snapshot_every")
 
@@ -465,6 +524,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),
     (("workers", "stage", *_STAGES), _owners),
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _replicated),
+    (("workers", "stage", *_STAGES, *_NOT_IN_GROUPS), _groups),
     (("workers", "model.weights"), _weights),
     (("workers", "memory", "queues.url"), _offload),
     (("workers", "stage", "memory", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), _shape),

@@ -34,17 +34,19 @@ UNCOUNTED = frozenset(
 )
 
 # Which worker does which part of it, in which order, when it is saved and what is stored of it: another synchronous run
-# has the same bits.
+# has the same bits, but for a stage that is computed by another number of processes: those add in another order.
 LAYOUT_KEYS = (
-    "model.cut, model.stages, workers, schedule.name, schedule.window, schedule.times, recovery.snapshot_every and taps"
+    "model.cut, model.stages, workers, stage.N.tensor, stage.N.styles, stage.N.shard, schedule.name, schedule.window, "
+    "schedule.times, recovery.snapshot_every and taps"
 )
 _LAYOUT = re.compile(
     r"model\.(cut|stages)|workers\.\d+\.(stages|device|threads)|schedule\.(name|window|times)|recovery\.snapshot_every|"
-    r"taps\.\w+"
+    r"taps\.\w+|stage\.\d+\.(tensor|shard|styles\..*)"
 )
 
 
 _UNCOUNTED_OF_STAGE = re.compile(r"stage\.\d+\.(recompute|elastic)")
+_ONE = re.compile(r"stage\.\d+\.(replicas|tensor|shard)")  # 1 is what a stage without the table has
 _WEIGHTS = re.compile(r"(model|workers\.\d+)\.weights")
 
 
@@ -82,9 +84,9 @@ def counted(tables: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_counted(key: str, value: object) -> bool:
-    """A stage's table may be there for what is not counted alone: then it says that it has one replica."""
-    one_replica = re.fullmatch(r"stage\.\d+\.replicas", key) is not None and value == 1
-    return not (key in UNCOUNTED or one_replica or _UNCOUNTED_OF_STAGE.fullmatch(key))
+    """A stage's table may be there for what is not counted alone: then it says that it has one replica, one process."""
+    one = _ONE.fullmatch(key) is not None and value == 1
+    return not (key in UNCOUNTED or one or _UNCOUNTED_OF_STAGE.fullmatch(key))
 
 
 def differences(here: Mapping[str, object], there: Mapping[str, object]) -> tuple[Difference, ...]:

@@ -222,6 +222,8 @@ class _Given:
                 return self._error(key, f"there is no such table; {hint}")
             case "extra_forbidden":
                 return self._error(key, f"there is no such key; {_meant(key)}")
+            case "string_pattern_mismatch":
+                return self._error(key, f"stages are numbered from 0: write [{key[0]}.0], [{key[0]}.1]")
             case "value_error":
                 return self._error(key, str(error["ctx"]["error"]), error["input"])
             case _:  # not a table
@@ -268,6 +270,8 @@ def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:
     match loc:
         case "workers", int(place), *rest:
             return ("workers", by_number(tables["workers"])[place], *map(str, rest))
+        case (*rest, "[key]"):  # of a table by numbers
+            return tuple(map(str, rest))
         case _:
             return tuple(map(str, loc))
 

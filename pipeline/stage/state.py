@@ -16,6 +16,7 @@ from stageline.pipeline.tree import describe
 
 from .layers.body import Body, Weights
 from .layers.memory import copied
+from .layers.split_tensor import split_like, whole
 from .update.optimizer_settings import require_same_settings
 from .update.update import StageUpdate
 
@@ -76,11 +77,13 @@ def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
     Raises `RuntimeError`, `ValueError` or `KeyError`, some from torch, if the parts do not match.
     """
     body.set_buffers({**state.weights, **state.buffers})
-    _require_same_form(state.weights, body.weights())
-    body.set_weights(state.weights)
+    mine = body.weights()
+    _require_same_form(state.weights, mine)
+    body.set_weights({name: split_like(mine[name], weight) for name, weight in state.weights.items()})
     gradients = body.by_own_names(state.gradients)
     for name, parameter in body.named_parameters():
-        parameter.grad = gradients[name].to(parameter.device, copy=True) if name in gradients else None
+        own = split_like(parameter, gradients[name]) if name in gradients else None
+        parameter.grad = None if own is None else own.to(parameter.device, copy=True)
     if update.optimizer is not None and state.optimizer is not None:
         scheduled = update.lr_scheduler is not None
         require_same_settings(update.optimizer, state.optimizer["param_groups"], scheduled=scheduled)
@@ -93,13 +96,14 @@ def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
 
 
 def on_host(value: Any) -> Any:
-    """A copy of `value`, with its tensors on the CPU: of tensors, and of dicts, Counters, lists and tuples of them.
+    """A copy of `value`, with its tensors whole, on the CPU: of tensors, and of dicts, Counters, lists, tuples of them.
 
     Anything else is not copied.
     """
     match value:
         case Tensor():
-            return copied(value.detach()) if value.is_cpu else value.detach().cpu()
+            plain = whole(value.detach())
+            return copied(plain) if plain.is_cpu else plain.cpu()
         case Counter():
             return Counter(value)
         case OrderedDict():
@@ -144,22 +148,23 @@ def _restore(part: Optimizer | LRScheduler | None, saved: Settings | None, kind:
 
 
 def _undo_casts(optimizer: Optimizer, saved: Settings) -> None:
-    """Restores the tensors that `load_state_dict` rounds: those of another dtype than their parameter."""
+    """Restores the tensors that `load_state_dict` rounds: those of another dtype than their parameter. Those of a split
+    parameter are split as it is."""
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
         if number in saved["state"]:
-            optimizer.state[parameter] = _placed(saved["state"][number], optimizer.state[parameter])
+            optimizer.state[parameter] = _placed(saved["state"][number], optimizer.state[parameter], parameter)
 
 
-def _placed(saved: Any, loaded: Any) -> Any:
-    """`saved` with each tensor on the device of its counterpart in `loaded`."""
+def _placed(saved: Any, loaded: Any, parameter: Tensor) -> Any:
+    """`saved` with each tensor on the device of its counterpart in `loaded`, and split as `parameter` is."""
     match saved, loaded:
         case Tensor(), Tensor():
-            return saved.to(loaded.device)
+            return split_like(parameter, saved.to(loaded.device))
         case dict(), Mapping():
-            return {key: _placed(each, loaded[key]) for key, each in saved.items()}
+            return {key: _placed(each, loaded[key], parameter) for key, each in saved.items()}
         case (list(), list()) | (tuple(), tuple()):
-            return type(saved)(_placed(each, other) for each, other in zip(saved, loaded, strict=True))
+            return type(saved)(_placed(each, other, parameter) for each, other in zip(saved, loaded, strict=True))
         case _:
             return saved

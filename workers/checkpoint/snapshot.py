@@ -131,7 +131,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Pat
     Raises `OSError`, and `Unsaveable` if the state holds a value that cannot be stored.
     """
     tensors: dict[str, torch.Tensor] = {}
-    training = {name: encode_state(value, name, tensors) for name, value in _training(snapshot.state).items()}
+    training = {name: encode_state(value, name, tensors) for name, value in training_of(snapshot.state).items()}
     if former is None or not link_tensors(folder / WEIGHTS, former / WEIGHTS, snapshot.state.weights):
         write_tensors(folder / WEIGHTS, snapshot.state.weights)
     write_tensors(folder / TRAINING, tensors)
@@ -178,7 +178,7 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
         weights, tensors = read_tensors(folder / WEIGHTS), read_tensors(folder / TRAINING)
         averages = read_tensors(folder / AVERAGES) if AVERAGES in manifest.files else {}
         training = {name: decode_state(each, tensors) for name, each in manifest.training.items()}
-        state = _state(weights, averages, training)
+        state = state_of(weights, averages, training)
         rounds = [record_of(each) for each in manifest.rounds]
     except (OSError, ValueError, TypeError, RecursionError, BadStateTree) as error:
         if isinstance(error, OSError) and passing_fault(error):
@@ -219,7 +219,8 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _training(state: StageState) -> dict[str, Any]:
+def training_of(state: StageState) -> dict[str, Any]:
+    """All of it but weights and averages, by the names in `StageState`."""
     return {
         "optimizer": state.optimizer,
         "parameters": state.parameters,
@@ -238,10 +239,10 @@ def _training(state: StageState) -> dict[str, Any]:
     }
 
 
-def _state(
+def state_of(
     weights: Mapping[str, torch.Tensor], averages: Mapping[str, torch.Tensor], training: dict[str, Any]
 ) -> StageState:
-    """Raises `TypeError` if `training` has other fields."""
+    """The state of these and of what `training_of` gave. Raises `TypeError` if `training` has other fields."""
     in_flight = tuple(InFlight(**each) for each in training.pop("in_flight", ()))
     return StageState(weights, in_flight=in_flight, averages=averages, **training)
 

@@ -1,6 +1,6 @@
 """What an assigned worker works with: its stages and its loop, and what writes to its disk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -11,6 +11,7 @@ from stageline.broker.control.messages import Assigned
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.retry import ResourceFault
+from stageline.pipeline.stage.stage import Stage
 from stageline.workers.checkpoint.hooks import LONGEST_WRITE, SOURCE, CheckpointHooks, open_snapshots
 from stageline.workers.checkpoint.saved import save_stages
 from stageline.workers.checkpoint.weights import save_weights
@@ -50,8 +51,9 @@ class AssignedWorker:
     commands: CommandHandler
     cache: PrefixCache | None = None
 
-    def __init__(self, job: Job, assigned: Assigned, *, joined: bool) -> None:
+    def __init__(self, job: Job, assigned: Assigned, *, joined: bool, make: Callable[[int], Stage]) -> None:
         self._job = job
+        self._make = make
         self._joined = joined
         self._assigned = assigned
         self._folder = runs.folder(job.plan, assigned.run)
@@ -62,7 +64,7 @@ class AssignedWorker:
         stages, decisions = job.schedule.placement[assigned.index], SkipLog(self._folder)
         self.queues = queues
         self.metrics = MetricsFile(self._folder, assigned.step) if job.program.last in stages else None
-        self.executor = executor = job.executor(stages, decisions)
+        self.executor = executor = job.executor(stages, decisions, make=self._make)
         self.scratch = self._new_scratch()
         self.recorder = self._new_recorder(stages)
         self.writer = self._new_writer()

@@ -5,7 +5,15 @@ from contextlib import contextmanager
 
 from stageline.broker.control.messages import Failed, Goodbye
 from stageline.broker.errors import BrokerError, Fenced
-from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused, describe_error, error_text
+from stageline.pipeline.errors import (
+    DataError,
+    ExitCode,
+    ForeignState,
+    GroupLost,
+    ModelRefused,
+    describe_error,
+    error_text,
+)
 from stageline.pipeline.retry import lacks_memory, passing_fault
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.control_thread import ControlThread
@@ -54,13 +62,14 @@ def failures_reported(
 
     A worker that is interrupted ends the run, unless it can be `replaced`: then it only gives its place back. So does
     one whose queue end belongs to a newer incarnation: if the broker takes it for current, its records are old. So does
-    one that lacks memory, or descriptors where the user's code needs them: a fresh process has its own.
+    one that leads a group of processes, if another of them is lost. So does one that lacks memory, or descriptors where
+    the user's code needs them: a fresh process has its own.
     """
     try:
         yield
     except BaseException as error:  # whatever it was, the run must end with its reason
-        leaves = isinstance(error, Fenced) or (isinstance(error, Stopped) and error.code == ExitCode.INTERRUPTED)
-        leaves = leaves or lacks_resources(error)
+        leaves = isinstance(error, Stopped) and error.code == ExitCode.INTERRUPTED
+        leaves = leaves or isinstance(error, Fenced | GroupLost) or lacks_resources(error)
         if (isinstance(error, Stopped) and error.broker_knows) or (leaves and replaced):
             control.send(Goodbye(incarnation, texts(error, why_it_leaves(error))))
         else:
@@ -78,7 +87,7 @@ def lacks_resources(error: BaseException) -> bool:
 
 def why_it_leaves(error: BaseException) -> str:
     """Why a worker gives its place back, for people."""
-    if isinstance(error, Stopped | Fenced | ComputeFailed | DataError):
+    if isinstance(error, Stopped | Fenced | GroupLost | ComputeFailed | DataError):
         return str(error)
     return f"lacks memory: {error}" if lacks_memory(error) else f"lacks resources: {error}"
 
@@ -94,7 +103,7 @@ def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tup
             return f"{error}. {RESUME_AS_A_WHOLE}", error.exit_code
         case DataError() | ModelRefused() | BrokerError() | WriteFailed() | ForeignState() | CallRefused():
             return str(error), error.exit_code
-        case MetricsNotWritten():
+        case MetricsNotWritten() | GroupLost():
             return str(error), error.exit_code
         case KeyboardInterrupt():  # no signal: those end the loop between two actions
             return "the model, the data or a metric raised KeyboardInterrupt", ExitCode.FAILED

@@ -21,7 +21,7 @@ import torch
 from stageline.broker.control.messages import CONTROL_VERSION, LONGEST_NAME, Assigned, Failed, Goodbye, Hello
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
-from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused
+from stageline.pipeline.errors import DataError, ExitCode, ForeignState, GroupLost, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.joined_folder import note_own, why_not_own
@@ -41,6 +41,7 @@ from stageline.workers.runtime.job import Job, prepare
 
 from .assigned_worker import AssignedWorker
 from .failures import failures_reported, lacks_resources, plain, why_it_leaves, withheld
+from .group import StageGroups
 from .join import tell_script
 from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
@@ -55,6 +56,7 @@ EXPECTED = (
     SnapshotDamaged,
     ForeignState,
     CallRefused,
+    GroupLost,
     MetricsNotWritten,
     runs.FolderUnusable,
 )
@@ -199,12 +201,13 @@ def _exit_on_signals(control: ControlThread) -> None:
 
 
 def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerOptions, folder: Path) -> None:
-    work = AssignedWorker(job, assigned, joined=options.joined)
+    groups = StageGroups(job)
+    work = AssignedWorker(job, assigned, joined=options.joined, make=groups.make)
     texts = plain if job.plan.data.stays is None else withheld
     reported = failures_reported(
         control, assigned.incarnation, work.explain, replaced=job.plan.recovery.on, texts=texts
     )
-    with closing(_open_queues(job, assigned, control, folder, work.make_room)) as queues, reported:
+    with closing(_open_queues(job, assigned, control, folder, work.make_room)) as queues, groups, reported:
         if options.joined:
             note_own(job.plan, assigned.run)
         work.make_loop(queues)
@@ -270,11 +273,13 @@ def warm_up(plan: Plan, worker: int | None) -> None:
     """Prepares this process to compute as `worker` of the plan, or as any.
 
     The first step of the first optimizer loads torch's compiler, which takes seconds; the first forward and backward
-    on a device start its libraries. A device that this machine lacks is skipped.
+    on a device start its libraries. A device that this machine lacks is skipped, and so is a GPU of a group, whose
+    processes are forked later: no fork can use a GPU that was used before.
     """
     mine = plan.workers if worker is None else plan.workers[worker : worker + 1]
     torch.set_num_threads(mine[0].threads if mine else 1)
-    for device in sorted({each.device for each in mine}):
+    grouped = [each for each in mine if any(plan.stage_plan(stage).processes > 1 for stage in each.stages)]
+    for device in sorted({each.device for each in mine if each.device == "cpu" or each not in grouped}):
         with suppress(RuntimeError, AssertionError):  # torch asserts that it was built for the device
             warm_up_device(device)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from stageline.broker.codec.message import Message, encode, message_number
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import QueueKey, Queues
+from stageline.pipeline.errors import GroupLost
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Action, Kind
@@ -176,7 +177,7 @@ def record_failure(
         return str(error)
     try:
         folder = _record(job, executor, queues, culprit, str(error), run, incarnation)
-    except (OSError, Unsaveable, BrokerError, TimeoutError) as problem:
+    except (OSError, Unsaveable, BrokerError, TimeoutError, GroupLost) as problem:
         return f"{error}\nThe microbatch could not be recorded: {problem}"
     stage, microbatch = culprit.action.stage, culprit.action.microbatch
     place = f"--stage {stage} --step {culprit.step} --microbatch {microbatch}"

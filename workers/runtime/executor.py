@@ -13,7 +13,7 @@ from torch import Tensor
 from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.control.messages import EvaluationRecord
 from stageline.pipeline.data import Microbatch
-from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
+from stageline.pipeline.errors import DataError, GroupLost, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.replica import MicrobatchLoss, ReplicaSums, changes_of, losses_of, total_of
@@ -150,7 +150,7 @@ class Executor:
                         return stage.exchange(*received, step=instruction.step)
                     stage.update(instruction.step)
                     return None
-        except (ComputeFailed, DataError, WriteFailed):  # WriteFailed: activations that are offloaded
+        except (ComputeFailed, DataError, WriteFailed, GroupLost):  # WriteFailed: activations that are offloaded
             raise
         except BaseException as error:  # user code may raise anything; the cause is handed on
             if not raised_by_user_code(error):

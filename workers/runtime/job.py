@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import TYPE_CHECKING
 
 from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import Flow
@@ -21,6 +22,7 @@ from stageline.pipeline.model.pure import impure_modules
 from stageline.pipeline.model.recomputed import demand_recomputable
 from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.model.segments.ties import ties_of
+from stageline.pipeline.model.split import demand_splits
 from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.keys.metric_names import function_of, numbered
@@ -35,6 +37,9 @@ from .program import AHEAD, ENDLESS, NO_ROUNDS, Program
 from .sample_order import made_order, order_of
 from .skipping import SkipLog, SkippingExecutor
 from .staying import demand_staying
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # The flows that have codecs, and under which name of the plan
 _CODED = {Flow.FORWARD: Flow.FORWARD, Flow.EVALUATION: Flow.FORWARD, Flow.BACKWARD: Flow.BACKWARD}
@@ -113,11 +118,12 @@ class Job:
         segments = [part if part.index in kept else replace(part, layers=()) for part in self.segments]
         return replace(self, segments=segments)
 
-    def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
-        """The stages, each on the device that the plan has for it, with data and metrics. With `decisions`, bad
+    def executor(
+        self, stages: Iterable[int], decisions: SkipLog | None = None, *, make: Callable[[int], Stage] | None = None
+    ) -> Executor:
+        """The stages, as `make` makes them, by default `stage`, with data and metrics. With `decisions`, bad
         microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""
-        owner = self.schedule.owner
-        made = {stage: self._stage(stage, self.plan.workers[owner(stage)].device) for stage in stages}
+        made = {stage: (make or self.stage)(stage) for stage in stages}
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
@@ -196,15 +202,34 @@ class Job:
                     most = max(most, microbatches)
                 return max(2 * most + 2, most + microbatches)
 
-    def _stage(self, copy: int, device: str) -> Stage:
+    def device_of(self, copy: int) -> str:
+        """Where the plan has it; of several processes, the first one's."""
+        return self.plan.workers[self.schedule.owner(copy)].device
+
+    def stage(
+        self,
+        copy: int,
+        *,
+        device: str | None = None,
+        mesh: "DeviceMesh | None" = None,
+        kind: Callable[..., Stage] = Stage,
+    ) -> Stage:
+        """Makes a stage, or one of its replicas, by default on the device that the plan has for it; `mesh` and
+        `kind` as `make_stage` has them. Raises `ModelRefused` for a wrong optimizer or loss."""
         stage = self.schedule.replicas.stage(copy)
-        last = stage == self.program.last
-        stash_weights = self.schedule.mode == "async" and self.verdict.stage_peak[copy] > 1
-        every = self.known_length.epoch if self.plan.counts_epochs else 1
         part = self.segments[stage]
         if copy != stage:  # the workers of a run may be in one process, and replicas share no parameters
             part = replace(part, layers=deepcopy(part.layers))
-        return make_stage(self.plan, part, last=last, device=device, stash_weights=stash_weights, epoch=every)
+        return make_stage(
+            self.plan,
+            part,
+            last=stage == self.program.last,
+            device=device or self.device_of(copy),
+            stash_weights=self.schedule.mode == "async" and self.verdict.stage_peak[copy] > 1,
+            epoch=self.known_length.epoch if self.plan.counts_epochs else 1,
+            mesh=mesh,
+            kind=kind,
+        )
 
 
 def codecs_of(plan: Plan, schedule: Schedule, queues: Iterable[QueueKey]) -> dict[QueueKey, Codec]:
@@ -230,6 +255,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
     demand_matched(plan, segments)
+    demand_splits(plan, segments)
     tapped_layers(plan, segments)
     demand_recomputable(plan, segments)
     plan = plan.resolved(len(segments))

@@ -1,6 +1,6 @@
 """A stage's part of the unsplit model, and the stage that computes it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,8 +112,8 @@ class Segment:
             if any(parameter == found for found, _ in named_state(layer, name))
         )
 
-    def stage(self, **options: Any) -> Stage:
-        """The stage that computes it, with these `options` of a `Stage`."""
+    def stage(self, *, kind: Callable[..., Stage] = Stage, **options: Any) -> Stage:
+        """The stage that computes it, of that `kind`, with these `options` of a `Stage`."""
         place: dict[str, Any] = {
             "index": self.index,
             "first_layer": self.first_layer,
@@ -123,7 +123,7 @@ class Segment:
         }
         if self.shared:
             return TiedStage(self.layers, shared=self.shared, **place, **options)
-        return Stage(self.layers, **place, **options)
+        return kind(self.layers, **place, **options)
 
     @property
     def parts(self) -> list[tuple[str, torch.nn.Module]]:

@@ -35,6 +35,7 @@ _TIMES = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _RATES = {"kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
 _CODED_QUEUE = re.compile(r"(forward|backward)(-(0|[1-9][0-9]*))?")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+(?:/s)?)")
+STYLES = ("colwise", "rowwise")  # how the weights of a layer are split over the processes of a group
 _TYPES: tuple[tuple[type, str], ...] = (
     (type(None), "None"),
     (bool, "true or false"),  # before int: Python's bool is one
@@ -216,6 +217,15 @@ def _demand_codec(codec: object, of: str) -> None:
         raise ValueError(f"{of}{codec!r} is no codec{'; ' + near if near else ''}")
 
 
+def _styles(table: object) -> Mapping[str, str]:
+    if not isinstance(table, Mapping) or not table:
+        raise PydanticCustomError("table_type", "a table is wanted")
+    for name, style in table.items():
+        if style not in STYLES:
+            raise ValueError(f"{name}: {style!r} is no style; use {_either(STYLES)}")
+    return {str(name): str(style) for name, style in table.items()}
+
+
 def _argument(value: object) -> object:
     match value:
         case bool() | str():
@@ -315,6 +325,11 @@ Recomputed = Annotated[
 RecomputedOfStage = Annotated[
     Literal["stage", "nothing"] | Annotated[tuple[_LayerName, ...], Field(min_length=1)],
     Accepts('"stage", "nothing" or a list of patterns of names such as ["transformer.h.*.mlp"]'),
+]
+Styles = Annotated[  # by patterns of the names of layers
+    Mapping[str, str],
+    PlainValidator(_styles, json_schema_input_type=dict[str, Literal["colwise", "rowwise"]]),
+    Accepts('a table of names and styles such as { "*.linear1" = "colwise", "*.linear2" = "rowwise" }'),
 ]
 Argument = Annotated[object, PlainValidator(_argument), Accepts("an argument that TOML can write")]
 Options = Annotated[  # keyword arguments for a user's factory

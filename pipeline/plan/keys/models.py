@@ -60,7 +60,7 @@ class PlanTables(Section):
     data: DataPlan
     schedule: SchedulePlan = Field(default_factory=SchedulePlan)
     stage: Unset[_Stages] = Field(
-        default=None, description="Stages by number, as in [stage.1]: those that several workers compute."
+        default=None, description="Stages by number, as in [stage.1]: those that several workers or processes compute."
     )
     optimizer: OptimizerPlan
     lr_scheduler: Unset[LrSchedulerPlan] = None
@@ -173,6 +173,10 @@ class PlanTables(Section):
             each.model_copy(update={"stages": own}) for each, own in zip(self.workers, owned, strict=True) if own
         ]
         return self.model_copy(update={"workers": tuple(workers), "stage": None})
+
+    def stage_plan(self, stage: int) -> StagePlan:
+        """The keys of the table [stage.N] of that stage."""
+        return (self.stage or {}).get(str(stage)) or StagePlan()
 
     @property
     def loads_weights(self) -> bool:

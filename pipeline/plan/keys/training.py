@@ -22,6 +22,7 @@ from .key_types import (
     RecomputedOfStage,
     Reference,
     Size,
+    Styles,
     Target,
     Truth,
     Unset,
@@ -38,6 +39,7 @@ MOST_REPLICAS = 256
 MOST_SHARE = 1000
 AUTO = "auto"  # the schedule that the run itself chooses
 AUTO_BEGINS_WITH = "1f1b"  # it holds the fewest microbatches of all that keep every worker busy
+MOST_PROCESSES = 64
 Balance = Literal["parameters", "time"]
 
 
@@ -230,8 +232,8 @@ class DataPlan(Section):
 
 
 class StagePlan(Section):
-    """One stage: how many workers compute it side by side, each some of the microbatches, and what it does not
-    keep in memory."""
+    """One stage: how many workers compute it side by side, each some of the microbatches; how many processes compute
+    each microbatch together, each with a part of the weights; and what it does not keep in memory."""
 
     replicas: Annotated[int, whole(1, MOST_REPLICAS)] = Field(
         default=1,
@@ -262,6 +264,29 @@ class StagePlan(Section):
         "it within recovery.lease.",
         examples=[True],
     )
+    tensor: Annotated[int, whole(1, MOST_PROCESSES)] = Field(
+        default=1,
+        description="How many processes compute the layers that `styles` names, each with a part of their weights "
+        "(tensor parallel).",
+        examples=[2],
+    )
+    styles: Unset[Styles] = Field(
+        default=None,
+        description='How the weights of linear and embedding layers are split, by their names in the model: "colwise" '
+        'or "rowwise", as torch.distributed.tensor.parallel has them.',
+        examples=[{"*.linear1": "colwise", "*.linear2": "rowwise"}],
+    )
+    shard: Annotated[int, whole(1, MOST_PROCESSES)] = Field(
+        default=1,
+        description="How many processes share the stage's weights, gradients and optimizer state among them (FSDP2); "
+        "each computes all rows.",
+        examples=[2],
+    )
+
+    @property
+    def processes(self) -> int:
+        """How many compute the stage together."""
+        return max(self.tensor, self.shard)
 
     @property
     def shares(self) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ import torch
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.tree import Tree, leaves, map_tensors, tensors
 
+from .split_tensor import own_part
+
 Ints = tuple[int, ...]
 ALIGNMENT = 64  # bytes; what torch allocates on the CPU begins at a multiple of it
 
@@ -158,4 +160,4 @@ class OutputGuard:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return own_part(tensor).untyped_storage().data_ptr()

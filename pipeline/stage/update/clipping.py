@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype, _has_foreach_support
 
 from stageline.pipeline.errors import GradientMismatch, StageError
+from stageline.pipeline.stage.layers.split_tensor import is_split, whole
 from stageline.pipeline.tree import Tree, describe
 
 _Part = tuple[torch.Tensor, torch.Tensor]  # numbers of parameters, int64 [n], and the norms of their gradients, [n]
@@ -54,7 +55,8 @@ class GradientClip:
             raise GradientMismatch(f"stage {self._stage} got {describe(norm)} to clip by; wanted is one number")
         self._gathered = []
         self.total = norm.item()
-        clip_grads_with_norm_([each for _, _, each in self._parameters], self._most, norm.to(device))
+        for alike in _by_kind([each for _, _, each in self._parameters]):
+            clip_grads_with_norm_(alike, self._most, norm.to(device))
         return norm.cpu()
 
     def _own(self) -> Iterator[_Part]:
@@ -123,9 +125,16 @@ def _norms_by_dtype(gradients: Sequence[torch.Tensor]) -> Iterator[tuple[torch.T
     grouped = _group_tensors_by_device_and_dtype([list(gradients)], with_indices=True)
     for (device, _), ([alike], places) in grouped.items():
         same = [each for each in alike if each is not None]
-        together = _has_foreach_support(same, device)
+        together = _has_foreach_support(same, device) and len(_by_kind(same)) == 1
         norms = torch._foreach_norm(same, 2.0) if together else [torch.linalg.vector_norm(each, 2.0) for each in same]
-        yield torch.stack(list(norms)).cpu(), places
+        yield torch.stack([whole(norm) for norm in norms]).cpu(), places
+
+
+def _by_kind(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Those that are split over a group of processes apart from others: torch takes no list of both."""
+    split = [is_split(each) for each in tensors]
+    kinds = [[each for each, of in zip(tensors, split, strict=True) if of is kind] for kind in (False, True)]
+    return [alike for alike in kinds if alike]
 
 
 def _numbered(part: _Part) -> Iterator[tuple[int, torch.Tensor]]:

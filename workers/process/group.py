@@ -1,0 +1,261 @@
+"""The processes that compute a stage together: this one, which leads, and members that it forks.
+
+    worker (the leader) ──forks──> member 1, member 2, ...     each with the model as it is, before anything is split
+      ├── a socket to each: the calls of its stage (`group_calls.py`)
+      ├── torch.distributed among all of them, on loopback: what their layers and their snapshots need
+      └── a lifeline: the members end with the leader, however it ends
+
+To the broker the group is one worker. If a member ends, or takes no part, the leader gives its place back and ends, and
+a new group begins at the checkpoint, with a store and ports of its own.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
+
+import torch
+
+from stageline.broker.membership.failure_detector import describe_status
+from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
+from stageline.pipeline.stage.group.split_stage import LeadingStage, SplitStage, make_call
+from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.stage.state import StageState
+from stageline.pipeline.tree import Tree
+from stageline.workers.control.lifeline import Lifeline, LifelineOwner
+from stageline.workers.runtime.job import Job
+
+from .fork import Fork
+from .group_calls import encode_call, receive_call, send_call
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+PART_OF_ACTION = 0.8  # of the time that an action may take: the group names itself before the broker gives it up
+END_TIMEOUT = 2.0  # seconds for a member to end by itself
+SHOWS = 0.3  # seconds in which the end of a process shows, of which a connection has told
+_STDERR = 2
+_FORKED = b"f"  # to a member: the thread that forked it has ended
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_LOOK = 0.01  # seconds between two looks at the members
+_DESCRIPTORS = "/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"
+_LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Number `rank` of the `size` processes that compute `stage`. They meet by the open file `store`, and wait
+    `timeout` seconds for each other at most."""
+
+    job: Job
+    stage: int
+    rank: int
+    size: int
+    store: int
+    timeout: float
+
+    @property
+    def device(self) -> str:
+        """The plan's device is the first process's; those of the others follow it."""
+        device = torch.device(self.job.device_of(self.stage))
+        return str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + self.rank}"
+
+    def make(self, kind: Callable[..., Stage]) -> Stage:
+        """This process's part of the stage, once all of them are there."""
+        return self.job.stage(self.stage, device=self.device, mesh=self._join(), kind=kind)
+
+    def _join(self) -> "DeviceMesh":
+        """Nothing listens at other addresses than loopback, unless the environment says so."""
+        from torch import distributed
+        from torch.distributed.device_mesh import init_device_mesh
+
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, _LOOPBACK)
+        device = torch.device(self.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        torch.backends.mha.set_fastpath_enabled(False)  # it takes weights, and would not gather what is split
+        store = distributed.FileStore(f"{_DESCRIPTORS}/{self.store}", self.size)  # type: ignore[attr-defined]
+        store.set_timeout(timedelta(seconds=self.timeout))
+        distributed.init_process_group(
+            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=self.timeout),
+        )
+        return init_device_mesh(device.type, (self.size,))
+
+
+@dataclass(slots=True)
+class _Member:
+    rank: int
+    process: Fork
+    connection: socket.socket
+
+
+class StageGroups(AbstractContextManager["StageGroups"]):
+    """Makes the stages of a worker, that of several processes with a group."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._groups: list[Group] = []
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        for group in self._groups:
+            group.end(at_once=error is not None)
+
+    def make(self, stage: int) -> Stage:
+        """Raises `GroupLost`, and what making a stage raises."""
+        size = self._job.plan.stage_plan(self._job.schedule.replicas.stage(stage)).processes
+        if size == 1:
+            return self._job.stage(stage)
+        from stageline.pipeline.stage.group import splitting  # noqa: F401  # loads torch.distributed: members have it too
+
+        timeout = PART_OF_ACTION * self._job.plan.recovery.longest_action
+        group = Group(GroupPlace(self._job, stage, 0, size, _meeting_file(), timeout))
+        self._groups.append(group)
+        with group.together():
+            return group.place.make(partial(LeadingStage, members=group))
+
+
+class Group:
+    """A group as its leader has it. Forks the members."""
+
+    def __init__(self, place: GroupPlace) -> None:
+        self.place = place
+        self._lifeline = LifelineOwner()
+        self._members: list[_Member] = []
+        for rank in range(1, place.size):
+            self._members.append(self._fork(rank))
+
+    def call(self, name: str, *arguments: "Tree | StageState") -> AbstractContextManager[None]:
+        """Hands the members a call that this process makes within the context. Raises `GroupLost`."""
+        return self._call(name, arguments)
+
+    @contextmanager
+    def _call(self, name: str, arguments: "tuple[Tree | StageState, ...]") -> Iterator[None]:
+        with self.together():
+            frames = encode_call(name, arguments)
+            for member in self._members:
+                send_call(member.connection, frames)
+            yield
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A context in which the members are needed. Raises `GroupLost` if one has ended, or does not answer."""
+        try:
+            yield
+        except Exception as error:
+            if not _is_of_group(error):
+                raise
+            raise GroupLost(self._why_lost(error)) from error
+
+    def end(self, *, at_once: bool) -> None:
+        """Ends the members, which go on otherwise until they have done what they were handed."""
+        for member in self._members:
+            member.connection.close()
+        for member in self._members:
+            if not at_once:
+                with suppress(subprocess.TimeoutExpired):
+                    member.process.wait(END_TIMEOUT)
+            member.process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                member.process.wait(END_TIMEOUT)
+        self._lifeline.close()
+        os.close(self.place.store)
+
+    def _fork(self, rank: int) -> _Member:
+        ours, theirs = socket.socketpair()
+        place = GroupPlace(
+            self.place.job, self.place.stage, rank, self.place.size, self.place.store, self.place.timeout
+        )
+        with theirs:
+            run = partial(serve_as_member, place, theirs, self._lifeline.end)
+            process = Fork(run, _STDERR, [theirs.fileno(), self._lifeline.end])
+        with suppress(OSError):  # it has ended, which the first call tells
+            ours.sendall(_FORKED)
+        return _Member(rank, process, ours)
+
+    def _why_lost(self, error: Exception) -> str:
+        deadline = monotonic() + SHOWS
+        while not (ended := [each for each in self._members if each.process.poll() is not None]):
+            if monotonic() > deadline:
+                pids = " and ".join(str(each.process.pid) for each in self._members)
+                first = str(error).partition("\n")[0]
+                return (
+                    f"the group of stage {self.place.stage} does not go on: process {pids} took no part within "
+                    f"{self.place.timeout:g} s, or not as the others did ({first})"
+                )
+            sleep(_LOOK)
+        first_ended = ended[0]
+        return (
+            f"the group of stage {self.place.stage} is lost: its process {first_ended.rank} "
+            f"(pid {first_ended.process.pid}) {describe_status(first_ended.process.poll() or 0)}"
+        )
+
+
+def _meeting_file() -> int:
+    """A new file without a name, which members inherit: whatever ends when, nothing is left of it."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("group")
+    file, path = tempfile.mkstemp()
+    os.unlink(path)
+    return file
+
+
+def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int) -> int:
+    """Makes the calls that come from the leader, until it ends the group or is gone. Returns the exit code."""
+    if connection.recv(len(_FORKED)) != _FORKED:
+        return ExitCode.FAILED
+    Lifeline(lifeline).end_process_when_cut(after=0.0)
+    _die_with_parent()
+    failed = False
+    try:
+        stage = place.make(SplitStage)
+        while (received := receive_call(connection)) is not None:
+            name, arguments = received
+            if failed and name != "state":  # the leader has not failed: no more can be computed together
+                return ExitCode.FAILED
+            try:
+                make_call(stage, name, arguments)
+            except Exception as error:  # noqa: BLE001  # user code may raise anything; the leader's raises it too, and says so
+                if _is_of_group(error):
+                    return ExitCode.FAILED
+                _tell(place, error)
+                failed = True
+    except (StagelineError, OSError, RuntimeError) as error:  # the leader is gone, or says what is wrong
+        if not _is_of_group(error):
+            _tell(place, error)
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def _die_with_parent() -> None:
+    """Also if this process is stopped then, where the system knows that. The thread that forked it must have ended: of
+    its end, too, the system would tell."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _tell(place: GroupPlace, error: Exception) -> None:
+    print(f"process {place.rank} of the group of stage {place.stage}: {describe_error(error)}", file=sys.stderr)
+
+
+def _is_of_group(error: Exception) -> bool:
+    """Whether another process of the group is behind it. gloo's errors are of no class of their own."""
+    from torch import distributed
+
+    if isinstance(error, ConnectionError | distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and "gloo" in str(error)
