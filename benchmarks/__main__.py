@@ -7,6 +7,7 @@ import click
 
 from .claims import (
     codecs,
+    coordinator_load,
     data_ahead,
     evaluation_cost,
     freezing,
@@ -45,6 +46,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "memory": memory.measure,
     "startup": startup.measure,
     "weights": weights.measure,
+    "coordinator": coordinator_load.measure,
 }
 
 
