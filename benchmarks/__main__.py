@@ -7,6 +7,7 @@ import click
 
 from .claims import (
     codecs,
+    coordinator_load,
     data_ahead,
     evaluation_cost,
     freezing,
@@ -47,6 +48,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "replicas": replicas.measure,
     "startup": startup.measure,
     "weights": weights.measure,
+    "coordinator": coordinator_load.measure,
 }
 
 
