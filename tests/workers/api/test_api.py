@@ -50,7 +50,7 @@ def test_every_public_name_is_documented_on_the_page_and_where_it_is_defined(nam
 
 
 def test_a_name_that_is_not_public_is_refused_with_the_public_ones():
-    with pytest.raises(AttributeError, match=r"no attribute 'Worker'; it has Batch, .*Line"):
+    with pytest.raises(AttributeError, match=r"no attribute 'Worker'; it has AddNoise, Batch, .*Line"):
         _ = stageline.Worker
 
 
