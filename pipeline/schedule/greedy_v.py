@@ -7,13 +7,15 @@ workers wait for each other. Several precedences are tried, and that list; the s
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from .action import Action, Kind
 from .shape import Shape
 from .v_shaped import v_shaped, zb_v
 from .value import Lists
+
+_NEVER = float("inf")
 
 Times = tuple[float, float, float]  # of F, I and W, in one unit; each of a stage
 
@@ -88,12 +90,12 @@ class _VRun:
 
     def _arrived(self, action: Action) -> float:
         """When all that `action` needs is there; never, as long as it is not known."""
-        forward, never = action._replace(kind=Kind.FORWARD), float("inf")
+        forward = action._replace(kind=Kind.FORWARD)
         if action.kind is Kind.FORWARD:
-            return self._ends.get(action._replace(stage=action.stage - 1), never) if action.stage else 0
+            return self._ends.get(action._replace(stage=action.stage - 1), _NEVER) if action.stage else 0
         if action.stage == self._shape.stages - 1:
-            return self._ends.get(forward, never)
-        return max(self._ends.get(forward, never), self._ends.get(action._replace(stage=action.stage + 1), never))
+            return self._ends.get(forward, _NEVER)
+        return max(self._ends.get(forward, _NEVER), self._ends.get(action._replace(stage=action.stage + 1), _NEVER))
 
     def _pass_on(self, action: Action, worker: _VWorker) -> None:
         trains = action.stage >= self._shape.first_trainable
@@ -114,11 +116,14 @@ def _span(lists: Lists, times: Times) -> float:
     left, free = [deque(actions) for actions in lists], [0.0] * len(lists)
     while any(left):
         for worker, actions in enumerate(left):
-            while actions and all(each in ends for each in _needed(actions[0], last)):
+            while actions and (ready := _latest(ends, _needed(actions[0], last))) < _NEVER:
                 action = actions.popleft()
-                begin = max([free[worker], *(ends[each] for each in _needed(action, last))])
-                free[worker] = ends[action] = begin + takes[action.kind]
+                free[worker] = ends[action] = max(free[worker], ready) + takes[action.kind]
     return max(free)
+
+
+def _latest(ends: Mapping[Action, float], needed: Iterable[Action]) -> float:
+    return max((ends.get(each, _NEVER) for each in needed), default=0)
 
 
 def _needed(action: Action, last: int) -> list[Action]:
