@@ -100,7 +100,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
 ) -> None:
     for file in FOLDER.glob("*.*"):
         shutil.copy(file, workspace.folder)
-    long = ("--set", "run.steps=150", "--set", "recovery.snapshot_every=10")
+    long = ("--set", "run.steps=80", "--set", "recovery.snapshot_every=10")
     train = workspace.start("train", ".", "--json", *long, *_sets(before))
     until(train.stderr, "logs in")
     folder = workspace.runs()[0]
@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
     assert train.returncode == 75, printed
     ended = workspace.command("train", ".", "--json", *long, *_sets(after), "--resume", folder.name)
     assert ended.returncode == 0, ended.stderr
-    last = reference.train(reference.recipe(FOLDER, steps=150)).losses[-1]
+    last = reference.train(reference.recipe(FOLDER, steps=80)).losses[-1]
     assert float(ended.stdout.partition('"loss":')[2].partition(",")[0]) == pytest.approx(last, rel=1e-3, abs=1e-5)
 
 
