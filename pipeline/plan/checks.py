@@ -339,7 +339,7 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
 def _recompute(plan: PlanTables) -> Iterator[PlanError]:
     if plan.schedule.name != "zb-h1":
         return
-    given = {"memory.recompute": None if plan.memory is None else plan.memory.recompute}
+    given: dict[str, object] = {"memory.recompute": None if plan.memory is None else plan.memory.recompute}
     given |= {f"stage.{name}.recompute": table.recompute for name, table in (plan.stage or {}).items()}
     for key, wanted in given.items():
         if wanted not in (None, "nothing"):
