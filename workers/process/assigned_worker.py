@@ -186,7 +186,7 @@ class AssignedWorker:
         """Given to the stages."""
         if not self._job.plan.offloads:
             return None
-        scratch = ScratchFiles(self._folder, partial(self._note_fault, "offload"), self._wait_for_scratch)
+        scratch = ScratchFiles(self._folder / "offload", partial(self._note_fault, "offload"), self._wait_for_scratch)
         for stage in self.executor.stages.values():
             stage.offload_activations(scratch)
         return scratch
