@@ -1,4 +1,5 @@
-"""Layers that stand last in a client's part, and make what crosses the cut tell less. Each has a price in accuracy.
+"""Layers beside a cut that make what crosses it tell less: the first two last before it, the third first after it,
+since each stands with the one who sends. Each has a price in accuracy.
 
     AddNoise            forward    x + share * std(x) * N(0, 1), in training and evaluation
     ClipRows            forward    rows with a larger norm are scaled down to it
