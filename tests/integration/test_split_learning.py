@@ -98,7 +98,7 @@ def test_nothing_that_stays_is_among_the_bytes_between_the_processes(secrets: Wo
     trained = load(secrets.runs()[0]).state_dict()
     weights = chain.from_iterable(map(rows_of, (*stay(first), *stay(trained))))
     assert not found(taps, chain(rows_of(rows), weights, labels_of(labels)))
-    assert sum(map(len, recorded(taps))) > 50_000
+    assert sum(map(len, recorded(taps))) > 20_000
     microbatch = source.held_out()[0][:2]
     activations = torch.tanh(nn.functional.linear(microbatch, trained["0.weight"], trained["0.bias"]))
     assert len(found(taps, map(bytes_of, activations))) == 2  # of rows held out, evaluated at the end

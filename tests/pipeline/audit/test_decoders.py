@@ -1,5 +1,6 @@
 """Decoders find what is there to be found, and no more."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ def test_a_linear_image_of_the_inputs_is_decoded_and_noise_is_not() -> None:
     assert told(decoders.decoded_linearly(rows(120, 40).flip(0), inputs, 90), inputs, 90) < 0.1
 
 
+@pytest.mark.slow
 def test_the_network_decodes_images_and_rows_and_repeats_itself() -> None:
     before = torch.random.get_rng_state()
     images = (rows(160, 2) @ rows(2, 64)).reshape(160, 1, 8, 8)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stageline.pipeline.schedule import Action, Kind, make_schedule, schedule_names
+from stageline.pipeline.schedule import Action, Kind, make_schedule, schedule_names, v_shaped
 from stageline.pipeline.schedule.check import Costs, Timed, check_schedule
 from stageline.pipeline.timetable import draw_svg
 from support.paths import DOCS
@@ -22,7 +22,8 @@ def drawn(image: str) -> ElementTree.Element:
 @pytest.mark.parametrize("name", schedule_names())
 def test_an_image_has_a_box_with_a_hover_text_for_every_action(name: str) -> None:
     window = (4, 3, 2, 1) if name == "window" else None
-    verdict = check_schedule(make_schedule(name, looped(2, 2), 4, window=window), Costs.even(4, update=1))
+    placement = v_shaped(2) if name in ("zb-v", "dualpipe-v") else looped(2, 2)
+    verdict = check_schedule(make_schedule(name, placement, 4, window=window), Costs.even(4, update=1))
     boxes = drawn(draw_svg(verdict.timed, title=name)).findall(f"{SVG}g")
     assert len(boxes) == len(verdict.timed)
     labels = [box.findtext(f"{SVG}title", "").split(":")[0] for box in boxes]

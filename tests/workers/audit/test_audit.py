@@ -83,11 +83,13 @@ def test_rows_that_only_change_their_shape_are_told_whole_and_each_cut_is_named(
     assert all(picture.shape == (3 * 66 + 2, 8 * 66 + 2, 3) for picture in pictures)
 
 
+@pytest.mark.slow
 def test_it_says_the_same_twice_and_leaves_layers_of_the_plan_as_they_were(folder: Path) -> None:
     once, again = (audit(plan(folder, {"options": {"dropout": 0.5}}), AuditChoice((4,), 3)) for _ in range(2))
     assert once == again
 
 
+@pytest.mark.slow
 def test_a_defence_tells_less_and_its_cost_is_measured(folder: Path) -> None:
     report = audit(plan(folder), AuditChoice((2,), 40, defended=True, noise=3.0))
     none, noise, clip, equal = report.cuts
@@ -103,6 +105,7 @@ def test_a_defence_tells_less_and_its_cost_is_measured(folder: Path) -> None:
     assert equal.by_direction == 1.0  # of two classes, the gradients' directions are opposite
 
 
+@pytest.mark.slow
 def test_equal_norms_tell_nothing_by_the_norm(folder: Path) -> None:
     report = audit(plan(folder), AuditChoice((2,), 10, defended=True))
     none, *_, equal = report.cuts
