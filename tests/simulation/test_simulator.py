@@ -313,7 +313,7 @@ def test_a_checkpoint_announced_before_the_rounds_before_it_are_known_lets_the_b
 
 def test_workers_that_begin_a_closed_step_go_through_it_by_different_schedules(monkeypatch):
     monkeypatch.setattr(StepOrders, "is_open", lambda orders, step: True)
-    assert re.search(r"step \d+ goes by \S+ at worker \d, by \S+ at \d", first_wrong(range(90, 400)))
+    assert re.search(r"step \d+ goes by \S+ at worker \d, by \S+ at \d", first_wrong(range(85, 400)))
 
 
 def test_an_order_that_holds_from_the_step_that_the_broker_closed_comes_too_late_for_some_worker(monkeypatch):
@@ -324,7 +324,7 @@ def test_an_order_that_holds_from_the_step_that_the_broker_closed_comes_too_late
 
 def test_orders_that_are_told_only_once_may_be_lost_for_ever(monkeypatch):
     monkeypatch.setattr(Ordering, "_tell_again", lambda ordering, now: None)
-    assert "waiting for" in first_wrong(range(78, 400))
+    assert "waiting for" in first_wrong(range(616, 1000))
 
 
 def test_a_script_that_forgets_calls_with_their_replies_starves_a_replaced_worker(monkeypatch):
