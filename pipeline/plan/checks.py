@@ -403,8 +403,6 @@ def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
         yield "model.prefix_cache keeps nothing beside a group; leave one of the two out"
     if recomputes:
         yield "recompute runs no split layers again; leave one of the two out"
-    if plan.schedule.name == "zb-h1":
-        yield 'schedule.name = "zb-h1" halves backwards, which a group does not; use 1f1b'
     if plan.taps is not None:
         yield "layers are not tapped beside a group; leave the table [taps] out"
     if plan.recovery.on_bad_microbatch == "skip":
@@ -447,6 +445,7 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
         return
     if made.halves_backwards:
         yield from _recomputed_in_halves(plan)
+        yield from _grouped_in_halves(plan)
 
 
 def _recomputed_in_halves(plan: PlanTables) -> Iterator[PlanError]:
@@ -458,6 +457,16 @@ def _recomputed_in_halves(plan: PlanTables) -> Iterator[PlanError]:
                 key,
                 f'schedule.name = "{plan.schedule.name}" splits backwards in two, and each half would compute again; '
                 f'leave it out, or use name = "1f1b"',
+            )
+
+
+def _grouped_in_halves(plan: PlanTables) -> Iterator[PlanError]:
+    for name, table in (plan.stage or {}).items():
+        if table.processes > 1:
+            yield PlanError(
+                f"stage.{name}.{_wanted(table)}",
+                f'schedule.name = "{plan.schedule.name}" halves backwards, which a group does not; leave it out, or '
+                'use name = "1f1b"',
             )
 
 

@@ -19,6 +19,7 @@ FOLDER = Path(reference.__file__).parent / "grouped"
 CONFIG = FOLDER / "stageline.toml"
 STYLES = 'stage.1.styles={"*.linear1"="colwise", "*.linear2"="rowwise"}'
 TENSOR, SHARD = ("stage.1.tensor=2", STYLES), ("stage.1.shard=2",)
+V_SHAPED = ("model.cut=[1, 2, 3]", "workers.0.stages=[0, 3]", "workers.1.stages=[1, 2]")
 BESIDE = 14  # a forward of stage 1 in step 3: the checkpoint of step 2 is there, and microbatches are in flight
 
 SHARED = """
@@ -137,6 +138,8 @@ def test_dropout_between_split_layers_is_refused_by_plan(workspace: Workspace) -
         ((*SHARD, "recovery.record=all"), "stage.1.shard", "nothing is recorded in passing"),
         ((*SHARD, "memory.recompute=stage"), "stage.1.shard", "runs no split layers again"),
         ((*SHARD, "schedule.name=zb-h1"), "stage.1.shard", "halves backwards"),
+        ((*SHARD, *V_SHAPED, "schedule.name=zb-v"), "stage.1.shard", "halves backwards"),
+        ((*SHARD, *V_SHAPED, "schedule.name=dualpipe-v"), "stage.1.shard", "halves backwards"),
         ((*SHARD, "stage.1.replicas=2"), "stage.1.shard", "the stage has replicas"),
         ((*SHARD, "stage.0.shard=2", "workers.0.stages=[0, 1]", "workers.1.stages=[2]"), "workers.0.stages", "own"),
         (("stage.x.shard=2",), "stage.x", "numbered from 0"),
