@@ -128,7 +128,7 @@ def test_a_killed_worker_changes_nothing_of_all_that_training_loops_have(workspa
     ("name", "is_traced"),
     [
         ("u-net", False),
-        ("u-net", True),
+        pytest.param("u-net", True, marks=pytest.mark.slow),
         pytest.param("resnet18", True, marks=pytest.mark.slow),
         *(pytest.param(name, False, marks=pytest.mark.slow) for name in WHOLE_MODELS if name != "u-net"),
     ],

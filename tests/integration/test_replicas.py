@@ -96,6 +96,7 @@ def test_a_model_in_one_stage_with_replicas_is_data_parallel(tmp_path: Path) -> 
     assert (outcome.code, outcome.facts["weights_sha256"]) == (0, whole.weights_sha256)
 
 
+@pytest.mark.slow
 def test_a_finished_run_without_snapshots_has_the_weights_of_its_stages_once(tmp_path: Path) -> None:
     # A file was demanded for each further replica, and none is written.
     sets = [

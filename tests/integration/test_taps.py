@@ -161,6 +161,7 @@ def test_a_bad_microbatch_that_is_left_out_is_left_out_of_what_is_read(fork_serv
         assert len(read) + len(left_out) == 8 * 4
 
 
+@pytest.mark.slow
 def test_the_layer_that_holds_the_label_is_the_one_whose_probe_tells_it(workspace: Workspace) -> None:
     """Eighty layers, frozen, in four stages of two workers: a real run, and the command."""
     for path in Path(planted.__path__[0]).glob("*.*"):

@@ -185,6 +185,7 @@ def test_those_that_share_a_parameter_and_the_broker_are_killed_in_the_middle_of
     assert outcome["facts"]["weights_sha256"] == plain(tied).weights_sha256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", ["microbatch", pytest.param("step", marks=pytest.mark.slow)])
 def test_a_microbatch_that_is_left_out_has_no_part_in_it_and_the_others_can_be_run_again(
     tied: Tied, fork_server: ForkServer, tmp_path: Path

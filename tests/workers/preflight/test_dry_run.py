@@ -89,7 +89,7 @@ def build():
 """
 
 
-@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_stages_whose_weights_are_in_files_are_there_one_at_a_time(workspace: Workspace, shares: bool) -> None:
     """And give what they do when all are there. Those that share a parameter stay until they have gone backward."""
     workspace.write("model.py", MODEL + WRITES_TO_ITS_INPUT)

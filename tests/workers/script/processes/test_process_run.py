@@ -115,6 +115,7 @@ def test_steps_that_were_called_before_the_workers_had_joined_are_not_lost(works
     assert "It begins at step 3" in errors
 
 
+@pytest.mark.slow
 def test_a_failure_that_the_script_has_not_met_is_named_at_its_end(workspace: Workspace) -> None:
     """It was told to remove the cause, and of none."""
     failing = HASTY.replace("torch.randn(8, 4), torch", "torch.randn(8, 5), torch")
