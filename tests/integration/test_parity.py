@@ -144,7 +144,7 @@ def test_in_one_process_every_placement_and_schedule_gives_the_plain_loops_weigh
     assert ran >= 1 or schedule == "dualpipe-v"  # interleaving refuses most shapes, and this one those of a whole part
 
 
-REAL = [  # each transport with several schedules and placements, each schedule on a transport
+REAL = [  # each transport with several schedules and placements
     ("digits", "ipc://", "window", "4", 8),
     ("digits", "ipc://", "1f1b", "2 folded", 8),
     ("mlp", "ipc://", "eager-1f1b", "3", 3),
