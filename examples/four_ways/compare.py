@@ -1,6 +1,6 @@
 """Trains one model in four ways, prints their losses side by side, and says which are equal to the bit.
 
-    python examples/four_ways/compare.py        about four minutes; --steps 21 for a look
+    python examples/four_ways/compare.py        about six minutes; --steps 21 for a look
 
 Each way is the plan in this folder with the keys in `WAYS` on top. What their results must equal is computed by
 `plain.py`, in plain torch. The curves are drawn into four-ways.svg in the folder that --out names.
