@@ -1,6 +1,7 @@
 """The examples learn what they are there to learn, before anything is cut, queued or scheduled."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -61,3 +62,20 @@ def test_of_eighty_blocks_the_one_that_is_trained_is_where_a_probe_can_tell_the_
     scores = {each["layer"]: each["score"] for each in json.loads(probed.stdout)["layers"]}
     assert max(scores[f"block{place}"] for place in range(30, 40)) < 0.75
     assert min(scores[f"block{place}"] for place in range(40, 50)) > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_one_model_in_four_ways_has_the_weights_of_plain_loops(workspace: Workspace) -> None:
+    """With four microbatches two replicas add gradients in another order than one worker does."""
+    sizes = ("--steps", "21", "--microbatches", "4", "--out", "compared")
+    run = workspace.command("script", str(EXAMPLES / "four_ways" / "compare.py"), *sizes)
+    assert run.returncode == 0, run.stderr
+    digests = dict(line.split(": weights_sha256 ") for line in run.stdout.splitlines() if "weights_sha256" in line)
+    plain = train(recipe(EXAMPLES / "four_ways", steps=21, microbatches=4))
+    assert digests["single"] == digests["pipeline"] == plain.weights_sha256
+    assert len(set(digests.values())) == 3
+    assert [line[:3] for line in run.stdout.splitlines()[-4:]] == ["yes"] * 4
+    drawing = ElementTree.fromstring((workspace.folder / "compared" / "four-ways.svg").read_text())  # noqa: S314
+    lines = drawing.findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len((line.get("points") or "").split()) for line in lines] == [21] * 4
