@@ -405,6 +405,8 @@ def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
         yield "recompute runs no split layers again; leave one of the two out"
     if plan.offloads:
         yield "memory.offload takes nothing of what several processes keep; leave one of the two out"
+    if plan.schedule.is_auto:
+        yield 'schedule.name = "auto" does not measure what several processes take; name one, such as 1f1b'
     if plan.taps is not None:
         yield "layers are not tapped beside a group; leave the table [taps] out"
     if plan.recovery.on_bad_microbatch == "skip":
