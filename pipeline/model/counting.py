@@ -12,16 +12,30 @@ from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.stage.layers.layer import joined
 
 from .segments.segment import Segment
+from .segments.ties import ties_of
 
 
 def demand_replicable(plan: Plan, segments: Sequence[Segment]) -> None:
-    """Raises `PlanRefused` if a stage with replicas has such a module."""
+    """Raises `PlanRefused` if a stage with replicas has such a module, or stages share parameters beside it."""
     replicated = [
         part for part in segments if (table := (plan.stage or {}).get(str(part.index))) and table.replicas > 1
     ]
-    wrong = [plan.refused(f"stage.{part.index}.replicas", reason) for part in replicated for reason in _counting(part)]
+    tied = list(_tied(segments)) if replicated else []
+    wrong = [
+        plan.refused(f"stage.{part.index}.replicas", reason)
+        for part in replicated
+        for reason in (*tied, *_counting(part))
+    ]
     if wrong:
         raise PlanRefused([error for each in wrong for error in each.errors])
+
+
+def _tied(segments: Sequence[Segment]) -> Iterator[str]:
+    for stages in ties_of(segments):
+        yield (
+            f"stages {stages[0]} and {stages[1]} share a parameter, whose gradients are not added over replicas; leave "
+            "replicas out, or cut so that all layers that use it are in one stage"
+        )
 
 
 def _counting(part: Segment) -> Iterator[str]:

@@ -403,6 +403,10 @@ def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
         yield "model.prefix_cache keeps nothing beside a group; leave one of the two out"
     if recomputes:
         yield "recompute runs no split layers again; leave one of the two out"
+    if plan.offloads:
+        yield "memory.offload takes nothing of what several processes keep; leave one of the two out"
+    if plan.schedule.is_auto:
+        yield 'schedule.name = "auto" does not measure what several processes take; name one, such as 1f1b'
     if plan.taps is not None:
         yield "layers are not tapped beside a group; leave the table [taps] out"
     if plan.recovery.on_bad_microbatch == "skip":
@@ -505,7 +509,7 @@ _NOT_REPLICATED = (
 _STAYING = ("data.stays", "data.labels_stay", "data.targets")
 _NOT_IN_GROUPS = (
     *("queues.url", "data.source", "schedule.mode", "schedule.name", "optimizer.ema_decay", "model.prefix_cache"),
-    *("taps", "memory.recompute", "recovery.on_bad_microbatch", "recovery.record"),
+    *("taps", "memory", "recovery.on_bad_microbatch", "recovery.record"),
 )
 
 _KEPT = ("queues.url", "recovery.restarts", "recovery.snapshot_every")

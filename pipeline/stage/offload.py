@@ -100,7 +100,8 @@ class ActivationOffload:
         with saved_tensors_hooks(pack, self._unpack):
             yield
         seen.clear()  # only the graph holds them
-        self._kept[microbatch] = order
+        if order:  # else it may never go backward: a stage may train nothing
+            self._kept[microbatch] = order
 
     def begin(self, microbatch: object) -> None:
         """The microbatch goes backward now: fetches what it will need, and then what the next one will."""

@@ -137,6 +137,8 @@ def test_dropout_between_split_layers_is_refused_by_plan(workspace: Workspace) -
         ((*SHARD, "recovery.on_bad_microbatch=skip"), "stage.1.shard", "no microbatch is left out"),
         ((*SHARD, "recovery.record=all"), "stage.1.shard", "nothing is recorded in passing"),
         ((*SHARD, "memory.recompute=stage"), "stage.1.shard", "runs no split layers again"),
+        ((*SHARD, 'memory.offload=["activations"]'), "stage.1.shard", "takes nothing of what several processes keep"),
+        ((*SHARD, "schedule.name=auto", "schedule.memory=1GiB"), "stage.1.shard", "does not measure"),
         ((*SHARD, "schedule.name=zb-h1"), "stage.1.shard", "halves backwards"),
         ((*SHARD, *V_SHAPED, "schedule.name=zb-v"), "stage.1.shard", "halves backwards"),
         ((*SHARD, *V_SHAPED, "schedule.name=dualpipe-v"), "stage.1.shard", "halves backwards"),

@@ -1,4 +1,5 @@
-"""Modules that count what they see are refused in a stage with replicas, by their names and with the ways out."""
+"""Modules that count what they see are refused in a stage with replicas, by their names and with the ways out; so are
+parameters that stages share."""
 
 import pytest
 from torch import nn
@@ -30,3 +31,12 @@ def test_batch_norm_in_training_mode_is_refused_by_its_name() -> None:
 def test_batch_norm_in_evaluation_mode_and_of_other_stages_is_not() -> None:
     demand(model().eval(), of_0=2, of_1=3)
     demand(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)), of_1=2)
+
+
+def test_parameters_that_stages_share_are_refused_beside_replicas() -> None:
+    made = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    made[3].weight = made[0].weight
+    demand(made)
+    with pytest.raises(PlanRefused, match="stages 0 and 1 share a parameter") as refused:
+        demand(made, of_1=2)
+    assert [error.key for error in refused.value.errors] == ["stage.1.replicas"]
