@@ -10,10 +10,12 @@ from stageline.pipeline.schedule.replicated import NAMES as REPLICATED
 
 from .errors import PlanError
 from .keys.models import PlanTables
-from .keys.training import MOST_MICROBATCHES, StagePlan
+from .keys.training import MOST_LISTED, MOST_MICROBATCHES, StagePlan
 from .staying import problems_of_staying
 
 MOST_SIMULATED = 10_000  # forwards of a step: the broker simulates one with every schedule, and must not be away for it
+
+_SHOWN_FAULTS = 20  # of a schedule's rows
 
 SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 
@@ -215,6 +217,25 @@ def _timed(plan: PlanTables) -> Iterator[PlanError]:
     if plan.schedule.times is not None and plan.schedule.name != "zb-v":
         yield PlanError(
             "schedule.times", f'name = "{plan.schedule.name}" takes none; use name = "zb-v", or leave them out'
+        )
+
+
+def _listed(plan: PlanTables) -> Iterator[PlanError]:
+    choice = plan.schedule
+    key = "schedule.file" if choice.file is not None else "schedule.rows"
+    if choice.name != schedule.LISTED and (choice.file, choice.rows) != (None, None):
+        yield PlanError(key, f'name = "{choice.name}" takes none; use name = "csv", or leave it out')
+    elif choice.name == schedule.LISTED and plan.scripted:
+        yield PlanError("schedule.name", "a script's run has no schedule from a file; name another, or train by a plan")
+    elif choice.name == schedule.LISTED and choice.rows is None:
+        needs = 'name = "csv" needs it: a row of actions for each worker, such as file = "schedule.csv"'
+        unread = "a file is read with a plan file alone; give its lines, as schedule.rows"
+        yield PlanError("schedule.file", needs if choice.file is None else unread)
+    elif choice.rows is not None and sum(map(len, choice.rows)) > MOST_LISTED:
+        yield PlanError(
+            key,
+            f"its rows have {sum(map(len, choice.rows))} characters, and a plan that travels has room for "
+            f"{MOST_LISTED}; leave empty cells out, or use fewer microbatches",
         )
 
 
@@ -430,11 +451,16 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
     known = plan.model.stages is not None and any(plan.workers)
     # What the checks above have refused already, the catalogue would refuse a second time.
     if not known or any(
-        True for check in (_replicated, _asynchronous, _accumulated, _window, _timed, _owners) for _ in check(plan)
+        True
+        for check in (_replicated, _asynchronous, _accumulated, _window, _timed, _listed, _owners)
+        for _ in check(plan)
     ):
         return
     wanted, name = plan.schedule, plan.schedule.begins_with
     try:
+        if wrong := list(_faults_of_rows(plan)):
+            yield from wrong
+            return
         made = schedule.make_schedule(
             name,
             plan.placement,
@@ -442,6 +468,7 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
             mode=wanted.mode,
             window=wanted.window,
             times=wanted.times,
+            rows=wanted.rows,
             shares=plan.shares,
         )
     except schedule.ScheduleRefused as refused:
@@ -450,6 +477,17 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
     if made.halves_backwards:
         yield from _recomputed_in_halves(plan)
         yield from _grouped_in_halves(plan)
+
+
+def _faults_of_rows(plan: PlanTables) -> Iterator[PlanError]:
+    """What is wrong with the rows of a schedule that is written down, each fault an error of its own."""
+    choice = plan.schedule
+    if choice.rows is None:
+        return
+    found = schedule.faults(choice.rows, schedule.Shape(choice.name, plan.placement, choice.in_step))
+    shown = found[:_SHOWN_FAULTS] + ([f"and {len(found) - _SHOWN_FAULTS} more"] if len(found) > _SHOWN_FAULTS else [])
+    for fault in shown:
+        yield PlanError("schedule.file" if choice.file is not None else "schedule.rows", fault)
 
 
 def _recomputed_in_halves(plan: PlanTables) -> Iterator[PlanError]:
@@ -493,7 +531,7 @@ Check = Callable[[PlanTables], Iterator[PlanError]]
 _STAGES = ("model.cut", "model.stages")
 _SCHEDULE = (
     *("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate", "schedule.window"),
-    "schedule.times",
+    *("schedule.times", "schedule.file", "schedule.rows"),
 )
 
 _OF_SCRIPTS = (
@@ -531,6 +569,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("queues.codec", *_STAGES), _codecs),
     (("schedule.name", "schedule.times"), _timed),
+    (("schedule.name", "schedule.file", "schedule.rows", "data.source"), _listed),
     (("schedule", "queues.url", "data.source", "workers", "stage", *_STAGES), _auto),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("model.prefix_cache", "recovery.on_bad_microbatch"), _cached),

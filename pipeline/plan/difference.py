@@ -17,6 +17,7 @@ UNCOUNTED = frozenset(
         "model.stage_memory",
         "memory.recompute",
         "memory.offload",
+        "schedule.file",  # what it says is in schedule.rows
         "schedule.memory",  # by what the run chooses its schedule
         "data.check",
         "data.num_workers",
@@ -37,10 +38,10 @@ UNCOUNTED = frozenset(
 # has the same bits, but for a stage that is computed by another number of processes: those add in another order.
 LAYOUT_KEYS = (
     "model.cut, model.stages, workers, stage.N.tensor, stage.N.styles, stage.N.shard, schedule.name, schedule.window, "
-    "schedule.times, recovery.snapshot_every and taps"
+    "schedule.times, schedule.rows, recovery.snapshot_every and taps"
 )
 _LAYOUT = re.compile(
-    r"model\.(cut|stages)|workers\.\d+\.(stages|device|threads)|schedule\.(name|window|times)|recovery\.snapshot_every|"
+    r"model\.(cut|stages)|workers\.\d+\.(stages|device|threads)|schedule\.(name|window|times|rows)|recovery\.snapshot_every|"
     r"taps\.\w+|stage\.\d+\.(tensor|shard|styles\..*)"
 )
 

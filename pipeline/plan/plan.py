@@ -81,6 +81,7 @@ class Plan(PlanTables):
             mode=choice.mode,
             window=choice.window,
             times=choice.times,
+            rows=choice.rows,
             first_trainable=first_trainable,
             ties=ties,
             tied=choice.tied,

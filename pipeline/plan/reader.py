@@ -2,6 +2,8 @@
 
 text -> tables -> settings, the later over the earlier -> keys, one by one -> checks of the whole -> plan
 
+What `schedule.file` says is part of the plan, as `schedule.rows`: all processes of a run have the same.
+
 All that is wrong is found at once: every key by its model, then the keys with each other.
 """
 
@@ -19,6 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from stageline.pipeline.addresses import masked
+from stageline.pipeline.schedule import rows_of
 
 from .checks import problems
 from .errors import PlanError, PlanRefused, shown
@@ -31,6 +34,7 @@ FILE_NAME = "stageline.toml"
 PREFIX = "STAGELINE_"
 _MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
 _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
+_FILE, _ROWS = ("schedule", "file"), ("schedule", "rows")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
@@ -41,6 +45,8 @@ _RIVALS: dict[Key, Key] = {
     ("data", "dataset"): ("data", "source"),
     ("model", "cut"): ("model", "stages"),
     ("model", "stages"): ("model", "cut"),
+    ("schedule", "file"): ("schedule", "rows"),
+    ("schedule", "rows"): ("schedule", "file"),
 }
 
 
@@ -74,7 +80,7 @@ def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mappin
         raise _refused(file, f"byte {error.start} is not UTF-8, which a TOML file is written in") from error
     except tomllib.TOMLDecodeError as error:
         raise _refused(file, f"this is not TOML: {error}") from error
-    return _plan(tables, file, lines_of(text), sets, environment)
+    return _plan(tables, file, lines_of(text), sets, environment, reads=True)
 
 
 def from_mapping(
@@ -97,7 +103,10 @@ def _plan(
     lines: Mapping[Key, int],
     sets: Sequence[str],
     environment: Mapping[str, str],
+    *,
+    reads: bool = False,
 ) -> Plan:
+    """With `reads`, the file that the plan names for its schedule is read."""
     name = str(file or "")
     path = None if file is None else file.absolute()
     folder = re.sub(r"\W+", "-", path.parent.name if path else "").strip("-")  # as far as it makes the run's name
@@ -107,7 +116,30 @@ def _plan(
     chosen = [each for each in typed if isinstance(each, Setting)]
     errors = [each for each in typed if isinstance(each, PlanError)]
     settings = _merged([default, *written, *_from_environment(environment), *chosen])
+    if reads and path is not None:
+        settings, unread = _with_rows(settings, path.parent)
+        return _Given(settings, name, lines).plan(path, errors, unread)
     return _Given(settings, name, lines).plan(path, errors)
+
+
+def _with_rows(settings: dict[Key, Setting], folder: Path) -> tuple[dict[Key, Setting], dict[Key, PlanError]]:
+    """What `schedule.file`, from `folder` on, says is `schedule.rows`; or why it cannot be read."""
+    given = settings.get(_FILE)
+    if given is None or not isinstance(given.value, str):
+        return settings, {}
+    if _ROWS in settings:
+        return settings, {_FILE: _unread(given, "schedule.rows is given too; keep one of the two")}
+    try:
+        rows = rows_of((folder / given.value).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        return settings, {_FILE: _unread(given, f"{folder / given.value} cannot be read: {error.strerror}")}
+    except ValueError:  # also of a name that no file can have
+        return settings, {_FILE: _unread(given, f"{folder / given.value} is no text in UTF-8")}
+    return {**settings, _ROWS: Setting(_ROWS, list(rows), given.origin, given.where)}, {}
+
+
+def _unread(given: Setting, reason: str) -> PlanError:
+    return PlanError(dotted(given.key), reason, given.where, shown(given.value))
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
@@ -163,13 +195,18 @@ class _Given:
     name: str
     lines: Mapping[Key, int]
 
-    def plan(self, file: Path | None, errors: Iterable[PlanError] = ()) -> Plan:
-        """The plan read from `file`. Raises `PlanRefused` with `errors` and all others."""
+    def plan(
+        self,
+        file: Path | None,
+        errors: Iterable[PlanError] = (),
+        unread: Mapping[Key, PlanError] = MappingProxyType({}),
+    ) -> Plan:
+        """The plan read from `file`. Raises `PlanRefused` with `errors`, those of keys `unread`, and all others."""
         tables = {
             **{name: {} for name in _REQUIRED},
             **nested((key, setting.value) for key, setting in self.settings.items()),
         }
-        faults = self._faults(tables)
+        faults = {**self._faults(tables), **unread}
         sound = self._sound_part(tables, faults).with_known_stages()
         plan = Plan.model_construct(**dict(sound), file=file)
         values = flat(plan.as_mapping())

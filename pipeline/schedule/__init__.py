@@ -8,13 +8,16 @@ from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
 from .alternating import window_for
 from .catalogue import forward_only, make_schedule, schedule_names
 from .greedy_v import Times
-from .shape import Placement, ScheduleRefused
+from .listed import LISTED, rows_of
+from .listed_faults import faults, told_by
+from .shape import Placement, ScheduleRefused, Shape
 from .ties import Tied, Ties
 from .v_shaped import v_shaped
 from .value import Mode, Schedule
 
 __all__ = [
     "ENDS_MICROBATCH",
+    "LISTED",
     "ONCE_PER_STEP",
     "Action",
     "Kind",
@@ -22,12 +25,16 @@ __all__ = [
     "Placement",
     "Schedule",
     "ScheduleRefused",
+    "Shape",
     "Tied",
     "Ties",
     "Times",
+    "faults",
     "forward_only",
     "make_schedule",
+    "rows_of",
     "schedule_names",
+    "told_by",
     "v_shaped",
     "window_for",
 ]

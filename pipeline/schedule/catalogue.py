@@ -10,6 +10,8 @@ from .breadth_first import breadth_first
 from .clipping import check_clips, clipping
 from .greedy_v import Times, timed_zb_v
 from .interleaved import interleaved
+from .listed import LISTED, listed
+from .listed_faults import faults
 from .merge import merge
 from .replicas import Shares, replicas_of
 from .replicated import NAMES as REPLICATED
@@ -24,7 +26,7 @@ _NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-b
 
 
 def schedule_names() -> tuple[str, ...]:
-    """The names that `make_schedule` accepts."""
+    """The names of the catalogue. Besides, `make_schedule` accepts "csv" with rows."""
     return _NAMES
 
 
@@ -36,6 +38,7 @@ def make_schedule(
     mode: Mode = "sync",
     window: Sequence[int] | None = None,
     times: Times | None = None,
+    rows: Sequence[str] | None = None,
     first_trainable: int = 0,
     ties: Ties = (),
     tied: Tied = "microbatch",
@@ -46,9 +49,10 @@ def make_schedule(
     """Makes the schedule `name` for a placement, the stages of each worker, and the microbatches of a step.
 
     `window` is for the schedule of that name: how many microbatches each stage has in flight at most. `times` is for
-    zb-v: how long F, I and W of a stage take, in one unit, if not equally long. Stages below
-    `first_trainable` run no backward; `frozen` are those above it of which nothing is trained. Asynchronous mode is
-    1F1B without a flush; its steps are single microbatches.
+    zb-v: how long F, I and W of a stage take, in one unit, if not equally long. `rows` are for "csv": for each worker
+    what it runs in a step, "0F0,0F1,,0B0,0B1", without what ends the step (`listed.py`). Stages below
+    `first_trainable` run no backward, and those of the rows are left out; `frozen` are those above it of which nothing
+    is trained. Asynchronous mode is 1F1B without a flush; its steps are single microbatches.
     `ties` are pairs of stages that share parameters which are trained, in synchronous mode only; after each `tied` they
     send each other gradients. With `clips`, gradients are clipped by their norm over all stages, in synchronous mode
     only.
@@ -66,6 +70,8 @@ def make_schedule(
         raise shape.refused('a window is for the schedule "window" alone; take it out, or use that schedule')
     if times is not None and name != "zb-v":
         raise shape.refused('times are for the schedule "zb-v" alone; take them out, or use that schedule')
+    if (rows is not None) != (name == LISTED):
+        raise shape.refused('rows are for the schedule "csv", which needs them; give both, or neither')
     if shares:
         _check_replicas(shape, shares, mode, ties, window, clips=clips)
         empty = Schedule(
@@ -75,7 +81,7 @@ def make_schedule(
     if mode == "async":
         lists = _without_flush(shape)
     else:
-        lists = _with_updates(shape, _lists(shape, window, times), ties, tied, clips=clips)
+        lists = _with_updates(shape, _lists(shape, window, times, rows or ()), ties, tied, clips=clips)
     return Schedule(
         name, mode, shape.placement, microbatches, lists, first_trainable, ties, tied, tuple(frozen), clips=clips
     )
@@ -97,7 +103,7 @@ def forward_only(placement: Sequence[Sequence[int]], microbatches: int, shares: 
 
 
 def _check_name(name: str) -> None:
-    if name not in _NAMES:
+    if name not in (*_NAMES, LISTED):
         near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.5)
         way_out = f"did you mean {near[0]}? The" if near else "the"
         raise ScheduleRefused(f"there is no schedule named {name!r}; {way_out} names are: {', '.join(_NAMES)}")
@@ -159,7 +165,7 @@ def _with_sums(schedule: Schedule, lists: Lists) -> Lists:
     )
 
 
-def _lists(shape: Shape, window: Sequence[int] | None, times: Times | None) -> Lists:
+def _lists(shape: Shape, window: Sequence[int] | None, times: Times | None, rows: Sequence[str]) -> Lists:
     match shape.name:
         case "gpipe":
             return _alternating(shape, gpipe(shape.stages, shape.microbatches))
@@ -177,8 +183,20 @@ def _lists(shape: Shape, window: Sequence[int] | None, times: Times | None) -> L
             return zb_v(shape) if times is None else timed_zb_v(shape, times)
         case "dualpipe-v":
             return dualpipe_v(shape)
+        case "csv":
+            return _listed(shape, rows)
         case _:
             return interleaved(shape)
+
+
+def _listed(shape: Shape, rows: Sequence[str]) -> Lists:
+    """Raises `ScheduleRefused` with all that is wrong with the rows."""
+    if found := faults(rows, shape):
+        raise shape.refused("; ".join(found))
+    return tuple(
+        tuple(action for action, *_ in row if action.kind is Kind.FORWARD or action.stage >= shape.first_trainable)
+        for row in listed(rows)
+    )
 
 
 def _alternating(shape: Shape, warm_ups: Sequence[int]) -> Lists:

@@ -65,7 +65,7 @@ def _each_layer(plan: Plan, doing: Callable[[str], None]) -> Job:
     """The job of a plan that has each layer in a stage of its own, on the device and threads of the first worker."""
     first = plan.workers[0]
     model = plan.model.model_copy(update={"cut": EACH_LAYER, "stages": None})
-    other = {"name": "1f1b", "mode": "sync", "window": None, "times": None, "memory": None}
+    other = {"name": "1f1b", "mode": "sync", "window": None, "times": None, "memory": None, "file": None, "rows": None}
     schedule = plan.schedule.model_copy(update=other)
     job = prepare(plan.model_copy(update={"model": model, "schedule": schedule, "workers": ()}), doing)
     workers = tuple(
@@ -81,7 +81,13 @@ def _in_flight(plan: Plan, stages: int) -> Sequence[int] | None:
     placement = plan.placement if own else [(stage,) for stage in range(stages)]
     try:
         schedule = make_schedule(
-            choice.begins_with, placement, choice.in_step, mode=choice.mode, window=choice.window, times=choice.times
+            choice.begins_with,
+            placement,
+            choice.in_step,
+            mode=choice.mode,
+            window=choice.window,
+            times=choice.times,
+            rows=choice.rows,
         )
     except ScheduleRefused:
         return None

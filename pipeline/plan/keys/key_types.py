@@ -261,6 +261,7 @@ Reference = Annotated[
 Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "cuda:0"')]
 Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
 WeightsPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("the path of a file or folder of weights")]
+ListPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts('the path of a CSV file, such as "schedule.csv",')]
 Truth = Annotated[bool, Field(strict=True), Accepts("true or false")]
 Autocast = Annotated[
     Literal["bf16"], BeforeValidator(_no_float16, json_schema_input_type=Literal["bf16"]), Accepts('"bf16"')

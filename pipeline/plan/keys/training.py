@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from stageline.pipeline.schedule import Mode, Tied, schedule_names
+from stageline.pipeline.schedule import LISTED, Mode, Tied, schedule_names
 
 from .key_types import (
     Accepts,
@@ -16,6 +16,7 @@ from .key_types import (
     Every,
     Folder,
     Groups,
+    ListPath,
     Name,
     Options,
     Positive,
@@ -35,6 +36,7 @@ from .section import FactorySection, Section
 # A typing error shall not make a billion stages, nor a list of a billion actions.
 MOST_STAGES = 1024
 MOST_MICROBATCHES = 65536
+MOST_LISTED = 48_000  # characters of a schedule's rows: a worker sends its plan, in a message of 64 KiB at most
 MOST_REPLICAS = 256
 MOST_SHARE = 1000
 AUTO = "auto"  # the schedule that the run itself chooses
@@ -296,11 +298,22 @@ class StagePlan(Section):
 class SchedulePlan(Section):
     """The order of the work."""
 
-    name: Annotated[str, one_of((*schedule_names(), AUTO))] = Field(
+    name: Annotated[str, one_of((*schedule_names(), LISTED, AUTO))] = Field(
         default="1f1b",
-        description='The order in which a stage runs forwards and backwards. "auto": the run measures its first steps, '
-        "and takes the fastest for which `memory` has room.",
+        description='The order in which a stage runs forwards and backwards. "csv": that of `file`. "auto": the run '
+        "measures its first steps, and takes the fastest for which `memory` has room.",
         examples=["gpipe", "auto"],
+    )
+    file: Unset[ListPath] = Field(
+        default=None,
+        description='For name = "csv", and only there: the file with a row of actions for each worker, in the '
+        '"compute_only" format of torch.distributed.pipelining.',
+        examples=["schedule.csv"],
+    )
+    rows: Unset[Annotated[tuple[Annotated[str, Field(strict=True)], ...], Accepts("a list of rows of text")]] = Field(
+        default=None,
+        description="What `file` says, for each worker; or given in its place.",
+        examples=[["0F0,0F1,,0B0,0B1", ",1F0,1B0,1F1,1B1"]],
     )
     memory: Unset[Size] = Field(
         default=None,

@@ -8,24 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule
+from stageline.pipeline.schedule.precedence import AFTER_PREVIOUS, BUILDS_ON
 
 Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
-
-# What a microbatch's action comes after, at each stage: these actions on the previous microbatch, so that messages are
-# numbered and gradients summed in microbatch order, and the action on the same microbatch that it builds on.
-_AFTER_PREVIOUS = {
-    Kind.FORWARD: (Kind.FORWARD,),
-    Kind.BACKWARD: (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.TIED),
-    Kind.INPUT: (Kind.BACKWARD, Kind.INPUT),
-    Kind.WEIGHT: (Kind.BACKWARD, Kind.WEIGHT, Kind.TIED),
-    Kind.TIED: (Kind.TIED,),
-}
-_BUILDS_ON = {
-    Kind.BACKWARD: (Kind.FORWARD,),
-    Kind.INPUT: (Kind.FORWARD,),
-    Kind.WEIGHT: (Kind.INPUT,),
-    Kind.TIED: (Kind.BACKWARD, Kind.WEIGHT),
-}
 
 
 class UnsoundSchedule(StagelineError):
@@ -101,7 +86,7 @@ def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[in
     if action.kind in ONCE_PER_STEP:
         yield step - 1, action
         last = _group(schedule, action.stage)[-1]
-        for kind in _AFTER_PREVIOUS:
+        for kind in AFTER_PREVIOUS:
             yield step, Action(kind, action.stage, last)
         for kind in ONCE_PER_STEP[: ONCE_PER_STEP.index(action.kind)]:
             yield step, action._replace(kind=kind)
@@ -109,9 +94,9 @@ def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[in
     group = _group(schedule, action.stage)
     place = group.index(action.microbatch)
     previous = (step, group[place - 1]) if place else (step - 1, group[-1])
-    for kind in _AFTER_PREVIOUS[action.kind]:
+    for kind in AFTER_PREVIOUS[action.kind]:
         yield previous[0], Action(kind, action.stage, previous[1])
-    for kind in _BUILDS_ON.get(action.kind, ()):
+    for kind in BUILDS_ON.get(action.kind, ()):
         yield step, Action(kind, action.stage, action.microbatch)
     if schedule.mode == "sync":
         yield step - 1, Action(Kind.UPDATE, action.stage)

@@ -1,6 +1,6 @@
 """`stageline schedule`: lists the schedules, and draws one for a shape."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,8 @@ from stageline.workers.cli import options
 from stageline.workers.cli.display.tables import counted, share, show
 from stageline.workers.cli.errors import suggestion
 
+from .schedule_file import from_file
+
 MAX_FORWARDS = 20_000  # drawing and measuring more takes minutes
 
 ABOUT = {
@@ -41,8 +43,8 @@ ABOUT = {
 }
 
 
-def _known(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    if value not in schedule_names():
+def _known(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and value not in schedule_names():
         raise click.BadParameter(f"there is no schedule {value}; {suggestion(value, schedule_names())}")
     return value
 
@@ -95,11 +97,16 @@ def list_(as_json: bool) -> None:
 
 
 @schedule.command("show", epilog="Example: stageline schedule show 1f1b --stages 4 --microbatches 8")
-@click.argument("name", callback=_known, shell_complete=_completed)
+@click.argument("name", required=False, callback=_known, shell_complete=_completed)
+@click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Instead of NAME: a CSV file with a row of actions for each worker, as torch writes them.",
+)
 @click.option("--stages", type=click.IntRange(min=1), help="Number of stages; required without --placement.")
 @click.option("--workers", type=click.IntRange(min=1), help="Number of workers. Default: one for each stage.")
 @click.option("--placement", metavar="'0,2;1,3'", callback=_placement, help="The stages of each worker.")
-@click.option("--microbatches", type=click.IntRange(min=1), required=True, help="Number of microbatches in a batch.")
+@click.option("--microbatches", type=click.IntRange(min=1), help="Number of microbatches in a batch.")
 @click.option(
     "--window", metavar="K,K,...", callback=_window, help="For the schedule window: microbatches in flight, by stage."
 )
@@ -118,11 +125,12 @@ def list_(as_json: bool) -> None:
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also write the drawing to this file.")
 @options.as_json
 def show_(
-    name: str,
+    name: str | None,
+    file: Path | None,
     stages: int | None,
     workers: int | None,
     placement: Placement | None,
-    microbatches: int,
+    microbatches: int | None,
     window: tuple[int, ...] | None,
     first_trainable: int,
     mode: Mode,
@@ -133,12 +141,19 @@ def show_(
     svg: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw the schedule NAME for a shape; print its bubble and the microbatches each stage holds."""
-    placed = _placed(name, stages, workers, placement, microbatches)
+    """Draw the schedule NAME for a shape, or the one in --file; print its bubble and the microbatches each stage
+    holds."""
     try:
-        found = make_schedule(
-            name, placed, microbatches, mode=mode, window=window, times=times, first_trainable=first_trainable
-        )
+        if file is not None:
+            given = {"NAME": name, "--stages": stages, "--workers": workers, "--placement": placement}
+            _demand_alone(given | {"--microbatches": microbatches, "--window": window, "--times": times})
+            found = from_file(file, mode, first_trainable)
+        else:
+            name, microbatches = _demanded(name, microbatches)
+            placed = _placed(name, stages, workers, placement, microbatches)
+            found = make_schedule(
+                name, placed, microbatches, mode=mode, window=window, times=times, first_trainable=first_trainable
+            )
     except ScheduleRefused as error:  # not a plan is wrong, but the flags
         raise click.UsageError(str(error)) from error
     costs = Costs.even(found.stages, forward=forward, backward=backward, latency=latency)
@@ -155,6 +170,20 @@ def show_(
         if latency:
             window = window_for(costs.latency, forward, backward)
             click.echo(f"smallest window that hides this latency: {','.join(map(str, window))}")
+
+
+def _demand_alone(given: Mapping[str, object]) -> None:
+    """Raises `click.UsageError` for what a file says itself."""
+    if names := [name for name, value in given.items() if value is not None]:
+        raise click.UsageError(f"--file says {', '.join(names)} itself: leave one of the two out")
+
+
+def _demanded(name: str | None, microbatches: int | None) -> tuple[str, int]:
+    if name is None:
+        raise click.UsageError("give the NAME of a schedule, or a --file")
+    if microbatches is None:
+        raise click.UsageError("give the number of --microbatches")
+    return name, microbatches
 
 
 def _placed(

@@ -61,3 +61,42 @@ def test_the_json_of_a_schedule_holds_what_the_checker_found(arguments, placemen
     assert facts["actions"] == [[str(action) for action in actions] for actions in made.workers]
     assert (facts["span"], facts["bubble"]) == (verdict.span, verdict.bubble)
     assert facts["stage_peak"] == list(verdict.stage_peak)
+
+
+def test_a_schedule_from_a_file_is_checked_and_drawn(capsys, tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n")
+    said = output_of(capsys, "schedule", "show", "--file", str(file))
+    assert said.splitlines()[0] == "csv, 2 stages on 2 workers, 2 microbatches"
+    assert "bubble 3 of 9 (33 %); in flight at most 2 on stage 0, 1 on stage 1" in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (
+            b"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
+            "mine.csv: line 1, cell 2: 0B0 waits for 1B0, which comes after 1F1 on",
+        ),
+        (b"0F0,0X1\n", 'mine.csv: line 1, cell 2: "0X1" is no action'),
+        (b"0F0,0B0\n0F1,0B1\n", "mine.csv: line 2, cell 1: 0F1: stage 0 is on line 1, too"),
+        (b"0F0,0B0\n2F0,2B0\n", "mine.csv: the workers own stages 0, 2, but each of 0 to 2 needs exactly one owner"),
+        (b"0F0,0F1,0B0\n", "mine.csv: line 1: 0B1 is missing"),
+        (b"\n", "mine.csv: there is no worker"),
+        (b"\xff", "mine.csv: byte 0 is not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_refused_by_its_name(rows, reason, capsys, tmp_path):
+    (tmp_path / "mine.csv").write_bytes(rows)
+    assert run(["schedule", "show", "--file", str(tmp_path / "mine.csv")]) == 2
+    assert reason in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_file_says_its_shape_itself_and_a_name_needs_one(capsys, tmp_path):
+    (tmp_path / "mine.csv").write_text("0F0,0B0\n")
+    assert run(["schedule", "show", "1f1b", "--file", str(tmp_path / "mine.csv"), "--stages", "2"]) == 2
+    assert "--file says NAME, --stages itself: leave one of the two out" in capsys.readouterr().err
+    assert run(["schedule", "show", "--microbatches", "2"]) == 2
+    assert "give the NAME of a schedule, or a --file" in capsys.readouterr().err
+    assert run(["schedule", "show", "1f1b", "--stages", "2"]) == 2
+    assert "give the number of --microbatches" in capsys.readouterr().err
