@@ -7,7 +7,7 @@ Curve = Mapping[int, float]  # a loss by the number of its step
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 52, 24, 40, 46
 LOW, HIGH = 0.2, 0.8
 WIDE = (9.0, 6.0, 3.5, 1.3)  # of the curves, in order
-NOTEBOOK = {"d": (0.706, 0.293), "t": (0.693, 0.285)}  # data-parallel and tensor-parallel, its first and last loss
+NOTEBOOK = {"d": {0: 0.706, 10_000: 0.293}, "t": {0: 0.693, 10_000: 0.285}}  # data-parallel and tensor-parallel
 STYLE = """
   svg { font: 12px system-ui, sans-serif; background: #fff; }
   text { fill: #24292f; } .grid { stroke: #d8dee4; } polyline { fill: none; stroke-linejoin: round; }
@@ -19,13 +19,13 @@ STYLE = """
 
 
 def drawn(curves: Mapping[str, Curve]) -> str:
-    """An SVG of at most four curves by name, and the notebook's first and last losses as circles and squares."""
+    """An SVG of at most four curves by name, and the notebook's losses as circles and squares, as far as steps go."""
     last = max(1, *(step for curve in curves.values() for step in curve))
     numbered = list(enumerate(curves.items()))
     lines = [_line(number, curve, last) for number, (_, curve) in numbered]
     names = [_name(number, name) for number, (name, _) in numbered]
     head = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">', f"<style>{STYLE}</style>"]
-    return "\n".join([*head, *_grid(last), *lines, *names, *_notebook(), "</svg>", ""])
+    return "\n".join([*head, *_grid(last), *lines, *names, *_notebook(last), "</svg>", ""])
 
 
 def _grid(last: int) -> list[str]:
@@ -38,7 +38,7 @@ def _grid(last: int) -> list[str]:
         x, y = _place(fifth / 5, LOW)
         parts.append(f'<text x="{x:.1f}" y="{y + 20:.1f}" text-anchor="middle">{last * fifth // 5}</text>')
     parts.append(f'<text x="{_place(0.5, LOW)[0]:.1f}" y="{HEIGHT - 8}" text-anchor="middle">step</text>')
-    return [*parts, f'<text x="{LEFT}" y="{HEIGHT - 8}" text-anchor="middle">loss</text>']
+    return [*parts, f'<text x="{LEFT + 6}" y="{TOP + 16}">loss</text>']
 
 
 def _line(number: int, curve: Curve, last: int) -> str:
@@ -53,11 +53,11 @@ def _name(number: int, name: str) -> str:
     return f'{line}<text x="{x + 28}" y="20">{name}</text>'
 
 
-def _notebook() -> list[str]:
-    circles = [_circle(*_place(share, loss)) for share, loss in enumerate(NOTEBOOK["d"])]
-    squares = [_square(*_place(share, loss)) for share, loss in enumerate(NOTEBOOK["t"])]
+def _notebook(last: int) -> list[str]:
+    circles = [_circle(*_place(step / last, loss)) for step, loss in NOTEBOOK["d"].items() if step <= last]
+    squares = [_square(*_place(step / last, loss)) for step, loss in NOTEBOOK["t"].items() if step <= last]
     x = LEFT + 124 * 4
-    words = f'<text x="{x + 32}" y="20">the notebook, both</text>'
+    words = f'<text x="{x + 32}" y="20">the notebook</text>'
     return [*circles, *squares, _circle(x + 8, 16), _square(x + 22, 16), words]
 
 
