@@ -29,9 +29,12 @@ def train(steps: int, groups: Sequence[Sequence[int]], microbatches: int) -> Pla
     torch.manual_seed(SEED)
     network = model.build()
     optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
-    source, losses = data.batches(data.ROWS, SEED), {}
+    source = data.batches(data.ROWS, SEED)
+    losses: dict[int, float] = {}
     for step in range(steps):
         points, classes = source.batch(step)
+        assert isinstance(points, Tensor)
+        assert isinstance(classes, Tensor)
         slices = zip(points.tensor_split(microbatches), classes.tensor_split(microbatches), strict=True)
         found = [_loss(network, *each) * (len(each[0]) / len(points)) for each in slices]
         losses[step] = reduce(torch.add, [loss.detach() for loss in found]).item()
