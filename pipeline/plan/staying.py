@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from .errors import PlanError
 from .keys.models import PlanTables
 
+_HAS_BOTH = "worker {worker} has the first stage and the last: its batches have targets; leave it out"
+
 
 def problems_of_staying(plan: PlanTables) -> Iterator[PlanError]:
     """Each way in which the plan breaks what `data.stays` and `data.labels_stay` promise."""
+    if plan.scripted:
+        yield from _of_a_script(plan)
+        return
     if plan.data.stays is None:
         if plan.data.labels_stay:
             yield PlanError("data.labels_stay", "labels stay with stages: say which ones, stays = [0]")
-        return
-    if plan.scripted:
-        yield PlanError(
-            "data.stays",
-            "a script sends the rows to its workers, and fetches the weights of all stages; leave it out, or train by "
-            "a plan",
-        )
+        elif plan.data.targets is not None and plan.model.stages is not None:
+            yield from _unused_targets(plan, plan.model.stages - 1)
         return
     if plan.caches_prefix:
         yield PlanError(
@@ -33,6 +33,23 @@ def problems_of_staying(plan: PlanTables) -> Iterator[PlanError]:
             "a worker that has lost what it kept draws the rows itself, wherever it is; with data.stays, leave it out",
         )
     yield from _stages(plan, plan.data.stays)
+
+
+def _of_a_script(plan: PlanTables) -> Iterator[PlanError]:
+    way_out = "leave it out, or train by a plan"
+    if plan.data.stays is not None:
+        reason = "a script sends the rows to its workers, and fetches the weights of all stages"
+        yield PlanError("data.stays", f"{reason}; {way_out}")
+    if plan.data.labels_stay:
+        yield PlanError("data.labels_stay", f"a script sends the labels to its workers; {way_out}")
+    if plan.data.targets is not None:
+        yield PlanError("data.targets", f"a script gives the targets itself; {way_out}")
+
+
+def _unused_targets(plan: PlanTables, last: int) -> Iterator[PlanError]:
+    reads = _owners(plan, last)
+    if reads and not {*reads} - {*_owners(plan, 0)}:
+        yield PlanError("data.targets", _HAS_BOTH.format(worker=reads[0]))
 
 
 def _stages(plan: PlanTables, stays: tuple[int, ...]) -> Iterator[PlanError]:
@@ -69,9 +86,7 @@ def _placed(plan: PlanTables, stays: tuple[int, ...], last: int) -> Iterator[Pla
             )
     away = [owner for owner in owners[last] if owner != home]
     if not away and plan.data.targets is not None:
-        yield PlanError(
-            "data.targets", f"worker {home} has the first stage and the last: its batches have targets; leave it out"
-        )
+        yield PlanError("data.targets", _HAS_BOTH.format(worker=home))
     elif away and plan.data.labels_stay:
         yield PlanError(
             "data.labels_stay",

@@ -68,13 +68,22 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
     schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
     if options.workers == "inline":
-        if plan.offloads:
-            raise plan.refused("memory.offload", "inline workers have no files; leave out workers, or this setting")
+        _demand_no_files(plan)
         return weights, check, InlineRun(segments, schedule, names, options, plan)
     if remote is not None:
         return weights, check, _begin_remotely(plan, schedule, names, remote, resume)
     with registered(model, options):
         return weights, check, _begin_here(plan, schedule, names, segments, options, resume)
+
+
+def _demand_no_files(plan: Plan) -> None:
+    """Raises `PlanRefused` for what inline workers cannot have."""
+    keys = {
+        "memory.offload": plan.offloads,
+        "recovery.on_bad_microbatch": plan.recovery.on_bad_microbatch == "skip",
+    }
+    for key in (key for key, wanted in keys.items() if wanted):
+        raise plan.refused(key, "inline workers have no files; leave out workers, or this setting")
 
 
 def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int) -> None:

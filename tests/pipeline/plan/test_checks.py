@@ -107,6 +107,13 @@ NOT_STAYING = [
         "data.stays",
         "a script sends the rows to its workers, and fetches the weights of all stages; leave it out",
     ),
+    ({**SCRIPTED, "data__labels_stay": True}, "data.labels_stay", "a script sends the labels to its workers; leave"),
+    ({**SCRIPTED, "data__targets": "data.py:labels"}, "data.targets", "a script gives the targets itself; leave it"),
+    (
+        {**U_SHAPED, "data__labels_stay": False, "data__targets": "data.py:labels"},
+        "data.targets",
+        "worker 0 has the first stage and the last: its batches have targets; leave it out",
+    ),
 ]
 
 

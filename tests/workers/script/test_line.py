@@ -137,6 +137,14 @@ def test_an_inline_line_is_not_resumed():
         )
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("memory.offload", ["activations"]), ("recovery.on_bad_microbatch", "skip")]
+)
+def test_what_needs_files_is_refused_inline(key, value):
+    with pytest.raises(PlanRefused, match=f"{key} = .*: inline workers have no files"):
+        Line(model(), cut=[2], loss=functional.cross_entropy, optimizer=ADAM, settings={key: value})
+
+
 def test_an_inline_line_does_not_begin_anew_when_it_is_asked_to_resume():
     with pytest.raises(ValueError, match="an inline run saves nothing"):
         Line(model(), cut=[2], loss=functional.cross_entropy, optimizer=ADAM, workers="inline", resume="runs/line-1")
