@@ -1,0 +1,165 @@
+"""What the keys of a plan must agree on: its schedule, with the shape that it has and what it computes."""
+
+from collections.abc import Iterator
+
+from stageline.pipeline import schedule
+
+from . import stage_checks, training_checks
+from .errors import PlanError
+from .keys.models import PlanTables
+from .keys.training import MOST_LISTED
+
+MOST_SIMULATED = 10_000  # forwards of a step: the broker simulates one with every schedule, and must not be away for it
+
+_SHOWN_FAULTS = 20  # of a schedule's rows
+
+
+def window(plan: PlanTables) -> Iterator[PlanError]:
+    """A window has one number for each stage, and belongs to the schedule of that name."""
+    named, window, stages = plan.schedule.name == "window", plan.schedule.window, plan.model.stages
+    if named and window is None:
+        yield PlanError("schedule.window", 'name = "window" needs it: one K for each stage, such as window = [4, 2]')
+    elif not named and window is not None:
+        yield PlanError(
+            "schedule.window", f'name = "{plan.schedule.name}" takes none; use name = "window", or leave it out'
+        )
+    elif window is not None and stages is not None and len(window) != stages:
+        yield PlanError("schedule.window", f"{len(window)} values for {stages} stages; give one K for each stage")
+
+
+def timed(plan: PlanTables) -> Iterator[PlanError]:
+    """Times of F, I and W belong to zb-v."""
+    if plan.schedule.times is not None and plan.schedule.name != "zb-v":
+        yield PlanError(
+            "schedule.times", f'name = "{plan.schedule.name}" takes none; use name = "zb-v", or leave them out'
+        )
+
+
+def listed(plan: PlanTables) -> Iterator[PlanError]:
+    """Rows, or a file of them, belong to the schedule that is written down."""
+    choice = plan.schedule
+    key = "schedule.file" if choice.file is not None else "schedule.rows"
+    if choice.name != schedule.LISTED and (choice.file, choice.rows) != (None, None):
+        yield PlanError(key, f'name = "{choice.name}" takes none; use name = "csv", or leave it out')
+    elif choice.name == schedule.LISTED and plan.scripted:
+        yield PlanError("schedule.name", "a script's run has no schedule from a file; name another, or train by a plan")
+    elif choice.name == schedule.LISTED and choice.rows is None:
+        needs = 'name = "csv" needs it: a row of actions for each worker, such as file = "schedule.csv"'
+        unread = "a file is read with a plan file alone; give its lines, as schedule.rows"
+        yield PlanError("schedule.file", needs if choice.file is None else unread)
+    elif choice.rows is not None and sum(map(len, choice.rows)) > MOST_LISTED:
+        yield PlanError(
+            key,
+            f"its rows have {sum(map(len, choice.rows))} characters, and a plan that travels has room for "
+            f"{MOST_LISTED}; leave empty cells out, or use fewer microbatches",
+        )
+
+
+def auto(plan: PlanTables) -> Iterator[PlanError]:
+    """What a run that chooses its schedule needs, and what it cannot change."""
+    choice, stages = plan.schedule, plan.model.stages or sum(map(len, plan.placement))
+    if not choice.is_auto:
+        if choice.memory is not None:
+            yield PlanError("schedule.memory", f'name = "{choice.name}" takes none; use name = "auto", or leave it out')
+        return
+    if choice.memory is None:
+        yield PlanError(
+            "schedule.memory",
+            'name = "auto" needs it: schedules differ in how many microbatches they hold. Say what a worker may take '
+            'for its stages, such as memory = "4GiB"',
+        )
+    if choice.mode == "async":
+        yield PlanError(
+            "schedule.name", 'mode = "async" cannot change its schedule; use name = "1f1b", or mode = "sync"'
+        )
+    if plan.shares:
+        yield PlanError(
+            "schedule.name", "a run whose stages have replicas keeps its schedule; name one, or leave replicas out"
+        )
+    if plan.scripted:
+        yield PlanError("schedule.name", "a script's run keeps its schedule; name one, or train by a plan")
+    if plan.queues.url == "memory://":
+        yield PlanError(
+            "schedule.name",
+            'over queues.url = "memory://" one process runs all stages, in any order as fast; use name = "1f1b"',
+        )
+    if stages * choice.in_step > MOST_SIMULATED:
+        yield PlanError(
+            "schedule.name",
+            f"{stages} stages of {choice.in_step} microbatches are too many to simulate with every schedule; at most "
+            f"{MOST_SIMULATED} together, or name a schedule",
+        )
+
+
+def shape(plan: PlanTables) -> Iterator[PlanError]:
+    """Whether the schedule can run on the workers, and what it computes allows the rest of the plan."""
+    known = plan.model.stages is not None and any(plan.workers)
+    # What the checks above have refused already, the catalogue would refuse a second time.
+    if not known or any(
+        True
+        for check in (
+            stage_checks.replicated,
+            training_checks.asynchronous,
+            training_checks.accumulated,
+            window,
+            timed,
+            listed,
+            stage_checks.owners,
+        )
+        for _ in check(plan)
+    ):
+        return
+    wanted, name = plan.schedule, plan.schedule.begins_with
+    try:
+        if wrong := list(_faults_of_rows(plan)):
+            yield from wrong
+            return
+        made = schedule.make_schedule(
+            name,
+            plan.placement,
+            wanted.in_step,
+            mode=wanted.mode,
+            window=wanted.window,
+            times=wanted.times,
+            rows=wanted.rows,
+            shares=plan.shares,
+        )
+    except schedule.ScheduleRefused as refused:
+        yield PlanError("schedule.name", str(refused))
+        return
+    if made.halves_backwards:
+        yield from _recomputed_in_halves(plan)
+        yield from _grouped_in_halves(plan)
+
+
+def _faults_of_rows(plan: PlanTables) -> Iterator[PlanError]:
+    """What is wrong with the rows of a schedule that is written down, each fault an error of its own."""
+    choice = plan.schedule
+    if choice.rows is None:
+        return
+    found = schedule.faults(choice.rows, schedule.Shape(choice.name, plan.placement, choice.in_step))
+    shown = found[:_SHOWN_FAULTS] + ([f"and {len(found) - _SHOWN_FAULTS} more"] if len(found) > _SHOWN_FAULTS else [])
+    for fault in shown:
+        yield PlanError("schedule.file" if choice.file is not None else "schedule.rows", fault)
+
+
+def _recomputed_in_halves(plan: PlanTables) -> Iterator[PlanError]:
+    given: dict[str, object] = {"memory.recompute": None if plan.memory is None else plan.memory.recompute}
+    given |= {f"stage.{name}.recompute": table.recompute for name, table in (plan.stage or {}).items()}
+    for key, wanted in given.items():
+        if wanted not in (None, "nothing"):
+            yield PlanError(
+                key,
+                f'schedule.name = "{plan.schedule.name}" splits backwards in two, and each half would compute again; '
+                f'leave it out, or use name = "1f1b"',
+            )
+
+
+def _grouped_in_halves(plan: PlanTables) -> Iterator[PlanError]:
+    for name, table in (plan.stage or {}).items():
+        if table.processes > 1:
+            yield PlanError(
+                f"stage.{name}.{stage_checks.wanted(table)}",
+                f'schedule.name = "{plan.schedule.name}" halves backwards, which a group does not; leave it out, or '
+                'use name = "1f1b"',
+            )

@@ -1,0 +1,158 @@
+"""What the keys of a plan must agree on: which workers compute a stage, its replicas, and groups of processes."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from stageline.pipeline.schedule.replicas import dealt
+from stageline.pipeline.schedule.replicated import NAMES as REPLICATED
+
+from .errors import PlanError
+from .keys.models import PlanTables
+from .keys.training import StagePlan
+
+
+def owners(plan: PlanTables) -> Iterator[PlanError]:
+    """Every stage has a worker, and one alone where it has no replicas."""
+    owners = Counter(stage for worker in plan.workers for stage in worker.stages)
+    count = max(owners, default=-1) + 1 if plan.model.stages is None else plan.model.stages
+    for stage in range(count):
+        wanted = _replicas(plan, stage)
+        if owners[stage] != wanted:
+            number = "exactly one worker" if wanted == 1 else f"{wanted} workers, one for each of its replicas"
+            yield PlanError("workers", f"stage {stage} is owned by {_owner_names(plan, stage)}; give it to {number}")
+    for stage in sorted(stage for stage in owners if stage >= count):
+        yield PlanError(
+            "workers",
+            f"stage {stage} is owned by {_owner_names(plan, stage)}, but there are {count} stages, 0 to {count - 1}",
+        )
+
+
+def _owner_names(plan: PlanTables, stage: int) -> str:
+    owners = [f"worker {index}" for index, each in enumerate(plan.workers) for of in each.stages if of == stage]
+    return " and ".join(owners) or "no worker"
+
+
+def _replicas(plan: PlanTables, stage: int) -> int:
+    table = (plan.stage or {}).get(str(stage))
+    return 1 if table is None else table.replicas
+
+
+def replicated(plan: PlanTables) -> Iterator[PlanError]:
+    """Stages with replicas: their workers, and what replicas cannot have."""
+    tables, stages = plan.stage or {}, plan.model.stages
+    for name, table in tables.items():
+        key = f"stage.{name}"
+        if stages is not None and int(name) >= stages:
+            yield PlanError(key, f"there are {stages} stages, 0 to {stages - 1}")
+        if table.share is not None and len(table.share) != table.replicas:
+            yield PlanError(
+                f"{key}.share", f"{len(table.share)} values for {table.replicas} replicas; give one for each"
+            )
+            continue
+        empty = [each for each, group in enumerate(dealt(table.shares, plan.schedule.in_step)) if not group]
+        if empty:
+            yield PlanError(
+                f"{key}.replicas",
+                f"shares {list(table.shares)} of {plan.schedule.in_step} microbatches leave replica {empty[0]} none; "
+                "use more schedule.microbatches, or fewer replicas",
+            )
+        if table.elastic and table.replicas == 1:
+            yield PlanError(f"{key}.elastic", "there are no replicas that could stand in for each other; add replicas")
+        if table.elastic and not plan.recovery.on:
+            needed = "recovery.restarts and recovery.snapshot_every above 0"
+            yield PlanError(f"{key}.elastic", f"a replica that is lost ends the run; it needs {needed}")
+        if table.replicas > 1:
+            yield from (PlanError(f"{key}.replicas", reason) for reason in _without_replicas(plan))
+    for index, worker in enumerate(plan.workers):
+        if any(_replicas(plan, stage) > 1 < worker.stages.count(stage) for stage in worker.stages):
+            yield PlanError(f"workers.{index}.stages", "a worker has one replica of a stage; name each stage once")
+
+
+def _without_replicas(plan: PlanTables) -> Iterator[str]:
+    """What cannot be had with replicas, each with the way out."""
+    if plan.schedule.mode != "sync":
+        yield 'replicas update together, at the end of a step; use schedule.mode = "sync"'
+    if plan.schedule.name not in REPLICATED:
+        yield f'schedule.name = "{plan.schedule.name}" has none; use {", ".join(REPLICATED)}'
+    if plan.scripted:
+        yield "a script's stages have no replicas; train by a plan"
+    if plan.clips:
+        yield "optimizer.clip_norm is not computed over replicas; leave one of the two out"
+    if plan.caches_prefix:
+        yield "model.prefix_cache keeps nothing where stages have replicas; leave one of the two out"
+    if plan.taps is not None:
+        yield "layers are not tapped where stages have replicas; leave the table [taps] out"
+    if plan.recovery.on_bad_microbatch == "skip":
+        yield 'no microbatch is left out where stages have replicas; use recovery.on_bad_microbatch = "halt"'
+    if plan.recovery.record == "all":
+        yield 'nothing is recorded in passing where stages have replicas; use recovery.record = "bad"'
+
+
+def groups(plan: PlanTables) -> Iterator[PlanError]:
+    """Stages that a group of processes computes."""
+    for name, table in (plan.stage or {}).items():
+        key = f"stage.{name}"
+        if table.tensor > 1 and table.shard > 1:
+            yield PlanError(f"{key}.shard", f"{key}.tensor = {table.tensor} is given too; keep one of the two")
+        if table.tensor > 1 and table.styles is None:
+            yield PlanError(
+                f"{key}.tensor", 'say which layers are split: styles = { "*.linear1" = "colwise", ... }, by their names'
+            )
+        if table.tensor == 1 and table.styles is not None:
+            yield PlanError(f"{key}.styles", "they go with several processes: add tensor = 2, or leave them out")
+        if table.processes > 1 and table.replicas > 1:
+            yield PlanError(f"{key}.{wanted(table)}", "the stage has replicas, each of one process; leave them out")
+        if table.processes > 1:
+            reasons = _without_groups(plan, recomputes=plan.recompute_of(int(name)) is not None)
+            yield from (PlanError(f"{key}.{wanted(table)}", reason) for reason in reasons)
+    for index, worker in enumerate(plan.workers):
+        groups = [stage for stage in worker.stages if plan.stage_plan(stage).processes > 1]
+        if len(groups) > 1:
+            yield PlanError(
+                f"workers.{index}.stages",
+                f"stages {' and '.join(map(str, groups))} are each computed by a group; give them to workers of their "
+                "own",
+            )
+
+
+def wanted(table: StagePlan) -> str:
+    """The key by which a group of processes computes the stage."""
+    return "tensor" if table.tensor > 1 else "shard"
+
+
+def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
+    """What cannot be had with a stage that several processes compute, each with the way out."""
+    if plan.queues.url == "memory://":
+        yield 'over queues.url = "memory://" all stages are computed by one process; use another'
+    if plan.scripted:
+        yield "a script's stages are computed by one process each; train by a plan"
+    if plan.schedule.mode != "sync":
+        yield 'a group keeps one version of its weights; use schedule.mode = "sync"'
+    if plan.averages:
+        yield "optimizer.ema_decay averages no weights that are split; leave one of the two out"
+    if plan.caches_prefix:
+        yield "model.prefix_cache keeps nothing beside a group; leave one of the two out"
+    if recomputes:
+        yield "recompute runs no split layers again; leave one of the two out"
+    if plan.offloads:
+        yield "memory.offload takes nothing of what several processes keep; leave one of the two out"
+    if plan.schedule.is_auto:
+        yield 'schedule.name = "auto" does not measure what several processes take; name one, such as 1f1b'
+    if plan.taps is not None:
+        yield "layers are not tapped beside a group; leave the table [taps] out"
+    if plan.recovery.on_bad_microbatch == "skip":
+        yield 'no microbatch is left out beside a group; use recovery.on_bad_microbatch = "halt"'
+    if plan.recovery.record == "all":
+        yield 'nothing is recorded in passing beside a group; use recovery.record = "bad"'
+
+
+def weights(plan: PlanTables) -> Iterator[PlanError]:
+    """Where one worker reads weights from files, all do."""
+    if plan.model.weights is not None or not plan.loads_weights:
+        return
+    for index, worker in enumerate(plan.workers):
+        if worker.weights is None:
+            yield PlanError(
+                f"workers.{index}.weights",
+                "other workers read theirs from files; give this one a path too, or all of them model.weights",
+            )
