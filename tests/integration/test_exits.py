@@ -74,6 +74,7 @@ def test_a_worker_that_hangs_while_it_loads_is_killed_and_its_line_is_named(work
     assert f"in build ({workspace.folder}/model.py, line {line_of(HANGS, loads=HANGS)})" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_in_an_action_is_named_with_its_line(workspace: Workspace) -> None:
     ended = train(workspace, "recovery.restarts=0", "recovery.action=1", does=HANGS)
     assert ended.returncode == 1

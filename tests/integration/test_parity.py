@@ -117,8 +117,8 @@ def is_in_pairwise_part(example: str, turn: int, choice: int) -> bool:
 
 
 def is_quick(example: str, schedule: str) -> bool:
-    """chargpt takes long: each time with the schedule that interleaves stages."""
-    return example != "chargpt" or schedule == "interleaved-1f1b"
+    """Convolutions and transformers take long: each time with schedules that mix the stages of a worker."""
+    return example == "mlp" or schedule == "interleaved-1f1b" or (example, schedule) == ("digits", "zb-v")
 
 
 @pytest.mark.parametrize("pairwise", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["pairwise", "the rest"])

@@ -208,11 +208,12 @@ def _of_other_data(file: Path) -> None:
         pytest.param(*(6, "leaf-1.rows", _shorten, "leaf-1.rows has 134 bytes, made were 135"), marks=pytest.mark.slow),
         pytest.param(*(6, "marks.rows", Path.unlink, "marks.rows is missing"), marks=pytest.mark.slow),
         pytest.param(*(6, "cache.json", _flip, "cache.json is damaged"), marks=pytest.mark.slow),
-        (
+        pytest.param(
             6,
             "cache.json",
             _of_other_data,
             "it is of another model or dataset: data.options.shift is 7 there, None here",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["deleted", "flipped in the first epoch", "shortened", "no marks", "header", "another dataset"],

@@ -98,6 +98,7 @@ def test_a_line_recomputes_in_bfloat16(name: str, recompute: Any) -> None:
     assert not differing(line.state_dict(), plain.state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["stage", ["transformer.h.*.mlp", "transformer.ln_f"]], ids=str)
 def test_gpt2_recomputes_modules_by_their_names(recompute: Any) -> None:
     # Its embeddings are its head, and dropout comes before, between and after what runs again.

@@ -59,6 +59,7 @@ def test_there_must_be_a_run_to_resume(workspace, capsys):
     assert "there is no run small-1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_they_are(
     workspace, tmp_path, undisturbed
 ):

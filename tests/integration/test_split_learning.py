@@ -238,7 +238,8 @@ def train_plain(clients: PlainClients, arrangement: str, rounds: int, steps: int
             clients.average()
 
 
-@pytest.mark.parametrize("arrangement", [pytest.param("turns", marks=pytest.mark.slow), "parallel"])
+@pytest.mark.slow
+@pytest.mark.parametrize("arrangement", ["turns", "parallel"])
 def test_three_clients_have_the_weights_of_plain_torch_and_only_activations_pass(
     arrangement: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path_factory
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_command_runs_in_a_session_of_its_own_and_its_result_is_known(template
     assert len({os.getpid(), template.pid, done.pid, wrong.pid}) == 4
 
 
+@pytest.mark.slow
 def test_the_template_has_no_thread(template: Template, log: TextIO) -> None:
     template(["worker", "--help"], log).wait(60)
     assert len(os.listdir(f"/proc/{template.pid}/task")) == 1

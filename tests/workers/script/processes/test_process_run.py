@@ -154,6 +154,7 @@ def test_a_worker_that_fails_before_the_script_has_joined_is_named_at_once(works
     assert "no broker" not in errors
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_in_the_loop_the_run_goes_on_after_the_last_step_that_was_called(
     workspace: Workspace, undisturbed: dict[str, Any]
 ) -> None:
