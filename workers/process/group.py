@@ -47,6 +47,7 @@ SHOWS = 0.3  # seconds in which the end of a process shows, of which a connectio
 _STDERR = 2
 _FORKED = b"f"  # to a member: the thread that forked it has ended
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
+_NOT_MET = "Wait timeout"  # in the error of torch's FileStore, of a process that waits for another there
 _LOOK = 0.01  # seconds between two looks at the members
 _DESCRIPTORS = "/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"
 _LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
@@ -253,9 +254,10 @@ def _tell(place: GroupPlace, error: Exception) -> None:
 
 
 def _is_of_group(error: Exception) -> bool:
-    """Whether another process of the group is behind it. gloo's errors are of no class of their own."""
+    """Whether another process of the group is behind it. Errors of gloo, and of the file by which they meet, are of no
+    class of their own."""
     from torch import distributed
 
     if isinstance(error, ConnectionError | distributed.DistError):
         return True
-    return isinstance(error, RuntimeError) and "gloo" in str(error)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in ("gloo", _NOT_MET))
