@@ -82,6 +82,7 @@ def test_the_run_ends_as_if_nothing_had_been_when_its_server_is(
     assert going.end()["facts"]["restarts"] == 0  # no message is computed again, so none is late
 
 
+@pytest.mark.slow
 def test_a_server_that_forgot_and_a_producer_that_died_with_what_it_kept(
     fork_server: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_nothing_that_stays_is_among_the_bytes_between_the_processes(secrets: Wo
     broker.send_signal(signal.SIGTERM)
     assert broker.wait() == 0
 
+    secrets.write("model.py", MODEL)  # without the recording: this process imports it
     source = load_object("data.py:batches", secrets.folder, "data")(32, 0)
     rows, labels = (torch.cat(pair) for pair in zip(source.batch(0), source.held_out(), strict=True))
     first = initial_weights(secrets)

@@ -18,7 +18,13 @@ PAGE = DOCS / "api.md"
 
 @pytest.mark.parametrize(
     "page",
-    [PAGE, DOCS / "data.md", DOCS / "models.md", DOCS / "taps.md", ROOT / "README.md"],
+    [
+        PAGE,
+        DOCS / "data.md",
+        pytest.param(DOCS / "models.md", marks=pytest.mark.slow),
+        pytest.param(DOCS / "taps.md", marks=pytest.mark.slow),
+        ROOT / "README.md",
+    ],
     ids=lambda page: page.name,
 )
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace, monkeypatch):

@@ -67,6 +67,7 @@ def test_a_finished_run_is_loaded_as_its_plan_has_it_from_any_folder(workspace: 
     assert all(torch.equal(trained[name], found[name]) for name in trained)
 
 
+@pytest.mark.slow
 def test_a_run_in_the_middle_gives_its_newest_checkpoint_or_the_one_that_is_named(workspace: Workspace) -> None:
     short = load_weights(train(workspace, "run.steps=4"))
     run = train(workspace, "recovery.snapshot_every=4")
@@ -80,6 +81,7 @@ def test_a_run_in_the_middle_gives_its_newest_checkpoint_or_the_one_that_is_name
         load(run, step=5)
 
 
+@pytest.mark.slow
 def test_layers_and_lists_of_stages_are_loaded_as_one_module(workspace: Workspace) -> None:
     workspace.write("model.py", LAYERS)
     run = train(workspace, "model.options={width = 6}", "model.cut=['last']")

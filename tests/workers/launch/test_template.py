@@ -67,6 +67,7 @@ def test_the_template_has_no_thread(template: Template, log: TextIO) -> None:
     assert len(os.listdir(f"/proc/{template.pid}/task")) == 1
 
 
+@pytest.mark.slow
 def test_what_the_users_files_import_is_imported_once_and_leaves_no_thread(template: Template, log: TextIO) -> None:
     """Each trial and each worker imported scikit-learn by itself; what is slow of it, and has threads, is scipy's."""
     template.preload(["scipy.linalg", "scipy.no_such_module"])

@@ -257,7 +257,7 @@ def open_redis(url: str, place: int, incarnation: int, options: QueueOptions) ->
     return RedisQueues(RUN, incarnation, url, options)
 
 
-@pytest.mark.parametrize("transport", ["ipc", "redis"])
+@pytest.mark.parametrize("transport", ["ipc", pytest.param("redis", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_over_sockets_a_lost_worker_replies_the_same_again(
     made, make, tmp_path: Path, transport: str, lost: int

@@ -79,6 +79,7 @@ def test_workers_that_join_compute_what_the_script_does_inline_also_one_that_is_
     assert "plan.json" not in os.listdir(folder)  # that of a run that can be resumed there
 
 
+@pytest.mark.slow
 def test_over_a_redis_server_all_dial_out(workspace: Workspace, there: Workspace, undisturbed: dict[str, Any]) -> None:
     server = shared_server()
     address = server.tcp_url_of(server.own_number())
