@@ -181,7 +181,7 @@ class _DryRun:
         for tensor in tensors(output):  # which is kept as a message, too
             saved.note(tensor)
             saved.large.pop(tensor.untyped_storage().data_ptr(), None)
-        self._offloaded.append(sum(saved.large.values()) if self._job.plan.offloads else 0)
+        self._offloaded.append(sum(saved.large.values()) if "activations" in self._job.plan.offloaded else 0)
         self._kept.append(saved.bytes)
         if stage.in_flight:
             self._backward.add(index)

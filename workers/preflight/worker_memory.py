@@ -4,7 +4,7 @@ stages      weights, gradients, optimizer, and what is stashed of the microbatch
 working     what operations make and free again: of one stage at a time
 messages    those that are kept until a checkpoint lets them go, and those that have come and wait
 snapshots   a copy of the stages' state, while it is written: after an update, which has cleared the gradients
-offload     activations on their way to files and back
+offload     activations on their way to files and back; what is in files is not in `stages`, nor in `snapshots`
 compiler    torch's, which `torch.utils.checkpoint` imports
 """
 
@@ -18,6 +18,7 @@ from stageline.workers.runtime.job import Job
 from .trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 
 _SAVED = ("weights", "optimizer", "averages", "stashed_weights")  # what a snapshot copies of what a stage holds
+_IN_FILES = {"weights": ("weights", "gradients", "averages"), "optimizer": ("optimizer",)}  # by what is offloaded
 _COMPILER = 70 << 20  # bytes, measured with torch 2.13
 
 
@@ -30,10 +31,10 @@ def worker_estimates(
     for worker, placed in enumerate(job.plan.placement):
         own = [stages[stage] for stage in placed]
         parts = {
-            "stages": sum(stage.total - stage.offloaded for stage in own),
+            "stages": sum(stage.total - stage.offloaded - _in_files(job, stage) for stage in own),
             "working": max(stage.working for stage in own),
             "messages": _messages(job, own, queues),
-            "snapshots": sum(map(_copied, own)) if _has_snapshots(job) else 0,
+            "snapshots": sum(map(_copied, own)) if _copies_in_memory(job) else 0,
             "offload": min(sum(stage.offloaded for stage in own), BACKLOG + AHEAD),
             "compiler": _COMPILER if any(_recomputes(job, stage) for stage in placed) else 0,
         }
@@ -50,7 +51,17 @@ def _copied(stage: StageEstimate) -> int:
     return max(0, sum(stage.bytes[part] for part in _SAVED) - stage.bytes["gradients"])
 
 
-def _has_snapshots(job: Job) -> bool:
+def _in_files(job: Job, stage: StageEstimate) -> int:
+    """Bytes of its weights and of what belongs to them. In asynchronous mode the gradients are of the versions, which
+    stay in memory."""
+    parts = [part for offloaded in job.plan.offloaded for part in _IN_FILES.get(offloaded, ())]
+    stay = ("gradients",) if job.schedule.mode == "async" else ()
+    return sum(stage.bytes[part] for part in parts if part not in stay)
+
+
+def _copies_in_memory(job: Job) -> bool:
+    if {"weights", "optimizer"} & {*job.plan.offloaded}:
+        return False  # the copies are in files, too
     return job.plan.recovery.on and job.plan.queues.url != "memory://"
 
 

@@ -26,6 +26,7 @@ class WeightAverage:
         self._parameters = body.trainable()
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._averages: dict[str, torch.Tensor] = {}
+        self.copied = copied  # makes the memory of the averages
 
     @property
     def averages(self) -> Weights:
@@ -55,7 +56,7 @@ class WeightAverage:
         """To be called after each update of the weights."""
         weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
         if not self._averages:
-            self._averages = {name: copied(weight) for name, weight in weights.items()}
+            self._averages = {name: self.copied(weight) for name, weight in weights.items()}
             return
         for names in _alike(weights):
             self._average([self._averages[name] for name in names], [weights[name] for name in names], 0)
@@ -70,7 +71,7 @@ class WeightAverage:
                 title = self._body.by_unsplit_names({name: parameter})
                 held = "missing" if given is None else describe(given)
                 raise ValueError(f"the average of {next(iter(title))} is {held}, the weight is {describe(parameter)}")
-        self._averages = {name: copied(found[name]).to(self._body.device) for name in self._parameters if entries}
+        self._averages = {name: self.copied(found[name]).to(self._body.device) for name in self._parameters if entries}
 
 
 def _alike(weights: Weights) -> list[list[str]]:

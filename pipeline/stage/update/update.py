@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from stageline.pipeline.stage.layers.activity import LR_SCHEDULER, OPTIMIZER, Activity
+from stageline.pipeline.stage.layers.file_memory import FileMemory
 
 from .average import WeightAverage
 from .optimizer import OptimizerFactory, ParameterGroup, make_optimizer
+from .partial_steps import step_in_parts
 
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
@@ -40,6 +42,7 @@ class StageUpdate:
         self._lr_every = lr_every
         self.average = average
         self._activity = activity
+        self.state_memory: FileMemory | None = None  # of what the optimizer keeps
 
     def __call__(self, step: int | None) -> bool:
         """Updates with the gradients that are there, after `step`, counted from 0; None counts as the last of some
@@ -47,7 +50,10 @@ class StageUpdate:
         if self.optimizer is None:
             return False
         self._activity.at = OPTIMIZER
-        self.optimizer.step()
+        if self.state_memory is None:
+            self.optimizer.step()
+        else:
+            step_in_parts(self.optimizer, self.state_memory)
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update()
