@@ -18,7 +18,6 @@ from stageline.workers.runtime.job import Job
 from .trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 
 _SAVED = ("weights", "optimizer", "averages", "stashed_weights")  # what a snapshot copies of what a stage holds
-_IN_FILES = {"weights": ("weights", "gradients", "averages"), "optimizer": ("optimizer",)}  # by what is offloaded
 _COMPILER = 70 << 20  # bytes, measured with torch 2.13
 
 
@@ -31,7 +30,7 @@ def worker_estimates(
     for worker, placed in enumerate(job.plan.placement):
         own = [stages[stage] for stage in placed]
         parts = {
-            "stages": sum(stage.total - stage.offloaded - _in_files(job, stage) for stage in own),
+            "stages": sum(stage.total - stage.offloaded - stage.in_files for stage in own),
             "working": max(stage.working for stage in own),
             "messages": _messages(job, own, queues),
             "snapshots": sum(map(_copied, own)) if _copies_in_memory(job) else 0,
@@ -49,14 +48,6 @@ def _recomputes(job: Job, copy: int) -> bool:
 def _copied(stage: StageEstimate) -> int:
     """Beyond the gradients, which are not there at the time."""
     return max(0, sum(stage.bytes[part] for part in _SAVED) - stage.bytes["gradients"])
-
-
-def _in_files(job: Job, stage: StageEstimate) -> int:
-    """Bytes of its weights and of what belongs to them. In asynchronous mode the gradients are of the versions, which
-    stay in memory."""
-    parts = [part for offloaded in job.plan.offloaded for part in _IN_FILES.get(offloaded, ())]
-    stay = ("gradients",) if job.schedule.mode == "async" else ()
-    return sum(stage.bytes[part] for part in parts if part not in stay)
 
 
 def _copies_in_memory(job: Job) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from .memory import Ints, copied, empty, layout
 
-_LEAST = 1 << 16  # bytes of a tensor; less is not worth a file
+LEAST = 1 << 16  # bytes of a tensor; less is not worth a file
 
 
 class StateFiles(Protocol):
@@ -38,7 +38,7 @@ class FileMemory:
     ) -> torch.Tensor:
         """As `memory.empty`, in a file unless it is small or on another `device`."""
         size = skew + (layout(shape, strides).extent or 0) * dtype.itemsize
-        if size < _LEAST or (device is not None and device.type != "cpu"):
+        if size < LEAST or (device is not None and device.type != "cpu"):
             return empty(shape, strides, dtype, skew, device)
         return torch.empty(0, dtype=dtype).set_(self._files.storage(size), skew // dtype.itemsize, shape, strides)
 
@@ -75,7 +75,7 @@ class FileMemory:
             parameter.grad = self.moved(parameter.grad)
 
     def _movable(self, tensor: torch.Tensor) -> bool:
-        if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.nbytes < _LEAST:
+        if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.nbytes < LEAST:
             return False
         if layout(tuple(tensor.shape), tensor.stride()).extent is None or tensor.data_ptr() % tensor.itemsize:
             return False

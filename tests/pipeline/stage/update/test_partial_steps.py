@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 optim = torch.optim
 Optimizer = torch.optim.Optimizer
+Make = Callable[[list[dict[str, Any]]], Optimizer]
 
 
 class CountingSGD(optim.SGD):
@@ -28,9 +29,7 @@ class CountingSGD(optim.SGD):
         self.param_groups[0]["count"] = self.param_groups[0].get("count", 0) + 1
 
 
-def stepped(
-    make: Callable[[list[dict[str, Any]]], Optimizer], memory: FileMemory | None
-) -> tuple[Optimizer, list[Tensor]]:
+def stepped(make: Make, memory: FileMemory | None) -> tuple[Optimizer, list[Tensor]]:
     drawn = torch.Generator().manual_seed(0)
     parameters = [torch.randn(160, 160, generator=drawn).requires_grad_() for _ in range(4)]
     optimizer = make([{"params": parameters[:3]}, {"params": parameters[3:], "weight_decay": 0.1}])
@@ -56,9 +55,7 @@ def stepped(
     ],
     ids=["SGD", "AdamW", "Adam, fused", "RMSprop", "Adagrad", "ASGD", "another's"],
 )
-def test_no_bit_changes(
-    make: Callable[[list[dict[str, Any]]], Optimizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_bit_changes(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_steps, "_PART", 1)
     files = MappedFiles(tmp_path, lambda fault: None)
     (plain, wanted), (other, found) = stepped(make, None), stepped(make, FileMemory(files))
@@ -81,10 +78,7 @@ def test_a_step_that_raises_leaves_all_groups_whole(tmp_path: Path) -> None:
     parameters = [torch.zeros(3, requires_grad=True) for _ in range(2)]
     optimizer = optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1)
     parameters[0].grad = torch.zeros(3)
-    optimizer.param_groups[0]["momentum"] = "much"
+    optimizer.param_groups[0]["lr"] = "much"
     with pytest.raises(TypeError):
         step_in_parts(optimizer, FileMemory(MappedFiles(tmp_path, lambda fault: None)))
-    assert [group["params"][0] is each for group, each in zip(optimizer.param_groups, parameters, strict=True)] == [
-        True,
-        True,
-    ]
+    assert [group["params"] for group in optimizer.param_groups] == [[each] for each in parameters]
