@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 import torch
 
-from stageline.pipeline.retry import Note, persist
+from stageline.pipeline.retry import Note, persist, reason_of
 
 from .background_writer import WriteFailed
 
@@ -32,7 +32,7 @@ class MappedFiles:
         try:
             return persist(partial(self._mapped, size), what, self._note, now=monotonic, wait=sleep)
         except (OSError, RuntimeError) as error:  # torch's, where the system maps no more files
-            raise WriteFailed(f"cannot {what}: {error}") from error
+            raise WriteFailed(f"cannot {what}: {reason_of(error)}") from error
 
     def has(self, storage: torch.UntypedStorage) -> bool:
         """Whether it is of one of the files."""
