@@ -26,6 +26,7 @@ from stageline.pipeline.tree import Tree, map_tensors
 from .arrivals import Arrivals
 from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, Weights, evaluating
+from .layers.fetching import LayersAhead
 from .layers.file_memory import FileMemory
 from .layers.memory import OutputGuard, copied
 from .layers.precision import Autocast, precision_of
@@ -139,6 +140,7 @@ class Stage:
         self.file_memory = memory
         if weights:
             memory.take_parameters(self._body)
+            self._layers.before = LayersAhead([*self._body], memory).before
             self._output_guard = OutputGuard(self._body, self.index)
             if self._update.average is not None:
                 self._update.average.copied = memory.copied

@@ -4,8 +4,11 @@ Files have no names: a process that ends, however it does, leaves none behind. T
 they are used, so that a full disk is an error here and not a signal later.
 """
 
+import ctypes
+import mmap
 import os
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -17,6 +20,17 @@ from stageline.pipeline.retry import Note, persist, reason_of
 from .background_writer import WriteFailed
 
 _DESCRIPTORS = "/proc/self/fd"  # open files by their numbers, on Linux: a file without a name is mapped by this
+
+
+def _system_advise() -> Callable[[int, int, int], int] | None:
+    """`madvise`, where there is one."""
+    found = getattr(ctypes.CDLL(None), "madvise", None)
+    if found is not None:
+        found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return found
+
+
+_advise = _system_advise()
 
 
 class MappedFiles:
@@ -38,6 +52,11 @@ class MappedFiles:
         """Whether it is of one of the files."""
         name = storage.filename
         return name is not None and os.path.dirname(name) in (_DESCRIPTORS, str(self._folder))
+
+    def fetch(self, storage: torch.UntypedStorage) -> None:
+        """Begins to read the file of what `storage` returned, where the system can."""
+        if _advise is not None:
+            _advise(storage.data_ptr(), storage.nbytes(), mmap.MADV_WILLNEED)
 
     def _mapped(self, size: int) -> torch.UntypedStorage:
         self._folder.mkdir(parents=True, exist_ok=True)

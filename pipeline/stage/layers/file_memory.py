@@ -26,6 +26,9 @@ class StateFiles(Protocol):
     def has(self, storage: torch.UntypedStorage) -> bool:
         """Whether `storage` returned it."""
 
+    def fetch(self, storage: torch.UntypedStorage) -> None:
+        """Begins to read the file of what `storage` returned, and does not wait for that."""
+
 
 class FileMemory:
     """Where a stage on the CPU puts tensors that need not be in memory of the process."""
@@ -69,6 +72,12 @@ class FileMemory:
             for name, value in entry.items():
                 if isinstance(value, torch.Tensor):
                     entry[name] = self.moved(value)
+
+    def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """They will be used soon."""
+        for storage in (each.untyped_storage() for each in tensors if each.layout is torch.strided):
+            if self._files.has(storage):
+                self._files.fetch(storage)
 
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:

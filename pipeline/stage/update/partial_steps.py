@@ -34,12 +34,20 @@ def step_in_parts(optimizer: torch.optim.Optimizer, memory: FileMemory) -> None:
 def _step_of_group(optimizer: torch.optim.Optimizer, group: dict[str, object], memory: FileMemory) -> None:
     parameters = group["params"]
     try:
-        for part in _parts(parameters):  # type: ignore[arg-type]  # a list of tensors
+        parts = [*_parts(parameters)]  # type: ignore[arg-type]  # a list of tensors
+        for part, following in zip(parts, [*parts[1:], []], strict=True):
+            memory.fetch(_used_by_step(optimizer, following))
             group["params"] = part
             optimizer.step()
             memory.take_state(optimizer, part)
     finally:
         group["params"] = parameters
+
+
+def _used_by_step(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for parameter in parameters:
+        state = optimizer.state[parameter].values() if parameter in optimizer.state else ()
+        yield from (each for each in (parameter, parameter.grad, *state) if isinstance(each, torch.Tensor))
 
 
 def _parts(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
