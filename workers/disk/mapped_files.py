@@ -66,7 +66,7 @@ class MappedFiles:
                 os.unlink(name)
                 name = f"{_DESCRIPTORS}/{descriptor}"
             _reserve(descriptor, size)
-            return torch.UntypedStorage.from_file(name, True, size)
+            return torch.UntypedStorage.from_file(name, True, size)  # type: ignore[return-value]  # torch says any
         finally:
             os.close(descriptor)
             if not name.startswith(_DESCRIPTORS):

@@ -22,7 +22,9 @@ class LayersAhead:
         for place, layer in enumerate(layers[2:]):
             trained = next((each for each in layer.parameters() if each.requires_grad), None)
             if trained is not None:
-                trained.register_post_accumulate_grad_hook(lambda _, place=place: self._fetch(place))
+                trained.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, place=place: self._fetch(place)
+                )
 
     def before(self, place: int) -> None:
         """The layer at `place` is about to run forward."""

@@ -64,7 +64,7 @@ class FileMemory:
             if _address(parameter) not in shared:
                 parameter.data = self.moved(parameter.data)
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._take_gradient)
+                parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
 
     def take_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Moves what `optimizer` keeps of `parameters`."""

@@ -7,7 +7,7 @@ Of parameters that are trained; the average of one that is not is itself. Buffer
 `use_buffers=False`): with averages, a layer's buffers are as training has left them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -26,7 +26,7 @@ class WeightAverage:
         self._parameters = body.trainable()
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._averages: dict[str, torch.Tensor] = {}
-        self.copied = copied  # makes the memory of the averages
+        self.copied: Callable[[torch.Tensor], torch.Tensor] = copied  # makes the memory of the averages
 
     @property
     def averages(self) -> Weights:
