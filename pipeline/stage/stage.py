@@ -40,6 +40,7 @@ from .state import StageState, capture_state, restore_state
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup
+from .update.partial_steps import UpdatedFiles
 from .update.update import LrSchedulerFactory, StageUpdate
 from .versions import Key, Version, Versions
 
@@ -118,6 +119,7 @@ class Stage:
         self._halves: dict[Key, SplitBackward] = {}  # between `backward_input` and `backward_weight`
         self._offload: ActivationOffload | None = None
         self.file_memory: FileMemory | None = None  # of weights, of what the optimizer keeps, and of snapshots
+        self._ahead: LayersAhead | None = None
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self._forwarded = 0
 
@@ -140,12 +142,12 @@ class Stage:
         self.file_memory = memory
         if weights:
             memory.take_parameters(self._body)
-            self._layers.before = LayersAhead([*self._body], memory).before
+            self._ahead = LayersAhead([*self._body], memory)
+            self._layers.before = self._ahead.before_forward
             self._output_guard = OutputGuard(self._body, self.index)
             if self._update.average is not None:
                 self._update.average.copied = memory.copied
-        if optimizer:
-            self._update.state_memory = memory
+        self._update.files = UpdatedFiles(memory, state=optimizer)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -396,7 +398,7 @@ class Stage:
             self._offload.clear()
         self._forwarded = 0
         try:
-            restore_state(state, self._body, self._update, self._copy)
+            restore_state(state, self._body, self._update)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
         if self._versions:
@@ -419,6 +421,8 @@ class Stage:
         """The gradient, here, with the outputs that take part in a backward, and theirs."""
         if self._offload is not None:
             self._offload.begin(stashed.input_nodes)
+        if self._ahead is not None:
+            self._ahead.before_backward()
         if isinstance(gradient, _NotGiven):
             gradient = stashed.gradient_of_loss(self.index)
         gradient = self._arrivals.here(gradient)

@@ -72,9 +72,8 @@ def capture_state(body: Body, update: StageUpdate, in_flight: tuple[InFlight, ..
     )
 
 
-def restore_state(state: StageState, body: Body, update: StageUpdate, copy: Copy = copied) -> None:
-    """Restores `state`, but for what is in flight, in parts like those that it was captured from; the optimizer's
-    tensors are copied by `copy`.
+def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
+    """Restores `state`, but for what is in flight, in parts like those that it was captured from.
 
     Raises `RuntimeError`, `ValueError` or `KeyError`, some from torch, if the parts do not match.
     """
@@ -89,8 +88,8 @@ def restore_state(state: StageState, body: Body, update: StageUpdate, copy: Copy
     if update.optimizer is not None and state.optimizer is not None:
         scheduled = update.lr_scheduler is not None
         require_same_settings(update.optimizer, state.optimizer["param_groups"], scheduled=scheduled)
-    _restore(update.optimizer, state.optimizer, "an optimizer", copy)
-    _restore(update.lr_scheduler, state.lr_scheduler, "a learning rate scheduler", copy)
+    _restore(update.optimizer, state.optimizer, "an optimizer", update.copied_state)
+    _restore(update.lr_scheduler, state.lr_scheduler, "a learning rate scheduler", copied)
     if update.average is not None:
         update.average.restore(state.averages)
     elif state.averages:

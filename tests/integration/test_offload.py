@@ -1,98 +1,77 @@
 """What lies in files changes no bit of a run, though its workers are killed, and leaves no files behind."""
 
-import json
+import re
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from stageline.pipeline.plan import PlanRefused, read_plan
-from stageline.pipeline.stage import offload
-from support.fork_server import ForkServer
+from support.fine_tuning import FOLDER
+from support.fork_server import ForkServer, Kill
 from support.paths import EXAMPLES
-from support.workspace import Workspace
 
-ROOT = Path(__file__).parent.parent.parent
-PLAN = ROOT / "benchmarks" / "stageline.toml"
-SETS = (
-    "run.steps=4",
-    "model.options={ width = 64, layers = 1 }",
-    "data.options={ width = 64, sequence = 64 }",
-    "schedule.microbatches=4",
-    "recovery.restarts=3",
-    "recovery.snapshot_every=1",
-)
+EVERYTHING = 'memory.offload=["activations", "weights", "optimizer"]'
+ALONE = {each: (f'memory.offload=["{each}"]',) for each in ("activations", "weights", "optimizer")}
+TOGETHER = (EVERYTHING, 'memory.recompute="stage"')
+SETS = ("run.steps=3", "recovery.restarts=3", "recovery.snapshot_every=1")
+PLANS = {
+    "digits": EXAMPLES / "digits" / "stageline.toml",
+    "chargpt": EXAMPLES / "chargpt" / "stageline.toml",
+    "gpt2": FOLDER / "gpt2.toml",
+}
+SMALL = {
+    "digits": (),
+    "chargpt": (
+        "model.options={ width = 32, heads = 4, blocks = 6, context = 16, dropout = 0.1 }",
+        "data.options={ context = 16, keep_back_one_in = 100 }",
+        "data.batch_size=8",
+    ),
+    "gpt2": (),
+}
+KILLED_AFTER = {"digits": 24, "chargpt": 24, "gpt2": 8}  # actions of worker 1: in its second step
+EACH_TENSOR = """
+from stageline.pipeline.stage import offload
+from stageline.pipeline.stage.layers import file_memory
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "other",
-    [
-        ('memory.offload=["activations"]',),
-        ('memory.offload=["activations"]', 'memory.recompute="stage"'),
-        ('memory.offload=["activations", "weights", "optimizer"]',),
-    ],
-    ids=["activations", "with recompute", "all"],
-)
-def test_a_run_whose_tensors_lie_in_files_ends_with_the_same_weights(
-    other: tuple[str, ...], fork_server: ForkServer, tmp_path: Path
-) -> None:
-    rows, sequence, width = 8, 64, 64
-    assert rows * sequence * width * 4 >= offload.LEAST
-    kills = [("worker-0", 12), ("worker-1", 20)]
-    found = set()
-    for name, sets in {"plain": (), "other": other}.items():
-        folder = tmp_path / name
-        outcome = fork_server.train(
-            PLAN, f"run.dir={folder}", *SETS, *sets, folder=folder, kills=kills if name == "other" else ()
-        )
-        assert outcome["code"] == 0, outcome["reason"]
-        assert outcome["not killed"] == []
-        assert outcome["left"] == []
-        found.add(outcome["facts"]["weights_sha256"])
-    assert len(found) == 1
-    scratch = list((tmp_path / "other").rglob("offload"))
-    assert scratch
-    assert not list(scratch[0].iterdir())
-
-
-MODEL = """
-import resource
-import sys
-import threading
-from pathlib import Path
-
-from torch import nn
-
-def build(room=None):
-    if room is not None and sys.argv[1:2] == ["worker"]:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        threading.stack_size(1 << 18)  # private memory, too
-        limit = (int(status["VmData"].split()[0]) << 10) + room
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    wide = (nn.Linear(1024, 1024, bias=False) for _ in range(24))
-    return nn.Sequential(nn.Linear(4, 1024), *wide, nn.Linear(1024, 2))
+offload.LEAST = file_memory.LEAST = 1
 """
-STATE = 4 * 23 * 1024 * 1024 * 4  # bytes of weights, gradients, and two tensors of AdamW for each; of stage 1
 
 
 @pytest.mark.slow
-def test_a_model_of_three_times_what_its_worker_may_have_trains_to_the_same_weights(workspace: Workspace) -> None:
-    """The limit is of the worker's private memory, beyond what its program takes before the model is made."""
-    workspace.write("model.py", MODEL)
-    options = (
-        *("model.metrics=[]", "run.steps=3", "schedule.microbatches=2"),
-        *("optimizer.factory=torch.optim.AdamW", "optimizer.lr=0.001", "recovery.snapshot_every=2"),
-    )
-    sets = [word for option in options for word in ("--set", option)]
-    limited = ("--set", f"model.options={{ room = {STATE // 3} }}")
-    digests = []
-    for more in ((), (*limited, "--set", 'memory.offload=["activations", "weights", "optimizer"]')):
-        ended = workspace.command("train", ".", "--json", *sets, *more)
-        assert ended.returncode == 0, ended.stderr
-        digests.append(json.loads(ended.stdout)["weights_sha256"])
-    assert digests[0] == digests[1]
-    without = workspace.command("train", ".", "--json", *sets, *limited)
-    assert without.returncode != 0
+@pytest.mark.parametrize("name", PLANS)
+def test_a_run_whose_tensors_lie_in_files_ends_with_the_same_weights(
+    name: str, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """However small they are; with dropout. In a run in which all do, a worker is killed."""
+    plan = copied(name, tmp_path)
+    digests = {"nothing": digest_of(fork_server, plan, tmp_path / "nothing", *SMALL[name])}
+    for number, (case, sets) in enumerate({**ALONE, "all, and recompute": TOGETHER}.items()):
+        folder, kills = tmp_path / str(number), [] if case in ALONE else [("worker-1", KILLED_AFTER[name])]
+        digests[case] = digest_of(fork_server, plan, folder, *SMALL[name], *sets, kills=kills)
+        (scratch,) = folder.rglob("offload")
+        assert not list(scratch.iterdir())
+    assert len({*digests.values()}) == 1, digests
+
+
+def copied(name: str, folder: Path) -> Path:
+    """The plan, in a folder of its own; its model's file sends the smallest tensor to a file, too."""
+    shutil.copytree(PLANS[name].parent, folder / "plan")
+    plan = folder / "plan" / PLANS[name].name
+    (factory,) = re.findall(r'factory = "(\w+\.py):build"', plan.read_text())
+    model = plan.parent / factory
+    model.write_text(model.read_text() + EACH_TENSOR)
+    return plan
+
+
+def digest_of(fork_server: ForkServer, plan: Path, folder: Path, *sets: str, kills: Sequence[Kill] = ()) -> str:
+    outcome = fork_server.train(plan, f"run.dir={folder}", *SETS, *sets, folder=folder, kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["left"] == []
+    assert outcome["facts"].get("restarts", 0) >= len(kills)
+    return str(outcome["facts"]["weights_sha256"])
 
 
 def test_what_cannot_be_offloaded_is_refused_by_name() -> None:

@@ -298,10 +298,11 @@ def _queues_like(job: Job, key: QueueKey) -> list[QueueKey]:
 
 
 def _in_files(job: Job, stage: Stage) -> int:
-    """Bytes of what lasts in the stage that are memory of files. In asynchronous mode the gradients are of versions of
-    the weights, which are not."""
+    """Bytes of what lasts in the stage that are memory of files. Not the gradients of versions of the weights, which
+    asynchronous mode has, nor sums of replicas' gradients."""
     bytes_of = lasting_bytes(stage, LEAST)
-    stay = {"gradients"} if job.schedule.mode == "async" else set()
+    summed = job.schedule.replicas.is_replicated(stage.index)
+    stay = {"gradients"} if summed or job.schedule.mode == "async" else set()
     parts = {part for offloaded in job.plan.offloaded for part in _PARTS.get(offloaded, ())} - stay
     return sum(bytes_of[part] for part in parts)
 

@@ -199,9 +199,10 @@ class AssignedWorker:
         wanted = self._job.plan.offloaded
         if not {"weights", "optimizer"} & {*wanted}:
             return
-        memory = FileMemory(MappedFiles(self._folder / "offload", partial(self._note_fault, "offload")))
+        files = MappedFiles(self._folder / "offload", partial(self._note_fault, "offload"))
         for stage in self.executor.stages.values():
-            stage.offload_state(memory, weights="weights" in wanted, optimizer="optimizer" in wanted)
+            stage.offload_state(FileMemory(files), weights="weights" in wanted, optimizer="optimizer" in wanted)
+        files.give_back()
 
     def _note_fault(self, source: str, fault: ResourceFault | None) -> None:
         self.loop.progress.note_fault(source, fault)

@@ -1,12 +1,13 @@
-"""Which weights are read from files ahead of their use: those of the layer that computes after the one that does now.
+"""Which weights are read from files ahead of their use: those of the next layer that has any, while one computes.
 
-forward    layer 0     layer 1     layer 2
-fetched    1           2           0          the next microbatch begins with it
-backward   layer 2     layer 1     layer 0
-fetched                0                      once the gradients of layer 2 are there; layer 1 has just been used
+forward    layer 0     dropout     layer 2     layer 3
+fetched    0, 2                    3
+backward   layer 3                 layer 2     layer 0
+fetched    3, 2                    0                       with the gradients that there are: more is added to them
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -17,25 +18,37 @@ class LayersAhead:
     """Those of one stage, of which `layers` are the layers in their order."""
 
     def __init__(self, layers: Sequence[torch.nn.Module], memory: FileMemory) -> None:
-        self._layers = layers
         self._memory = memory
-        for place, layer in enumerate(layers[2:]):
-            trained = next((each for each in layer.parameters() if each.requires_grad), None)
-            if trained is not None:
+        places = [place for place, layer in enumerate(layers) if any(True for _ in layer.parameters())]
+        self._weights = {place: [*layers[place].parameters()] for place in places}
+        self._wanted = {place: [following] for place, following in pairwise(places)}
+        self._wanted |= dict.fromkeys(places[:1], places[:2])
+        self._backward = _from_first_trained(list(self._weights.values()))
+        for two_before, weights in zip(self._backward, self._backward[2:], strict=False):
+            for trained in [each for each in weights if each.requires_grad][:1]:
                 trained.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    lambda _, place=place: self._fetch(place)
+                    lambda _, weights=two_before: memory.fetch(_with_gradients(weights))
                 )
 
-    def before(self, place: int) -> None:
+    def before_forward(self, place: int) -> None:
         """The layer at `place` is about to run forward."""
-        self._fetch((place + 1) % len(self._layers))
+        for wanted in self._wanted.get(place, ()):
+            self._memory.fetch(self._weights[wanted])
 
-    def _fetch(self, place: int) -> None:
-        self._memory.fetch(_with_gradients(self._layers[place]))
+    def before_backward(self) -> None:
+        """The stage is about to run backward."""
+        for weights in reversed(self._backward[-2:]):
+            self._memory.fetch(_with_gradients(weights))
 
 
-def _with_gradients(layer: torch.nn.Module) -> Iterator[torch.Tensor]:
-    for parameter in layer.parameters():
+def _from_first_trained(layers: Sequence[Sequence[torch.nn.Parameter]]) -> Sequence[Sequence[torch.nn.Parameter]]:
+    """Backward uses no weights of the layers before."""
+    trained = [number for number, weights in enumerate(layers) if any(each.requires_grad for each in weights)]
+    return layers[trained[0] :] if trained else []
+
+
+def _with_gradients(weights: Iterable[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
+    for parameter in weights:
         yield parameter
-        if parameter.grad is not None:  # a later microbatch's is added to it
+        if parameter.grad is not None:
             yield parameter.grad

@@ -1,5 +1,7 @@
 """A stage whose weights, gradients and optimizer state are memory of files computes the same bits."""
 
+import errno
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state import StageState
+from stageline.workers.disk import mapped_files
+from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.mapped_files import MappedFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,3 +121,18 @@ def test_what_a_stage_sends_shares_no_memory_with_its_weights(tmp_path: Path) ->
     stage.backward(torch.ones(SIDE, SIDE))
     stage.update()
     assert (sent == 1).all()
+
+
+def test_a_gradient_that_has_no_file_is_named_by_the_disks_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd hands on what a hook raises; the backward can be run again from the snapshot."""
+
+    def refused(descriptor: int, size: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    stage = made(MappedFiles(tmp_path, lambda fault: None), BOTH)
+    stage.forward(torch.randn(6, SIDE))
+    monkeypatch.setattr(mapped_files, "_reserve", refused)
+    with pytest.raises(WriteFailed, match=f"cannot make a file of {SIDE * SIDE * 4} bytes in .*: Read-only"):
+        stage.backward(torch.ones(6, SIDE))

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,4 +44,26 @@ def test_where_there_can_be_no_file_the_error_names_the_folder_the_size_and_the_
     monkeypatch.setattr(mapped_files, "_reserve", refused)
     with pytest.raises(WriteFailed, match=rf"cannot make a file of 70000 bytes in {tmp_path}: .*Read-only"):
         files_in(tmp_path).storage(70_000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_noted_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, notes = [None, None], []
+
+    def full_twice(descriptor: int, size: int, plain: Callable[[int, int], None] = mapped_files._reserve) -> None:
+        if left:
+            left.pop()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(descriptor, size)
+
+    monkeypatch.setattr(mapped_files, "_reserve", full_twice)
+    monkeypatch.setattr(mapped_files, "sleep", lambda seconds: None)
+    storage = MappedFiles(tmp_path, notes.append).storage(70_000)
+    assert storage.nbytes() == 70_000
+    assert notes.pop() is None
+    told = [note.told(note.since) for note in notes]
+    assert len(told) == 2
+    assert told[0].startswith(
+        f"cannot make a file of 70000 bytes in {tmp_path}: No space left on device; tried for 0 s"
+    )
     assert not list(tmp_path.iterdir())

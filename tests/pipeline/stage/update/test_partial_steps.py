@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.update import partial_steps
-from stageline.pipeline.stage.update.partial_steps import step_in_parts
+from stageline.pipeline.stage.update.partial_steps import UpdatedFiles
 from stageline.workers.disk.mapped_files import MappedFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,7 +37,7 @@ def stepped(make: Make, memory: FileMemory | None) -> tuple[Optimizer, list[Tens
     for _ in range(3):
         for parameter in parameters[:-2] + parameters[-1:]:  # one gets no gradient
             parameter.grad = torch.randn(160, 160, generator=drawn)
-        optimizer.step() if memory is None else step_in_parts(optimizer, memory)
+        optimizer.step() if memory is None else UpdatedFiles(memory, state=True).step(optimizer)
         schedule.step()
     return optimizer, [each.detach() for each in parameters]
 
@@ -80,5 +80,5 @@ def test_a_step_that_raises_leaves_all_groups_whole(tmp_path: Path) -> None:
     parameters[0].grad = torch.zeros(3)
     optimizer.param_groups[0]["lr"] = "much"
     with pytest.raises(TypeError):
-        step_in_parts(optimizer, FileMemory(MappedFiles(tmp_path, lambda fault: None)))
+        UpdatedFiles(FileMemory(MappedFiles(tmp_path, lambda fault: None)), state=True).step(optimizer)
     assert [group["params"] for group in optimizer.param_groups] == [[each] for each in parameters]
