@@ -65,7 +65,7 @@ def _record(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def _offload(plan: PlanTables) -> Iterator[PlanError]:
-    if not plan.offloads:
+    if not plan.offloaded:
         return
     if plan.queues.url == "memory://":
         yield PlanError("memory.offload", 'over queues.url = "memory://" nothing is offloaded; use another')
@@ -73,8 +73,8 @@ def _offload(plan: PlanTables) -> Iterator[PlanError]:
         if worker.device != "cpu":
             yield PlanError(
                 "memory.offload",
-                f"worker {index} computes on {worker.device}, and activations are offloaded from the CPU alone; leave "
-                'it out, or use memory.recompute = "stage"',
+                f"worker {index} computes on {worker.device}, and {' and '.join(plan.offloaded)} are offloaded from "
+                'the CPU alone; leave it out, or use memory.recompute = "stage"',
             )
 
 

@@ -26,16 +26,17 @@ class SavedBytes:
         return tensor
 
 
-def lasting_bytes(stage: Stage) -> dict[str, int]:
-    """Of a stage after an update, by what it is: weights, gradients, the optimizer's state, and averages."""
+def lasting_bytes(stage: Stage, least: int = 0) -> dict[str, int]:
+    """Of a stage after an update, by what it is: weights, gradients, the optimizer's state, and averages; those of
+    tensors that have at `least` so many."""
     state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
     return {
-        "weights": total_bytes(stage.state_dict().values()),
-        "gradients": total_bytes(trained_parameters(stage)),
+        "weights": total_bytes(stage.state_dict().values(), least),
+        "gradients": total_bytes(trained_parameters(stage), least),
         "optimizer": total_bytes(
-            value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)
+            (value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)), least
         ),
-        "averages": total_bytes({id(each): each for each in stage.averages.values()}.values()),
+        "averages": total_bytes({id(each): each for each in stage.averages.values()}.values(), least),
     }
 
 
@@ -44,6 +45,7 @@ def trained_parameters(stage: Stage) -> list[torch.Tensor]:
     return [] if stage.optimizer is None else [p for group in stage.optimizer.param_groups for p in group["params"]]
 
 
-def total_bytes(held: Iterable[torch.Tensor]) -> int:
-    """Of all of them together."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in held)
+def total_bytes(held: Iterable[torch.Tensor], least: int = 0) -> int:
+    """Of all of them together that have at `least` so many."""
+    sizes = (tensor.numel() * tensor.element_size() for tensor in held)
+    return sum(size for size in sizes if size >= least)

@@ -32,13 +32,16 @@ class SeededLayers:
         self._seed = seed
         self._generators = default_generators(device)
         self._activity = activity
+        self.before: Callable[[int], object] | None = None  # is given the place of each layer before that runs
         self.tap: Tap | None = None  # is given what each layer returns, before the next layer may write to it
 
     def run(self, x: Tree, key: Key, *, taps: bool = True) -> Tree:
         """What the last layer returns for microbatch `key`, of which the first gets `x`. Raises what a layer raises."""
         tap = self.tap if taps else None
-        for number, name, layer in self._layers:
+        for place, (number, name, layer) in enumerate(self._layers):
             self._activity.at = name
+            if self.before is not None:
+                self.before(place)
             seed = layer_seed(self._seed, *key, number)
             for generator in self._generators:
                 generator.manual_seed(seed)

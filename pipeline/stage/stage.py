@@ -15,7 +15,7 @@ In a loop of your own:
     last.update()
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -26,6 +26,8 @@ from stageline.pipeline.tree import Tree, map_tensors
 from .arrivals import Arrivals
 from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, Weights, evaluating
+from .layers.fetching import LayersAhead
+from .layers.file_memory import FileMemory
 from .layers.memory import OutputGuard, copied
 from .layers.precision import Autocast, precision_of
 from .offload import ActivationOffload, Scratch
@@ -38,6 +40,7 @@ from .state import StageState, capture_state, restore_state
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup
+from .update.partial_steps import UpdatedFiles
 from .update.update import LrSchedulerFactory, StageUpdate
 from .versions import Key, Version, Versions
 
@@ -115,6 +118,8 @@ class Stage:
         self._recomputation = recomputation_of(self._body, recompute, versions=stash_weights)
         self._halves: dict[Key, SplitBackward] = {}  # between `backward_input` and `backward_weight`
         self._offload: ActivationOffload | None = None
+        self.file_memory: FileMemory | None = None  # of weights, of what the optimizer keeps, and of snapshots
+        self._ahead: LayersAhead | None = None
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self._forwarded = 0
 
@@ -130,6 +135,19 @@ class Stage:
     def offload_activations(self, scratch: Scratch) -> None:
         """From now on, what forwards keep for their backwards lies there meanwhile. No bit changes."""
         self._offload = ActivationOffload(scratch)
+
+    def offload_state(self, memory: FileMemory, *, weights: bool, optimizer: bool) -> None:
+        """From now on, `weights` with their gradients and averages, and what the `optimizer` keeps, lie there, and so
+        do the copies that snapshots are. To be called before the first forward. No bit changes."""
+        self.file_memory = memory
+        if weights:
+            memory.take_parameters(self._body)
+            self._ahead = LayersAhead([*self._body], memory)
+            self._layers.before = self._ahead.before_forward
+            self._output_guard = OutputGuard(self._body, self.index)
+            if self._update.average is not None:
+                self._update.average.copied = memory.copied
+        self._update.files = UpdatedFiles(memory, state=optimizer)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -361,11 +379,11 @@ class Stage:
             )
         stashed = ((key, each.version) for key, each in self._stash.kept.items() if each.version)
         in_flight = self._versions.in_flight(stashed) if self._versions else ()
-        return capture_state(self._body, self._update, in_flight)
+        return capture_state(self._body, self._update, in_flight, self._copy)
 
     def state(self) -> StageState:
         """Copies all state but that of microbatches in flight. Possible within a step, too."""
-        return capture_state(self._body, self._update, ())
+        return capture_state(self._body, self._update, (), self._copy)
 
     def restore(self, state: StageState) -> None:
         """Restores what `snapshot` returned, here or in another process. Does not change `state`.
@@ -403,6 +421,8 @@ class Stage:
         """The gradient, here, with the outputs that take part in a backward, and theirs."""
         if self._offload is not None:
             self._offload.begin(stashed.input_nodes)
+        if self._ahead is not None:
+            self._ahead.before_backward()
         if isinstance(gradient, _NotGiven):
             gradient = stashed.gradient_of_loss(self.index)
         gradient = self._arrivals.here(gradient)
@@ -412,6 +432,10 @@ class Stage:
         """What a backward returns: the gradients of the inputs, without memory of what was `received`."""
         result = stashed.input_nodes.gradients()
         return None if result is None else self._output_guard.sendable(result, received)
+
+    @property
+    def _copy(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        return copied if self.file_memory is None else self.file_memory.copied
 
     def _averaging(self) -> WeightAverage:
         if self._update.average is None:

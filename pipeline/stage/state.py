@@ -4,7 +4,7 @@ Random number generators are not part of it: they are seeded before each layer o
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from .layers.split_tensor import split_like, whole
 from .update.optimizer_settings import require_same_settings
 from .update.update import StageUpdate
 
+Copy = Callable[[Tensor], Tensor]  # as `copied` does
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
 
 
@@ -55,19 +56,19 @@ class StageState:
     averages: Weights = field(default_factory=dict)
 
 
-def capture_state(body: Body, update: StageUpdate, in_flight: tuple[InFlight, ...]) -> StageState:
-    """Copies the state of a stage with these parts."""
+def capture_state(body: Body, update: StageUpdate, in_flight: tuple[InFlight, ...], copy: Copy = copied) -> StageState:
+    """Copies the state of a stage with these parts, each tensor by `copy`."""
     weights, optimizer, lr_scheduler = body.weights(), update.optimizer, update.lr_scheduler
     gradients = {name: p.grad for name, p in body.named_parameters() if p.grad is not None}
     return StageState(
-        weights=on_host(weights),
-        buffers=on_host({name: buffer for name, buffer in body.unsplit_buffers().items() if name not in weights}),
-        gradients=on_host(body.by_unsplit_names(gradients)),
-        optimizer=None if optimizer is None else on_host(optimizer.state_dict()),
+        weights=on_host(weights, copy),
+        buffers=on_host({name: buffer for name, buffer in body.unsplit_buffers().items() if name not in weights}, copy),
+        gradients=on_host(body.by_unsplit_names(gradients), copy),
+        optimizer=None if optimizer is None else on_host(optimizer.state_dict(), copy),
         parameters=() if optimizer is None else _numbered(body, optimizer),
         lr_scheduler=None if lr_scheduler is None else on_host(lr_scheduler.state_dict()),
         in_flight=in_flight,
-        averages=on_host({} if update.average is None else update.average.entries),
+        averages=on_host({} if update.average is None else update.average.entries, copy),
     )
 
 
@@ -87,15 +88,15 @@ def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
     if update.optimizer is not None and state.optimizer is not None:
         scheduled = update.lr_scheduler is not None
         require_same_settings(update.optimizer, state.optimizer["param_groups"], scheduled=scheduled)
-    _restore(update.optimizer, state.optimizer, "an optimizer")
-    _restore(update.lr_scheduler, state.lr_scheduler, "a learning rate scheduler")
+    _restore(update.optimizer, state.optimizer, "an optimizer", update.copied_state)
+    _restore(update.lr_scheduler, state.lr_scheduler, "a learning rate scheduler", copied)
     if update.average is not None:
         update.average.restore(state.averages)
     elif state.averages:
         raise ValueError("averages of weights are in the state only")
 
 
-def on_host(value: Any) -> Any:
+def on_host(value: Any, copy: Copy = copied) -> Any:
     """A copy of `value`, with its tensors whole, on the CPU: of tensors, and of dicts, Counters, lists, tuples of them.
 
     Anything else is not copied.
@@ -103,17 +104,17 @@ def on_host(value: Any) -> Any:
     match value:
         case Tensor():
             plain = whole(value.detach())
-            return copied(plain) if plain.is_cpu else plain.cpu()
+            return copy(plain) if plain.is_cpu else plain.cpu()
         case Counter():
             return Counter(value)
         case OrderedDict():
-            return OrderedDict((key, on_host(each)) for key, each in value.items())
+            return OrderedDict((key, on_host(each, copy)) for key, each in value.items())
         case dict():
-            return {key: on_host(each) for key, each in value.items()}
+            return {key: on_host(each, copy) for key, each in value.items()}
         case list():
-            return [on_host(each) for each in value]
+            return [on_host(each, copy) for each in value]
         case tuple() if type(value) is tuple:
-            return tuple(on_host(each) for each in value)
+            return tuple(on_host(each, copy) for each in value)
         case _:
             return value
 
@@ -136,12 +137,12 @@ def _require_same_form(saved: Weights, mine: Weights) -> None:
             raise ValueError(f"{name} is {describe(tensor)} in the state and {describe(mine[name])} in the stage")
 
 
-def _restore(part: Optimizer | LRScheduler | None, saved: Settings | None, kind: str) -> None:
+def _restore(part: Optimizer | LRScheduler | None, saved: Settings | None, kind: str, copy: Copy) -> None:
     if (part is None) != (saved is None):
         raise ValueError(f"{kind} is {'in the stage' if saved is None else 'in the state'} only")
     if part is None or saved is None:
         return
-    own = on_host(saved)
+    own = on_host(saved, copy)
     part.load_state_dict(own)
     if isinstance(part, Optimizer):
         _undo_casts(part, own)

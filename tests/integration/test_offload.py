@@ -1,48 +1,77 @@
-"""Activations in files change no bit of a run, though its workers are killed, and leave no files behind."""
+"""What lies in files changes no bit of a run, though its workers are killed, and leaves no files behind."""
 
+import re
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from stageline.pipeline.plan import PlanRefused, read_plan
-from stageline.pipeline.stage import offload
-from support.fork_server import ForkServer
+from support.fine_tuning import FOLDER
+from support.fork_server import ForkServer, Kill
 from support.paths import EXAMPLES
 
-ROOT = Path(__file__).parent.parent.parent
-PLAN = ROOT / "benchmarks" / "stageline.toml"
-SETS = (
-    "run.steps=4",
-    "model.options={ width = 64, layers = 1 }",
-    "data.options={ width = 64, sequence = 64 }",
-    "schedule.microbatches=4",
-    "recovery.restarts=3",
-    "recovery.snapshot_every=1",
-)
+EVERYTHING = 'memory.offload=["activations", "weights", "optimizer"]'
+ALONE = {each: (f'memory.offload=["{each}"]',) for each in ("activations", "weights", "optimizer")}
+TOGETHER = (EVERYTHING, 'memory.recompute="stage"')
+SETS = ("run.steps=3", "recovery.restarts=3", "recovery.snapshot_every=1")
+PLANS = {
+    "digits": EXAMPLES / "digits" / "stageline.toml",
+    "chargpt": EXAMPLES / "chargpt" / "stageline.toml",
+    "gpt2": FOLDER / "gpt2.toml",
+}
+SMALL = {
+    "digits": (),
+    "chargpt": (
+        "model.options={ width = 32, heads = 4, blocks = 6, context = 16, dropout = 0.1 }",
+        "data.options={ context = 16, keep_back_one_in = 100 }",
+        "data.batch_size=8",
+    ),
+    "gpt2": (),
+}
+KILLED_AFTER = {"digits": 24, "chargpt": 24, "gpt2": 8}  # actions of worker 1: in its second step
+EACH_TENSOR = """
+from stageline.pipeline.stage import offload
+from stageline.pipeline.stage.layers import file_memory
+
+offload.LEAST = file_memory.LEAST = 1
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ('memory.recompute="stage"',)], ids=["alone", "with recompute"])
-def test_a_run_whose_activations_lie_in_files_ends_with_the_same_weights(
-    more: tuple[str, ...], fork_server: ForkServer, tmp_path: Path
+@pytest.mark.parametrize("name", PLANS)
+def test_a_run_whose_tensors_lie_in_files_ends_with_the_same_weights(
+    name: str, fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    rows, sequence, width = 8, 64, 64
-    assert rows * sequence * width * 4 >= offload.LEAST
-    kills = [("worker-0", 12), ("worker-1", 20)]
-    found = set()
-    for name, sets in {"plain": (), "other": ('memory.offload=["activations"]', *more)}.items():
-        folder = tmp_path / name
-        outcome = fork_server.train(
-            PLAN, f"run.dir={folder}", *SETS, *sets, folder=folder, kills=kills if name == "other" else ()
-        )
-        assert outcome["code"] == 0, outcome["reason"]
-        assert outcome["not killed"] == []
-        assert outcome["left"] == []
-        found.add(outcome["facts"]["weights_sha256"])
-    assert len(found) == 1
-    scratch = list((tmp_path / "other").rglob("offload"))
-    assert scratch
-    assert not list(scratch[0].iterdir())
+    """However small they are; with dropout. In a run in which all do, a worker is killed."""
+    plan = copied(name, tmp_path)
+    digests = {"nothing": digest_of(fork_server, plan, tmp_path / "nothing", *SMALL[name])}
+    for number, (case, sets) in enumerate({**ALONE, "all, and recompute": TOGETHER}.items()):
+        folder, kills = tmp_path / str(number), [] if case in ALONE else [("worker-1", KILLED_AFTER[name])]
+        digests[case] = digest_of(fork_server, plan, folder, *SMALL[name], *sets, kills=kills)
+        (scratch,) = folder.rglob("offload")
+        assert not list(scratch.iterdir())
+    assert len({*digests.values()}) == 1, digests
+
+
+def copied(name: str, folder: Path) -> Path:
+    """The plan, in a folder of its own; its model's file sends the smallest tensor to a file, too."""
+    shutil.copytree(PLANS[name].parent, folder / "plan")
+    plan = folder / "plan" / PLANS[name].name
+    (factory,) = re.findall(r'factory = "(\w+\.py):build"', plan.read_text())
+    model = plan.parent / factory
+    model.write_text(model.read_text() + EACH_TENSOR)
+    return plan
+
+
+def digest_of(fork_server: ForkServer, plan: Path, folder: Path, *sets: str, kills: Sequence[Kill] = ()) -> str:
+    outcome = fork_server.train(plan, f"run.dir={folder}", *SETS, *sets, folder=folder, kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["left"] == []
+    assert outcome["facts"].get("restarts", 0) >= len(kills)
+    return str(outcome["facts"]["weights_sha256"])
 
 
 def test_what_cannot_be_offloaded_is_refused_by_name() -> None:
@@ -51,8 +80,8 @@ def test_what_cannot_be_offloaded_is_refused_by_name() -> None:
         read_plan(EXAMPLES / "mlp", sets=[wanted, "model.stages=2", *_workers("cpu", "cuda:0")])
     with pytest.raises(PlanRefused, match=r'memory.offload = .*over queues.url = "memory://" nothing is offloaded'):
         read_plan(EXAMPLES / "mlp", sets=[wanted, "queues.url=memory://"])
-    with pytest.raises(PlanRefused, match=r'memory.offload = \["weights"\]: \["activations"\] is wanted'):
-        read_plan(EXAMPLES / "mlp", sets=['memory.offload=["weights"]'])
+    with pytest.raises(PlanRefused, match=r'memory.offload = \["gradients"\]: a list of "activations", "weights"'):
+        read_plan(EXAMPLES / "mlp", sets=['memory.offload=["gradients"]'])
 
 
 def _workers(*devices: str) -> list[str]:

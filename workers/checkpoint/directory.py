@@ -11,9 +11,10 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stageline.pipeline.stage.layers.memory import empty
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, remove_folder, sync
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.disk.tensor_file import Unsaveable
+from stageline.workers.disk.tensor_file import Make, Unsaveable
 
 from .snapshot import (
     Manifest,
@@ -72,9 +73,10 @@ class SnapshotDirectory:
             self._remove(draft)
         return target
 
-    def load(self, stage: int, step: int) -> Snapshot:
-        """A stage's snapshot of a step, verified. Raises `SnapshotDamaged`, `OSError` for a fault that may pass."""
-        return read_snapshot(self.path(stage, step), stage, step, self.origin)
+    def load(self, stage: int, step: int, make: Make = empty) -> Snapshot:
+        """A stage's snapshot of a step, verified, in memory that `make` makes. Raises `SnapshotDamaged`, `OSError` for
+        a fault that may pass."""
+        return read_snapshot(self.path(stage, step), stage, step, self.origin, make)
 
     def verify(self, stage: int, step: int) -> list[str]:
         """What is wrong with a stage's snapshot of a step; nothing if it can be used. Reads every byte.

@@ -20,6 +20,7 @@ from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import persist, reason_of
+from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
@@ -252,10 +253,10 @@ def open_snapshots(
 
     def load(stage: int, step: int) -> Snapshot:
         found = beginning_of(stage, step, job.schedule, checkpoints)
-        path = checkpoints.path(found, step)
+        path, memory = checkpoints.path(found, step), executor.stages[stage].file_memory
         try:
             return persist(
-                partial(checkpoints.load, found, step),
+                partial(checkpoints.load, found, step, empty if memory is None else memory.empty),
                 f"read its snapshot {path}",
                 note,
                 now=monotonic,

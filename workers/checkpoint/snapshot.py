@@ -22,9 +22,10 @@ from stageline.broker.ledger.evaluations import fact_of, record_of
 from stageline.broker.stores.base import Fact
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import passing_fault
+from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.state import InFlight, StageState
 from stageline.workers.disk.atomic_file import sync
-from stageline.workers.disk.tensor_file import link_tensors, read_tensors, write_tensors
+from stageline.workers.disk.tensor_file import Make, link_tensors, read_tensors, write_tensors
 from stageline.workers.runtime.calls import Position
 
 from .state_tree import BadStateTree, Json, decode_state, encode_state
@@ -169,14 +170,15 @@ def problems(folder: Path, stage: int, step: int, origin: Origin) -> list[str]:
     return [*_of_another_place(manifest, stage, step, origin), *_damages(folder, manifest)]
 
 
-def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapshot:
-    """The snapshot in `folder`, verified first. Raises `SnapshotDamaged`, `OSError` for a fault that may pass."""
+def read_snapshot(folder: Path, stage: int, step: int, origin: Origin, make: Make = empty) -> Snapshot:
+    """The snapshot in `folder`, verified first, in memory that `make` makes. Raises `SnapshotDamaged`, `OSError` for a
+    fault that may pass."""
     if found := problems(folder, stage, step, origin):
         raise SnapshotDamaged(folder, found)
     manifest = read_manifest(folder)
     try:
-        weights, tensors = read_tensors(folder / WEIGHTS), read_tensors(folder / TRAINING)
-        averages = read_tensors(folder / AVERAGES) if AVERAGES in manifest.files else {}
+        weights, tensors = read_tensors(folder / WEIGHTS, make=make), read_tensors(folder / TRAINING, make=make)
+        averages = read_tensors(folder / AVERAGES, make=make) if AVERAGES in manifest.files else {}
         training = {name: decode_state(each, tensors) for name, each in manifest.training.items()}
         state = state_of(weights, averages, training)
         rounds = [record_of(each) for each in manifest.rounds]

@@ -6,7 +6,7 @@ so the notes, JSON in the file's metadata, hold those. Complex numbers are store
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from stageline.pipeline.retry import lacks_memory
 from stageline.pipeline.stage.layers.memory import ALIGNMENT, empty, layout, packed_strides, skew_of
 
 from .atomic_file import sync
+
+Make = Callable[..., torch.Tensor]
 
 _NUMBER = re.compile(r"(?<=\(os error )\d+(?=\))|(?<=\()\d+(?=\)$)")  # of the system, in what safetensors and torch say
 _METADATA = "stageline"  # the key of the notes
@@ -72,14 +74,18 @@ def link_tensors(path: Path, former: Path, tensors: Mapping[str, torch.Tensor]) 
     return True
 
 
-def read_tensors(path: Path, names: Collection[str] | None = None, *, packed: bool = False) -> dict[str, torch.Tensor]:
+def read_tensors(
+    path: Path, names: Collection[str] | None = None, *, packed: bool = False, make: Make = empty
+) -> dict[str, torch.Tensor]:
     """The tensors of a file, or those of `names`, in memory of their own, as they lay; or `packed`, row-major, whatever
-    is noted. Raises `OSError`, `ValueError`, `MemoryError`."""
+    is noted. `make` makes the memory, with the arguments of `empty`. Raises `OSError`, `ValueError`, `MemoryError`."""
     try:
         with _opened(path) as file:
             notes = _notes(file)
             wanted = [name for name in file.keys() if names is None or name in names]  # noqa: SIM118  # no mapping
-            return {name: _restored(name, file.get_tensor(name), notes.get(name, Note()), packed) for name in wanted}
+            return {
+                name: _restored(name, file.get_tensor(name), notes.get(name, Note()), packed, make) for name in wanted
+            }
     except (SafetensorError, RuntimeError) as error:
         if lacks_memory(error):
             raise MemoryError(str(error)) from error
@@ -172,14 +178,14 @@ def _note(tensor: torch.Tensor) -> Note:
     return Note(strides if unusual else None, skew_of(tensor), tensor.is_complex())
 
 
-def _restored(name: str, stored: torch.Tensor, note: Note, packed: bool) -> torch.Tensor:
+def _restored(name: str, stored: torch.Tensor, note: Note, packed: bool, make: Make) -> torch.Tensor:
     """The tensor as it lay; if `packed`, row-major. Raises `ValueError` for a note that none of `_note` can be."""
     if wrong := _fault(tuple(stored.shape), stored.dtype, note):
         raise ValueError(f"{name} is damaged: {wrong}")
     tensor = torch.view_as_complex(stored) if note.complex else stored
     shape = tuple(tensor.shape)
     strides, skew = (None, 0) if packed else (note.strides, note.skew)
-    return empty(shape, strides or _row_major(shape), tensor.dtype, skew).copy_(tensor)
+    return make(shape, strides or _row_major(shape), tensor.dtype, skew).copy_(tensor)
 
 
 def _fault(shape: tuple[int, ...], dtype: torch.dtype, note: Note) -> str:

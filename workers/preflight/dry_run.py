@@ -25,6 +25,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.held import SavedBytes, lasting_bytes, total_bytes, trained_parameters
+from stageline.pipeline.stage.layers.file_memory import LEAST
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
@@ -55,6 +56,8 @@ _FLOWS = {
     Kind.NORMS: Flow.NORMS,
     Kind.CLIP: Flow.CLIP,
 }
+
+_PARTS = {"weights": ("weights", "gradients", "averages"), "optimizer": ("optimizer",)}  # by what is offloaded
 
 
 def _ignore(*_: object) -> None:
@@ -181,7 +184,7 @@ class _DryRun:
         for tensor in tensors(output):  # which is kept as a message, too
             saved.note(tensor)
             saved.large.pop(tensor.untyped_storage().data_ptr(), None)
-        self._offloaded.append(sum(saved.large.values()) if self._job.plan.offloads else 0)
+        self._offloaded.append(sum(saved.large.values()) if "activations" in self._job.plan.offloaded else 0)
         self._kept.append(saved.bytes)
         if stage.in_flight:
             self._backward.add(index)
@@ -210,7 +213,8 @@ class _DryRun:
         self._gave_weights(stage, "after the update")
         estimate = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
         offloaded = self._offloaded[index] * estimate.in_flight
-        self._estimates[index] = replace(estimate, working=self._working.get(index, 0), offloaded=offloaded)
+        working, in_files = self._working.get(index, 0), _in_files(self._job, stage)
+        self._estimates[index] = replace(estimate, working=working, offloaded=offloaded, in_files=in_files)
 
     def _clip(self, index: int) -> None:
         """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""
@@ -291,6 +295,16 @@ def _queues_like(job: Job, key: QueueKey) -> list[QueueKey]:
     stage, program = job.schedule.replicas.stage, job.program
     wanted = key.flow, stage(program.source(key)), stage(key.stage)
     return [each for each in program.queues if (each.flow, stage(program.source(each)), stage(each.stage)) == wanted]
+
+
+def _in_files(job: Job, stage: Stage) -> int:
+    """Bytes of what lasts in the stage that are memory of files. Not the gradients of versions of the weights, which
+    asynchronous mode has, nor sums of replicas' gradients."""
+    bytes_of = lasting_bytes(stage, LEAST)
+    summed = job.schedule.replicas.is_replicated(stage.index)
+    stay = {"gradients"} if summed or job.schedule.mode == "async" else set()
+    parts = {part for offloaded in job.plan.offloaded for part in _PARTS.get(offloaded, ())} - stay
+    return sum(bytes_of[part] for part in parts)
 
 
 def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEstimate:

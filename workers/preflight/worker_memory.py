@@ -4,7 +4,7 @@ stages      weights, gradients, optimizer, and what is stashed of the microbatch
 working     what operations make and free again: of one stage at a time
 messages    those that are kept until a checkpoint lets them go, and those that have come and wait
 snapshots   a copy of the stages' state, while it is written: after an update, which has cleared the gradients
-offload     activations on their way to files and back
+offload     activations on their way to files and back; what is in files is not in `stages`, nor in `snapshots`
 compiler    torch's, which `torch.utils.checkpoint` imports
 """
 
@@ -30,10 +30,10 @@ def worker_estimates(
     for worker, placed in enumerate(job.plan.placement):
         own = [stages[stage] for stage in placed]
         parts = {
-            "stages": sum(stage.total - stage.offloaded for stage in own),
+            "stages": sum(stage.total - stage.offloaded - stage.in_files for stage in own),
             "working": max(stage.working for stage in own),
             "messages": _messages(job, own, queues),
-            "snapshots": sum(map(_copied, own)) if _has_snapshots(job) else 0,
+            "snapshots": sum(map(_copied, own)) if _copies_in_memory(job) else 0,
             "offload": min(sum(stage.offloaded for stage in own), BACKLOG + AHEAD),
             "compiler": _COMPILER if any(_recomputes(job, stage) for stage in placed) else 0,
         }
@@ -50,7 +50,9 @@ def _copied(stage: StageEstimate) -> int:
     return max(0, sum(stage.bytes[part] for part in _SAVED) - stage.bytes["gradients"])
 
 
-def _has_snapshots(job: Job) -> bool:
+def _copies_in_memory(job: Job) -> bool:
+    if {"weights", "optimizer"} & {*job.plan.offloaded}:
+        return False  # the copies are in files, too
     return job.plan.recovery.on and job.plan.queues.url != "memory://"
 
 

@@ -79,7 +79,7 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
 def _demand_no_files(plan: Plan) -> None:
     """Raises `PlanRefused` for what inline workers cannot have."""
     keys = {
-        "memory.offload": plan.offloads,
+        "memory.offload": bool(plan.offloaded),
         "recovery.on_bad_microbatch": plan.recovery.on_bad_microbatch == "skip",
     }
     for key in (key for key, wanted in keys.items() if wanted):

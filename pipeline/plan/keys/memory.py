@@ -7,9 +7,11 @@ from pydantic import Field
 from .key_types import Accepts, Recomputed, Unset
 from .section import Section
 
+Offloaded = Literal["activations", "weights", "optimizer"]
+
 
 class MemoryPlan(Section):
-    """What stages do not keep between a forward and its backward."""
+    """What stages do not keep in memory while they do not use it."""
 
     recompute: Unset[Recomputed] = Field(
         default=None,
@@ -17,9 +19,9 @@ class MemoryPlan(Section):
         "patterns of the names of layers and modules in them. Default: nothing.",
         examples=["stage", ["transformer.h.*.mlp"]],
     )
-    offload: Annotated[tuple[Literal["activations"], ...], Accepts('["activations"]')] = Field(
+    offload: Annotated[tuple[Offloaded, ...], Accepts('a list of "activations", "weights", "optimizer"')] = Field(
         default=(),
         description="What lies in files of the run's folder while it is not used: activations between a microbatch's "
-        "forward and its backward.",
-        examples=[["activations"]],
+        "forward and its backward; weights, with their gradients and averages; what the optimizer keeps.",
+        examples=[["activations"], ["activations", "weights", "optimizer"]],
     )

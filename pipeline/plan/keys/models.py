@@ -109,9 +109,9 @@ class PlanTables(Section):
         return None if wanted == "nothing" else wanted
 
     @property
-    def offloads(self) -> bool:
-        """Whether activations lie in files between a forward and its backward."""
-        return self.memory is not None and "activations" in self.memory.offload
+    def offloaded(self) -> tuple[str, ...]:
+        """What lies in files while it is not used, by its names in `memory.offload`."""
+        return () if self.memory is None else self.memory.offload
 
     @property
     def evaluates(self) -> bool:

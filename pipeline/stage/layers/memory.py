@@ -10,6 +10,7 @@ The address of the first element counts too: kernels differ for a slice that beg
 the address modulo `ALIGNMENT` bytes, is kept with the layout.
 """
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from math import prod
 from typing import NamedTuple
@@ -91,14 +92,16 @@ def empty(
     return memory.as_strided_(shape, strides, offset)
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the same device that lies as `tensor` does: gaps, expanded dimensions and skew included.
+def copied(tensor: torch.Tensor, make: Callable[..., torch.Tensor] = empty) -> torch.Tensor:
+    """A copy on the same device that lies as `tensor` does: gaps, expanded dimensions and skew included. `make` makes
+    its memory, with the arguments of `empty`.
 
     Overlapping layouts are packed, with the dimensions in the same order. Lazy conjugation and negation are resolved.
     """
     shape, strides = tuple(tensor.shape), tensor.stride()
     if (
-        tensor.is_contiguous()
+        make is empty
+        and tensor.is_contiguous()
         and tensor.is_cpu
         and not skew_of(tensor)
         and not tensor.is_conj()
@@ -109,7 +112,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
             return copy
     stored = stored_shape(shape, strides)
     kept = packed_strides(shape, strides) if layout(shape, strides).extent is None else strides
-    copy = empty(stored, kept, tensor.dtype, skew_of(tensor), tensor.device)
+    copy = make(stored, kept, tensor.dtype, skew_of(tensor), tensor.device)
     return copy.copy_(tensor.as_strided(stored, strides)).as_strided_(shape, kept)
 
 

@@ -7,7 +7,7 @@ Of parameters that are trained; the average of one that is not is itself. Buffer
 `use_buffers=False`): with averages, a layer's buffers are as training has left them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -26,6 +26,7 @@ class WeightAverage:
         self._parameters = body.trainable()
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._averages: dict[str, torch.Tensor] = {}
+        self.copied: Callable[[torch.Tensor], torch.Tensor] = copied  # makes the memory of the averages
 
     @property
     def averages(self) -> Weights:
@@ -55,7 +56,7 @@ class WeightAverage:
         """To be called after each update of the weights."""
         weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
         if not self._averages:
-            self._averages = {name: copied(weight) for name, weight in weights.items()}
+            self._averages = {name: self.copied(weight) for name, weight in weights.items()}
             return
         for names in _alike(weights):
             self._average([self._averages[name] for name in names], [weights[name] for name in names], 0)
@@ -70,7 +71,7 @@ class WeightAverage:
                 title = self._body.by_unsplit_names({name: parameter})
                 held = "missing" if given is None else describe(given)
                 raise ValueError(f"the average of {next(iter(title))} is {held}, the weight is {describe(parameter)}")
-        self._averages = {name: copied(found[name]).to(self._body.device) for name in self._parameters if entries}
+        self._averages = {name: self.copied(found[name]).to(self._body.device) for name in self._parameters if entries}
 
 
 def _alike(weights: Weights) -> list[list[str]]:

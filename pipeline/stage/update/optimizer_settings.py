@@ -21,7 +21,7 @@ def require_same_settings(optimizer: Optimizer, saved: list[Group], *, scheduled
     What a step may change is not compared: any setting of an optimizer that is not torch's own, or has hooks; and if it
     is `scheduled`, all but the learning rate that the scheduler began with.
     """
-    if not _keeps_settings(optimizer):
+    if not is_torchs_own(optimizer):
         return
     for mine, theirs in zip(optimizer.param_groups, saved, strict=False):  # another number of groups is torch's to find
         if unknown := sorted(theirs.keys() - mine.keys() - {_INITIAL}):
@@ -35,7 +35,8 @@ def require_same_settings(optimizer: Optimizer, saved: list[Group], *, scheduled
                 )
 
 
-def _keeps_settings(optimizer: Optimizer) -> bool:
+def is_torchs_own(optimizer: Optimizer) -> bool:
+    """Whether it is of torch and has no hooks: a step changes no settings, and each parameter by itself."""
     hooks = (getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
     return type(optimizer).__module__.startswith("torch.optim.") and not any(hooks)
 

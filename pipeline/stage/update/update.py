@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from stageline.pipeline.stage.layers.activity import LR_SCHEDULER, OPTIMIZER, Activity
+from stageline.pipeline.stage.layers.memory import copied
 
 from .average import WeightAverage
 from .optimizer import OptimizerFactory, ParameterGroup, make_optimizer
+from .partial_steps import UpdatedFiles
 
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
@@ -40,6 +42,12 @@ class StageUpdate:
         self._lr_every = lr_every
         self.average = average
         self._activity = activity
+        self.files: UpdatedFiles | None = None  # which have weights, or what the optimizer keeps
+
+    @property
+    def copied_state(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Copies a tensor to where those are that the optimizer keeps."""
+        return copied if self.files is None else self.files.copied_state
 
     def __call__(self, step: int | None) -> bool:
         """Updates with the gradients that are there, after `step`, counted from 0; None counts as the last of some
@@ -47,7 +55,10 @@ class StageUpdate:
         if self.optimizer is None:
             return False
         self._activity.at = OPTIMIZER
-        self.optimizer.step()
+        if self.files is None:
+            self.optimizer.step()
+        else:
+            self.files.step(self.optimizer)
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update()

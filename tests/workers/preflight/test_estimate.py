@@ -124,3 +124,20 @@ def test_a_worker_takes_its_stages_its_messages_and_a_snapshot(workspace: Worksp
         assert worker.bytes["messages"] > 0
     without = estimate(read_plan(workspace.folder, sets=["recovery.restarts=0"]))
     assert [worker.bytes["snapshots"] for worker in without.workers] == [0, 0]
+
+
+def test_what_is_memory_of_files_is_not_in_the_memory_of_the_worker(workspace: Workspace) -> None:
+    """Layers of 64 KiB and more; of the others, and of biases, nothing goes to files."""
+    workspace.write(
+        "model.py",
+        "from torch import nn\n\ndef build():\n"
+        "    return nn.Sequential(nn.Linear(4, 256), nn.Linear(256, 256), nn.Linear(256, 2))\n",
+    )
+    sets = ["model.metrics=[]", "model.cut=[1]", "optimizer.momentum=0.9"]
+    plain = estimate(read_plan(workspace.folder, sets=sets))
+    for wanted, tensors in (('["weights"]', 2), ('["optimizer"]', 1), ('["weights", "optimizer"]', 3)):
+        found = estimate(read_plan(workspace.folder, sets=[*sets, f"memory.offload={wanted}"]))
+        assert [stage.in_files for stage in found.stages] == [0, tensors * 256 * 256 * 4]
+        less = [a.bytes["stages"] - b.bytes["stages"] for a, b in zip(plain.workers, found.workers, strict=True)]
+        assert less == [0, tensors * 256 * 256 * 4]
+        assert all(worker.bytes["snapshots"] == 0 for worker in found.workers)

@@ -1,0 +1,104 @@
+"""Tensors in memory that is a file's: the system reads them when they are used, and takes them out when it needs room.
+
+weights, gradients      from the first step on; each gradient as soon as autograd has added it up
+optimizer state         after each part of an update
+snapshots               their copies of both
+
+A tensor keeps its strides and its alignment, since kernels choose by these. Small ones stay where they are.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+from .memory import Ints, copied, empty, layout
+
+LEAST = 1 << 16  # bytes of a tensor; less is not worth a file
+
+
+class StateFiles(Protocol):
+    """Files, each of which is there as long as its memory is used. They are lost with the process."""
+
+    def storage(self, size: int) -> torch.UntypedStorage:
+        """The memory of a new file of `size` bytes, aligned as torch's own. Raises what made it impossible."""
+
+    def has(self, storage: torch.UntypedStorage) -> bool:
+        """Whether `storage` returned it."""
+
+    def fetch(self, storage: torch.UntypedStorage) -> None:
+        """Begins to read the file of what `storage` returned, and does not wait for that."""
+
+
+class FileMemory:
+    """Where a stage on the CPU puts tensors that need not be in memory of the process."""
+
+    def __init__(self, files: StateFiles) -> None:
+        self._files = files
+
+    def empty(
+        self, shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0, device: torch.device | None = None
+    ) -> torch.Tensor:
+        """As `memory.empty`, in a file unless it is small or on another `device`."""
+        size = skew + (layout(shape, strides).extent or 0) * dtype.itemsize
+        if size < LEAST or (device is not None and device.type != "cpu"):
+            return empty(shape, strides, dtype, skew, device)
+        return torch.empty(0, dtype=dtype).set_(self._files.storage(size), skew // dtype.itemsize, shape, strides)
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As `memory.copied`."""
+        return copied(tensor, self.empty)
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` without its graph: a copy, or itself if it is there already, is small, or cannot be there."""
+        if not self._movable(tensor):
+            return tensor
+        return self.copied(tensor.detach())
+
+    def take_parameters(self, module: torch.nn.Module) -> None:
+        """Moves the parameters of `module`, but for those that share memory with others or with buffers, and from now
+        on each gradient of theirs that autograd adds up."""
+        parameters = list(module.parameters())
+        shared = _shared([*parameters, *module.buffers()])
+        for parameter in parameters:
+            if _address(parameter) not in shared:
+                parameter.data = self.moved(parameter.data)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
+
+    def take_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+        """Moves what `optimizer` keeps of `parameters`."""
+        for entry in (optimizer.state[each] for each in parameters if each in optimizer.state):
+            for name, value in entry.items():
+                if isinstance(value, torch.Tensor):
+                    entry[name] = self.moved(value)
+
+    def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """They will be used soon."""
+        for storage in (each.untyped_storage() for each in tensors if each.layout is torch.strided):
+            if self._files.has(storage):
+                self._files.fetch(storage)
+
+    def _take_gradient(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.grad = self.moved(parameter.grad)
+
+    def _movable(self, tensor: torch.Tensor) -> bool:
+        if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.nbytes < LEAST:
+            return False
+        if layout(tuple(tensor.shape), tensor.stride()).extent is None or tensor.data_ptr() % tensor.itemsize:
+            return False
+        return not self._files.has(tensor.untyped_storage())
+
+
+def _shared(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The addresses of memory that several of them have."""
+    seen: set[int] = set()
+    found: set[int] = set()
+    for tensor in tensors:
+        (found if _address(tensor) in seen else seen).add(_address(tensor))
+    return found
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,86 @@
+"""Memory that is a file's: weights, gradients and what optimizers keep, of which the system has in memory what fits.
+
+Files have no names: a process that ends, however it does, leaves none behind. Their space on the disk is there before
+they are used, so that a full disk is an error here and not a signal later.
+"""
+
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+import torch
+
+from stageline.pipeline.retry import Note, persist, reason_of
+
+from .background_writer import WriteFailed
+
+_DESCRIPTORS = "/proc/self/fd"  # open files by their numbers, on Linux: a file without a name is mapped by this
+
+
+def _of_system(name: str, *types: type) -> Callable[..., int] | None:
+    """The C library's function of that name, where it has one."""
+    found = getattr(ctypes.CDLL(None), name, None)
+    if found is not None:
+        found.argtypes = types
+    return found
+
+
+_advise = _of_system("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_trim = _of_system("malloc_trim", ctypes.c_size_t)
+
+
+class MappedFiles:
+    """Files in `folder`, which is made. `note` gets faults that may pass, such as a full disk: these are waited for."""
+
+    def __init__(self, folder: Path, note: Note) -> None:
+        self._folder = folder.absolute()
+        self._note = note
+
+    def storage(self, size: int) -> torch.UntypedStorage:
+        """The memory of a new file of `size` bytes, which begins at a page. Raises `WriteFailed`."""
+        what = f"make a file of {size} bytes in {self._folder}"
+        try:
+            return persist(partial(self._mapped, size), what, self._note, now=monotonic, wait=sleep)
+        except (OSError, RuntimeError) as error:  # torch's, where the system maps no more files
+            raise WriteFailed(f"cannot {what}: {reason_of(error)}") from error
+
+    def has(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it is of one of the files."""
+        name = storage.filename
+        return name is not None and os.path.dirname(name) in (_DESCRIPTORS, str(self._folder))
+
+    def fetch(self, storage: torch.UntypedStorage) -> None:
+        """Begins to read the file of what `storage` returned, where the system can."""
+        if _advise is not None:
+            _advise(storage.data_ptr(), storage.nbytes(), mmap.MADV_WILLNEED)
+
+    def give_back(self) -> None:
+        """Gives memory that was freed back to the system; the allocator keeps some between what is in use."""
+        if _trim is not None:
+            _trim(0)
+
+    def _mapped(self, size: int) -> torch.UntypedStorage:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="state-")
+        try:
+            if os.path.exists(_DESCRIPTORS):
+                os.unlink(name)
+                name = f"{_DESCRIPTORS}/{descriptor}"
+            _reserve(descriptor, size)
+            return torch.UntypedStorage.from_file(name, True, size)  # type: ignore[return-value]  # torch says any
+        finally:
+            os.close(descriptor)
+            if not name.startswith(_DESCRIPTORS):
+                os.unlink(name)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
