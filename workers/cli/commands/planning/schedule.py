@@ -11,6 +11,7 @@ import msgspec
 
 from stageline.pipeline import timetable
 from stageline.pipeline.schedule import (
+    DELAYED,
     Mode,
     Placement,
     Schedule,
@@ -44,13 +45,14 @@ ABOUT = {
 
 
 def _known(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and value not in schedule_names():
-        raise click.BadParameter(f"there is no schedule {value}; {suggestion(value, schedule_names())}")
+    known = (*schedule_names(), DELAYED)
+    if value is not None and value not in known:
+        raise click.BadParameter(f"there is no schedule {value}; {suggestion(value, known)}")
     return value
 
 
 def _completed(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    return [name for name in schedule_names() if name.startswith(begun)]
+    return [name for name in (*schedule_names(), DELAYED) if name.startswith(begun)]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
