@@ -113,7 +113,10 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("model.balance", "model.stage_memory", "data.source", *_STAGES), training_checks.balance),
     (("data.batch_size", "schedule.microbatches"), training_checks.rows),
     (("schedule.name", "schedule.mode", *_IN_STEP), training_checks.asynchronous),
-    (("schedule.name", "schedule.mode", *_IN_STEP, "model.prefix_cache", *_STAGES), schedule_checks.delayed),
+    (
+        ("schedule.name", "schedule.mode", *_IN_STEP, "model.prefix_cache", "data.source", *_STAGES),
+        schedule_checks.delayed,
+    ),
     (_IN_STEP, training_checks.accumulated),
     (("optimizer.clip_norm", "schedule.mode"), training_checks.clipping),
     (

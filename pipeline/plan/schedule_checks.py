@@ -32,6 +32,9 @@ def delayed(plan: PlanTables) -> Iterator[PlanError]:
     choice, stages = plan.schedule, plan.model.stages
     if choice.name != schedule.DELAYED:
         return
+    if plan.scripted:
+        yield PlanError("schedule.name", "a script's run has no asynchronous mode; name another, or train by a plan")
+        return
     if choice.mode != "async":
         yield PlanError(
             "schedule.name",

@@ -22,13 +22,16 @@ from .v_shaped import dualpipe_v, zb_v
 from .value import DELAYED, Lists, Mode, Schedule
 from .zero_bubble import with_deferred_weights
 
-_NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v")
+_NAMES: dict[Mode, tuple[str, ...]] = {
+    "sync": ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v"),
+    "async": ("1f1b", DELAYED),
+}
+_EVERY = tuple(dict.fromkeys((*_NAMES["sync"], *_NAMES["async"])))
 
 
-def schedule_names() -> tuple[str, ...]:
-    """The names of the catalogue. Besides, `make_schedule` accepts "csv" with rows, and "2bw" in asynchronous
-    mode."""
-    return _NAMES
+def schedule_names(mode: Mode = "sync") -> tuple[str, ...]:
+    """The names of the catalogue that are for `mode`. Besides, `make_schedule` accepts "csv" with rows."""
+    return _NAMES[mode]
 
 
 def make_schedule(
@@ -105,10 +108,10 @@ def forward_only(placement: Sequence[Sequence[int]], microbatches: int, shares: 
 
 
 def _check_name(name: str) -> None:
-    if name not in (*_NAMES, DELAYED, LISTED):
-        near = difflib.get_close_matches(name, (*_NAMES, DELAYED), n=1, cutoff=0.5)
+    if name not in (*_EVERY, LISTED):
+        near = difflib.get_close_matches(name, _EVERY, n=1, cutoff=0.5)
         way_out = f"did you mean {near[0]}? The" if near else "the"
-        raise ScheduleRefused(f"there is no schedule named {name!r}; {way_out} names are: {', '.join(_NAMES)}")
+        raise ScheduleRefused(f"there is no schedule named {name!r}; {way_out} names are: {', '.join(_EVERY)}")
 
 
 def _check_mode(shape: Shape, mode: str) -> None:

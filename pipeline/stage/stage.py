@@ -316,11 +316,11 @@ class Stage:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
         the last of every `lr_every` steps, if the number of this `step` is given, counted from 0."""
         self._forwarded = 0
-        if self._versions:
-            self._versions.begin_update()
+        moved = self._versions is not None and self._versions.begin_update()
         if self._update(step) and self._versions:
             self._versions.invalidate()
-            self._output_guard = OutputGuard(self._body, self.index)  # the parameters may lie elsewhere now
+        if moved:
+            self._output_guard = OutputGuard(self._body, self.index)
 
     def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False, ema: bool = False) -> Tree:
         """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`; with

@@ -13,9 +13,7 @@ copy, which the optimizer then changes. So there are two versions in memory, one
 
 from collections.abc import Iterable
 
-import torch
-
-from stageline.pipeline.errors import StageError
+from stageline.pipeline.errors import ForeignState, StageError
 
 from .layers.body import Body, Weights
 from .layers.memory import copied
@@ -47,11 +45,12 @@ class TwoVersions(Versions):
             return None
         return Previous(self._updates, on_host_uncopied(self._body.by_unsplit_names(self._before)))
 
-    def begin_update(self) -> None:
+    def begin_update(self) -> bool:
         self._before, self._current = self._newest(), None
         self._updates += 1
         for parameter in self._body.trainable().values():
             parameter.data = copied(parameter.data)
+        return True
 
     def in_flight(self, stashed: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
         """Without weights, which are those of `previous`."""
@@ -65,7 +64,10 @@ class TwoVersions(Versions):
         self._updates, self._before = 0, None
         if previous is not None:
             weights = self._body.by_own_names(previous.weights)
-            self._updates, self._before = previous.updates, {name: leaf_copy(each) for name, each in weights.items()}
+            if weights.keys() != self._body.trainable().keys():
+                raise ForeignState(f"the weights before update {previous.updates} are not those of all that is trained")
+            self._updates = previous.updates
+            self._before = {name: leaf_copy(each, self._body.device) for name, each in weights.items()}
         super().restore(in_flight, previous)
 
     def _weights_of(self, step: int) -> Weights:
@@ -80,6 +82,4 @@ class TwoVersions(Versions):
         return self._current
 
     def _restored(self, saved: InFlight) -> Version:
-        own = self._body.by_own_names(saved.buffers)
-        buffers: dict[str, torch.Tensor] = {name: copied(tensor) for name, tensor in own.items()}
-        return Version(self._weights_of(saved.step), buffers, rerun=True)
+        return Version(self._weights_of(saved.step), self._restored_buffers(saved), rerun=True)

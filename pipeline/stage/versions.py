@@ -76,8 +76,9 @@ class Versions:
         """What microbatches read that are yet to come, besides the parameters."""
         return None
 
-    def begin_update(self) -> None:
-        """Called before the parameters change."""
+    def begin_update(self) -> bool:
+        """Called before the parameters change. Returns whether they lie in other memory now."""
+        return False
 
     def invalidate(self) -> None:
         """Called when the parameters have changed: the next forward makes a new version."""
@@ -114,18 +115,22 @@ class Versions:
             f'. Look it up where it is used, as self.name in the forward, or train with mode = "sync"'
         )
 
+    def _restored_buffers(self, saved: InFlight) -> Weights:
+        own = self._body.by_own_names(saved.buffers)
+        return {name: copied(tensor).to(self._body.device) for name, tensor in own.items()}
+
     def _restored(self, saved: InFlight) -> Version:
         own = self._body.by_own_names
         return Version(
-            {name: leaf_copy(tensor) for name, tensor in own(saved.weights).items()},
-            {name: copied(tensor) for name, tensor in own(saved.buffers).items()},
+            {name: leaf_copy(tensor, self._body.device) for name, tensor in own(saved.weights).items()},
+            self._restored_buffers(saved),
             rerun=True,
         )
 
 
-def leaf_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of which autograd takes gradients."""
-    return tensor.detach().clone().requires_grad_()
+def leaf_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """A copy of which autograd takes gradients, on its own device or another."""
+    return copied(tensor.detach()).to(device or tensor.device).requires_grad_()
 
 
 def on_host_uncopied(named: Mapping[str, torch.Tensor]) -> Weights:

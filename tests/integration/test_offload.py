@@ -19,12 +19,17 @@ SETS = (
     "recovery.restarts=3",
     "recovery.snapshot_every=1",
 )
+RECOMPUTED = ('memory.recompute="stage"',)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ('memory.recompute="stage"',)], ids=["alone", "with recompute"])
+@pytest.mark.parametrize(
+    ("mode", "more"),
+    [((), ()), ((), RECOMPUTED), (("schedule.name=2bw", "schedule.mode=async"), RECOMPUTED)],
+    ids=["alone", "with recompute", "with both versions of the weights"],
+)
 def test_a_run_whose_activations_lie_in_files_ends_with_the_same_weights(
-    more: tuple[str, ...], fork_server: ForkServer, tmp_path: Path
+    mode: tuple[str, ...], more: tuple[str, ...], fork_server: ForkServer, tmp_path: Path
 ) -> None:
     rows, sequence, width = 8, 64, 64
     assert rows * sequence * width * 4 >= offload.LEAST
@@ -33,7 +38,7 @@ def test_a_run_whose_activations_lie_in_files_ends_with_the_same_weights(
     for name, sets in {"plain": (), "other": ('memory.offload=["activations"]', *more)}.items():
         folder = tmp_path / name
         outcome = fork_server.train(
-            PLAN, f"run.dir={folder}", *SETS, *sets, folder=folder, kills=kills if name == "other" else ()
+            PLAN, f"run.dir={folder}", *SETS, *mode, *sets, folder=folder, kills=kills if name == "other" else ()
         )
         assert outcome["code"] == 0, outcome["reason"]
         assert outcome["not killed"] == []

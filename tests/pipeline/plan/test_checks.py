@@ -155,6 +155,7 @@ NOT_FOR_SCRIPTS = [
         'a replay cannot load the objects of a script; use record = "none"',
     ),
     ({"model__metrics": ["model.py:loss"]}, "model.metrics", "has the name of what every evaluation returns"),
+    ({"schedule__name": "2bw"}, "schedule.name", "a script's run has no asynchronous mode; name another, or train by"),
 ]
 
 

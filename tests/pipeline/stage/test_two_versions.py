@@ -3,17 +3,18 @@
 import copy
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from stageline.pipeline.errors import StageError
+from stageline.pipeline.errors import ForeignState, StageError
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.alternating import alternate
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state import StageState
+from stageline.pipeline.stage.state import Previous, StageState
 from stageline.pipeline.tree import Tree
 from support.states import difference
 
@@ -112,6 +113,14 @@ def test_from_a_snapshot_it_goes_on_with_the_same_bits(step: int) -> None:
     again, after = drive(other, range(step, STEPS))
     assert not difference(again, {name: out[name] for name in again})
     assert not difference(after, {name: states[name] for name in after})
+
+
+def test_a_snapshot_with_other_weights_of_the_version_before_is_refused() -> None:
+    state = drive(stage(), range(2))[1]["U1"]
+    assert state.previous is not None
+    weights = {name: each for name, each in state.previous.weights.items() if name != "0.weight"}
+    with pytest.raises(ForeignState, match="the weights before update 2 are not those of all that is trained"):
+        stage().restore(replace(state, previous=Previous(2, weights)))
 
 
 def test_a_step_that_no_version_is_for_is_refused() -> None:
