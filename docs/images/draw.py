@@ -48,6 +48,12 @@ def pictures() -> dict[str, str]:
             steps=8,
             update=0.75,
         ),
+        "two-versions.svg": _drawn(
+            "2BW: an update for three microbatches, no flush",
+            make_schedule("2bw", FOUR[:3], 3, mode="async"),
+            steps=3,
+            update=0.75,
+        ),
         "u-shape.svg": _drawn(
             "1F1B: first and last stage on worker 0, 6 microbatches", make_schedule("1f1b", ((0, 3), (1,), (2,)), 6)
         ),

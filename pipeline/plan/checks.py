@@ -102,6 +102,7 @@ _NOT_IN_GROUPS = (
     *("taps", "memory", "recovery.on_bad_microbatch", "recovery.record"),
 )
 
+_IN_STEP = ("schedule.microbatches", "schedule.accumulate")
 _KEPT = ("queues.url", "recovery.restarts", "recovery.snapshot_every")
 
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
@@ -111,8 +112,12 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (_STAGES, training_checks.number_of_stages),
     (("model.balance", "model.stage_memory", "data.source", *_STAGES), training_checks.balance),
     (("data.batch_size", "schedule.microbatches"), training_checks.rows),
-    (("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate"), training_checks.asynchronous),
-    (("schedule.microbatches", "schedule.accumulate"), training_checks.accumulated),
+    (("schedule.name", "schedule.mode", *_IN_STEP), training_checks.asynchronous),
+    (
+        ("schedule.name", "schedule.mode", *_IN_STEP, "model.prefix_cache", "data.source", *_STAGES),
+        schedule_checks.delayed,
+    ),
+    (_IN_STEP, training_checks.accumulated),
     (("optimizer.clip_norm", "schedule.mode"), training_checks.clipping),
     (
         ("evaluation", "model.metrics", "schedule.mode", "data.source", "data.dataset", "data.held_out", *_KEPT),

@@ -27,6 +27,37 @@ def window(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError("schedule.window", f"{len(window)} values for {stages} stages; give one K for each stage")
 
 
+def delayed(plan: PlanTables) -> Iterator[PlanError]:
+    """What an update after several microbatches, with the gradients at older weights, needs."""
+    choice, stages = plan.schedule, plan.model.stages
+    if choice.name != schedule.DELAYED:
+        return
+    if plan.scripted:
+        yield PlanError("schedule.name", "a script's run has no asynchronous mode; name another, or train by a plan")
+        return
+    if choice.mode != "async":
+        yield PlanError(
+            "schedule.name",
+            'its microbatches read the weights before the newest update; use mode = "async", or name = "1f1b"',
+        )
+    if choice.accumulate != 1:
+        yield PlanError(
+            "schedule.accumulate", 'name = "2bw" updates after each batch; use a larger one with more microbatches'
+        )
+    if stages is not None and choice.microbatches < stages:
+        yield PlanError(
+            "schedule.microbatches",
+            f'name = "2bw" keeps two versions of the weights, too few for {choice.microbatches} microbatches a step on '
+            f"{stages} stages; use {stages} or more",
+        )
+    if "weights" in plan.offloaded:
+        yield PlanError(
+            "memory.offload", 'name = "2bw" keeps both versions of the weights in memory; leave out "weights"'
+        )
+    if plan.caches_prefix:
+        yield PlanError("model.prefix_cache", 'name = "2bw" keeps no rows of it; leave it out, or use name = "1f1b"')
+
+
 def timed(plan: PlanTables) -> Iterator[PlanError]:
     """Times of F, I and W belong to zb-v."""
     if plan.schedule.times is not None and plan.schedule.name != "zb-v":
@@ -100,6 +131,7 @@ def shape(plan: PlanTables) -> Iterator[PlanError]:
         for check in (
             stage_checks.replicated,
             training_checks.asynchronous,
+            delayed,
             training_checks.accumulated,
             window,
             timed,

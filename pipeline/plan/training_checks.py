@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator
 
+from stageline.pipeline.schedule import DELAYED
+
 from .errors import PlanError
 from .keys.models import PlanTables
 from .keys.training import MOST_MICROBATCHES
@@ -142,15 +144,21 @@ def rows(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def asynchronous(plan: PlanTables) -> Iterator[PlanError]:
-    """What asynchronous mode is defined for."""
-    if plan.schedule.mode != "async":
+    """What PipeDream's mode is defined for; `delayed` says what PipeDream-2BW's is."""
+    if plan.schedule.mode != "async" or plan.schedule.name == DELAYED:
         return
     if plan.schedule.microbatches != 1:
-        yield PlanError("schedule.microbatches", 'mode = "async" updates after every microbatch; use microbatches = 1')
+        yield PlanError(
+            "schedule.microbatches",
+            'mode = "async" updates after every microbatch; use microbatches = 1, or name = "2bw" with as many as '
+            "there are stages",
+        )
     if plan.schedule.accumulate != 1:
         yield PlanError("schedule.accumulate", 'mode = "async" updates after every microbatch; use accumulate = 1')
     if plan.schedule.name not in ("1f1b", "auto"):
-        yield PlanError("schedule.name", 'mode = "async" is defined for name = "1f1b"; use that, or mode = "sync"')
+        yield PlanError(
+            "schedule.name", 'mode = "async" is defined for name = "1f1b" and "2bw"; use one, or mode = "sync"'
+        )
 
 
 def clipping(plan: PlanTables) -> Iterator[PlanError]:

@@ -13,9 +13,10 @@ from .listed_faults import faults, told_by
 from .shape import Placement, ScheduleRefused, Shape
 from .ties import Tied, Ties
 from .v_shaped import v_shaped
-from .value import Mode, Schedule
+from .value import DELAYED, Mode, Schedule
 
 __all__ = [
+    "DELAYED",
     "ENDS_MICROBATCH",
     "LISTED",
     "ONCE_PER_STEP",

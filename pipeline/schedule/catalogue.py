@@ -19,15 +19,19 @@ from .replicated import forwards, replicated
 from .shape import Placement, ScheduleRefused, Shape
 from .ties import Tied, Ties, check_ties, with_gradients_sent
 from .v_shaped import dualpipe_v, zb_v
-from .value import Lists, Mode, Schedule
+from .value import DELAYED, Lists, Mode, Schedule
 from .zero_bubble import with_deferred_weights
 
-_NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v")
+_NAMES: dict[Mode, tuple[str, ...]] = {
+    "sync": ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v"),
+    "async": ("1f1b", DELAYED),
+}
+_EVERY = tuple(dict.fromkeys((*_NAMES["sync"], *_NAMES["async"])))
 
 
-def schedule_names() -> tuple[str, ...]:
-    """The names of the catalogue. Besides, `make_schedule` accepts "csv" with rows."""
-    return _NAMES
+def schedule_names(mode: Mode = "sync") -> tuple[str, ...]:
+    """The names of the catalogue that are for `mode`. Besides, `make_schedule` accepts "csv" with rows."""
+    return _NAMES[mode]
 
 
 def make_schedule(
@@ -52,7 +56,8 @@ def make_schedule(
     zb-v: how long F, I and W of a stage take, in one unit, if not equally long. `rows` are for "csv": for each worker
     what it runs in a step, "0F0,0F1,,0B0,0B1", without what ends the step (`listed.py`). Stages below
     `first_trainable` run no backward, and those of the rows are left out; `frozen` are those above it of which nothing
-    is trained. Asynchronous mode is 1F1B without a flush; its steps are single microbatches.
+    is trained. Asynchronous mode is 1F1B without a flush; its steps are single microbatches in "1f1b", and in "2bw" at
+    least as many as there are stages.
     `ties` are pairs of stages that share parameters which are trained, in synchronous mode only; after each `tied` they
     send each other gradients. With `clips`, gradients are clipped by their norm over all stages, in synchronous mode
     only.
@@ -103,26 +108,44 @@ def forward_only(placement: Sequence[Sequence[int]], microbatches: int, shares: 
 
 
 def _check_name(name: str) -> None:
-    if name not in (*_NAMES, LISTED):
-        near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.5)
+    if name not in (*_EVERY, LISTED):
+        near = difflib.get_close_matches(name, _EVERY, n=1, cutoff=0.5)
         way_out = f"did you mean {near[0]}? The" if near else "the"
-        raise ScheduleRefused(f"there is no schedule named {name!r}; {way_out} names are: {', '.join(_NAMES)}")
+        raise ScheduleRefused(f"there is no schedule named {name!r}; {way_out} names are: {', '.join(_EVERY)}")
 
 
 def _check_mode(shape: Shape, mode: str) -> None:
-    if mode == "sync":
-        return
-    if mode != "async":
+    if mode not in ("sync", "async"):
         raise shape.refused(f'there is no mode {mode!r}; use "sync" or "async"')
+    if shape.name == DELAYED:
+        _check_delayed(shape, mode)
+    elif mode == "async":
+        _check_asynchronous(shape)
+
+
+def _check_delayed(shape: Shape, mode: str) -> None:
+    if mode == "sync":
+        raise shape.refused(
+            "its microbatches read the weights before the newest update, which no synchronous schedule does; "
+            'use mode = "async", or name = "1f1b"'
+        )
+    if shape.microbatches < shape.stages:
+        raise shape.refused(
+            "it keeps two versions of the weights, which are enough where a step has at least as many microbatches as "
+            f'there are stages; set microbatches = {shape.stages} or more, or use name = "1f1b"'
+        )
+
+
+def _check_asynchronous(shape: Shape) -> None:
     if shape.name != "1f1b":
         raise shape.refused(
-            "asynchronous mode is defined for 1f1b alone (PipeDream), the others need the flush that ends a step; "
-            'use name = "1f1b", or mode = "sync"'
+            "asynchronous mode is defined for 1f1b and 2bw (PipeDream), the others need the flush that ends a step; "
+            'use name = "1f1b" or "2bw", or mode = "sync"'
         )
     if shape.microbatches != 1:
         raise shape.refused(
             "in asynchronous mode every microbatch is a step of its own; "
-            'set microbatches = 1 (batch_size is then the size of a microbatch), or mode = "sync"'
+            'set microbatches = 1 (batch_size is then the size of a microbatch), name = "2bw", or mode = "sync"'
         )
 
 
@@ -236,7 +259,7 @@ def _with_updates(shape: Shape, lists: Lists, ties: Ties, tied: Tied, *, clips: 
 
 
 def _without_flush(shape: Shape) -> Lists:
-    empty = Schedule(shape.name, "async", shape.placement, 1, (), shape.first_trainable)
+    empty = Schedule(shape.name, "async", shape.placement, shape.microbatches, (), shape.first_trainable)
     return tuple(tuple(action for _, action in empty.program(worker, range(1))) for worker in range(shape.workers))
 
 

@@ -3,7 +3,7 @@
 This works for any placement: neighbours on one worker, a U (first and last stage together), four stages on three
 workers. All workers follow one order in time, in which nothing starts before its data, so they cannot deadlock.
 
-Here an action's microbatch is its step where each step is one microbatch.
+In asynchronous mode, microbatches are numbered over the whole run here.
 """
 
 import sys

@@ -16,6 +16,8 @@ from .ties import Tied, Ties, tied_queues
 Mode = Literal["sync", "async"]
 Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
 
+DELAYED = "2bw"  # the name of the asynchronous schedule whose steps have several microbatches
+
 _AHEAD = 2  # microbatches by which the merged lists of asynchronous mode let a stage without backwards be ahead
 
 # What an action takes besides: of the stage that its own one shares parameters with, what it adds its own gradients to,
@@ -36,7 +38,7 @@ class Schedule:
 
     `workers[w]` is one step of worker w and ends each of its stages with the stage's `U`. Stages below
     `first_trainable` run forward only; their `U` marks the end of the step there.
-    In asynchronous mode a step is one microbatch, and steps overlap as `program` orders them.
+    In asynchronous mode steps overlap as `program` orders them, and a step is one microbatch, but for `DELAYED`.
     `ties` are pairs of stages that share parameters, the lower one first; `tied` says after what they send gradients.
     `frozen` are stages above `first_trainable` of which nothing is trained: their backwards compute the gradients of
     their inputs alone.
@@ -92,6 +94,12 @@ class Schedule:
         replicas = self.replicas
         stage, last = replicas.stage(copy), self.stages - 1
         return self.trains(copy) and replicas.is_replicated(stage) and (stage == last or stage not in self.frozen)
+
+    @property
+    def delays(self) -> bool:
+        """Whether the microbatches of a step read the weights before the newest update, in all stages
+        (PipeDream-2BW, arXiv 2006.09503)."""
+        return self.name == DELAYED
 
     @property
     def halves_backwards(self) -> bool:
@@ -215,8 +223,7 @@ class Schedule:
     def program(self, worker: int, steps: range) -> Iterator[tuple[int, Action]]:
         """The actions of `worker` over `steps`, in order, each with its step.
 
-        In synchronous mode the step's list is repeated. In asynchronous mode it is one list over all steps, in which
-        the microbatch is always 0, since the step is the microbatch's number.
+        In synchronous mode the step's list is repeated. In asynchronous mode it is one list over all steps.
         """
         match self.mode:
             case "sync":
@@ -226,20 +233,23 @@ class Schedule:
                 return self._overlapping(worker, steps)
 
     def _overlapping(self, worker: int, steps: range) -> Iterator[tuple[int, Action]]:
-        """PipeDream (SOSP'19): 1F1B over all steps without a flush, with an update right after each backward.
+        """1F1B over the microbatches of all steps without a flush, with an update right after the last backward of each
+        step: of every microbatch in PipeDream (SOSP'19), of several in PipeDream-2BW (arXiv 2006.09503).
 
         A stage that is not trained ends its steps with the forward.
         """
-        for kind, stage, step in self._one_f_one_b(worker, steps):
-            yield step, Action(kind, stage)
-            if kind is Kind.BACKWARD or stage < self.first_trainable:
+        count = self.microbatches
+        for kind, stage, number in self._one_f_one_b(worker, range(steps.start * count, steps.stop * count)):
+            step, microbatch = divmod(number, count)
+            yield step, Action(kind, stage, microbatch)
+            if microbatch == count - 1 and (kind is Kind.BACKWARD or stage < self.first_trainable):
                 yield step, Action(Kind.UPDATE, stage)
 
-    def _one_f_one_b(self, worker: int, steps: range) -> Iterator[Action]:
-        """The actions of `worker`, with steps in place of microbatches."""
+    def _one_f_one_b(self, worker: int, numbers: range) -> Iterator[Action]:
+        """The actions of `worker` on these microbatches, which are numbered over the whole run."""
         own = self.placement[worker]
         lists = [
-            alternate(stage, steps, warm_up, self.first_trainable)
+            alternate(stage, numbers, warm_up, self.first_trainable)
             for stage, warm_up in enumerate(one_f_one_b(self.stages))
         ]
         if len(own) == 1:

@@ -36,7 +36,8 @@ from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
 from .split import SplitBackward
 from .stash import InputNodes, Stash, Stashed, matched
-from .state import StageState, capture_state, restore_state
+from .state import Previous, StageState, capture_state, restore_state
+from .two_versions import TwoVersions
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup
@@ -59,7 +60,8 @@ class Stage:
     from `first_layer` on). `optimizer` makes an optimizer from parameters, as `functools.partial(SGD, lr=0.1)` does; a
     stage without trainable parameters makes none. `lr_scheduler` steps after every `lr_every` updates.
     `loss(output, target)` belongs to the last stage and is a mean over rows. With `stash_weights`, backward
-    uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
+    uses the weights that its forward used (PipeDream, SOSP'19, section 3.3); with `delay_weights`, all microbatches of
+    a step use the weights before the newest update (PipeDream-2BW, arXiv 2006.09503).
     `clip_norm` is the most that the norm of all stages' gradients may be: `norms` and `clip` go before each update.
     `order` has each parameter's number among those of the unsplit model, by name; by default that of the layers.
     `groups` have settings of the optimizer for parameters by their names: those in `titles`, where it has them.
@@ -84,6 +86,7 @@ class Stage:
         loss: Loss | None = None,
         device: str | torch.device = "cpu",
         stash_weights: bool = False,
+        delay_weights: bool = False,
         clip_norm: float | None = None,
         order: Mapping[str, int] | None = None,
         autocast: Autocast | None = None,
@@ -114,8 +117,8 @@ class Stage:
         self._clip = None if clip_norm is None else GradientClip(index, clip_norm, named, numbers)
         self._output_guard = OutputGuard(self._body, index)
         self._stash = Stash(index)
-        self._versions = Versions(self._body) if stash_weights else None
-        self._recomputation = recomputation_of(self._body, recompute, versions=stash_weights)
+        self._versions = _versions(self._body, stash=stash_weights, delay=delay_weights)
+        self._recomputation = recomputation_of(self._body, recompute, versions=self._versions is not None)
         self._halves: dict[Key, SplitBackward] = {}  # between `backward_input` and `backward_weight`
         self._offload: ActivationOffload | None = None
         self.file_memory: FileMemory | None = None  # of weights, of what the optimizer keeps, and of snapshots
@@ -238,6 +241,8 @@ class Stage:
         if self._roots:
             outputs, gradients = map(list, zip(*self._roots, *zip(outputs, gradients, strict=True), strict=True))
             self._roots = []
+        if self._versions and stashed.version:
+            self._versions.lend(stashed.version)
         if outputs:
             torch.autograd.backward(outputs, gradients)
         if self._versions and stashed.version:
@@ -329,8 +334,11 @@ class Stage:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
         the last of every `lr_every` steps, if the number of this `step` is given, counted from 0."""
         self._forwarded = 0
+        moved = self._versions is not None and self._versions.begin_update()
         if self._update(step) and self._versions:
             self._versions.invalidate()
+        if moved:
+            self._output_guard = OutputGuard(self._body, self.index)
 
     def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False, ema: bool = False) -> Tree:
         """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`; with
@@ -379,11 +387,11 @@ class Stage:
             )
         stashed = ((key, each.version) for key, each in self._stash.kept.items() if each.version)
         in_flight = self._versions.in_flight(stashed) if self._versions else ()
-        return capture_state(self._body, self._update, in_flight, self._copy)
+        return capture_state(self._body, self._update, in_flight, self._previous(), self._copy)
 
     def state(self) -> StageState:
         """Copies all state but that of microbatches in flight. Possible within a step, too."""
-        return capture_state(self._body, self._update, (), self._copy)
+        return capture_state(self._body, self._update, (), self._previous(), self._copy)
 
     def restore(self, state: StageState) -> None:
         """Restores what `snapshot` returned, here or in another process. Does not change `state`.
@@ -402,7 +410,7 @@ class Stage:
         except (RuntimeError, ValueError, KeyError) as error:
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
         if self._versions:
-            self._versions.restore(state.in_flight)
+            self._versions.restore(state.in_flight, state.previous)
         self._output_guard = OutputGuard(self._body, self.index)
 
     def buffers(self) -> Weights:
@@ -414,6 +422,9 @@ class Stage:
         now = self._body.unsplit_buffers()
         changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
         self._body.set_buffers({name: buffers[name] for name in changed})
+
+    def _previous(self) -> Previous | None:
+        return None if self._versions is None else self._versions.previous
 
     def _begun(
         self, stashed: Stashed, gradient: "Tree | _NotGiven"
@@ -462,6 +473,12 @@ class Stage:
         self.now_at(LOSS)
         with self._precision():
             return scalar_loss(function, output, self._arrivals.here(target))
+
+
+def _versions(body: Body, *, stash: bool, delay: bool) -> Versions | None:
+    if delay:
+        return TwoVersions(body)
+    return Versions(body) if stash else None
 
 
 def _listed(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -36,6 +36,14 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class Previous:
+    """The trainable parameters before the last of `updates` updates."""
+
+    updates: int
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
 class StageState:
     """What `Stage.snapshot` returns and `Stage.restore` takes. Tensors are on the CPU, by the unsplit model's names.
 
@@ -43,7 +51,8 @@ class StageState:
     `averages` are those of trained parameters, where they are averaged and were updated, by the names in `weights`.
     `gradients` are gradients that no update has cleared; torch's optimizers leave none between two steps.
     `parameters` are the names of those that `optimizer` has by number: by these, other stages can go on from the state.
-    `in_flight` is in the order of the forwards, and empty in synchronous mode.
+    `in_flight` is in the order of the forwards, and empty in synchronous mode. `previous` is what the microbatches of
+    the next step read where weights are delayed; None elsewhere, and before the first update.
     """
 
     weights: Weights
@@ -54,9 +63,16 @@ class StageState:
     lr_scheduler: Settings | None = None
     in_flight: tuple[InFlight, ...] = ()
     averages: Weights = field(default_factory=dict)
+    previous: Previous | None = None
 
 
-def capture_state(body: Body, update: StageUpdate, in_flight: tuple[InFlight, ...], copy: Copy = copied) -> StageState:
+def capture_state(
+    body: Body,
+    update: StageUpdate,
+    in_flight: tuple[InFlight, ...],
+    previous: Previous | None = None,
+    copy: Copy = copied,
+) -> StageState:
     """Copies the state of a stage with these parts, each tensor by `copy`."""
     weights, optimizer, lr_scheduler = body.weights(), update.optimizer, update.lr_scheduler
     gradients = {name: p.grad for name, p in body.named_parameters() if p.grad is not None}
@@ -69,6 +85,7 @@ def capture_state(body: Body, update: StageUpdate, in_flight: tuple[InFlight, ..
         lr_scheduler=None if lr_scheduler is None else on_host(lr_scheduler.state_dict()),
         in_flight=in_flight,
         averages=on_host({} if update.average is None else update.average.entries, copy),
+        previous=previous,
     )
 
 

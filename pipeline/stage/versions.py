@@ -16,7 +16,7 @@ from stageline.pipeline.tree import Tree
 
 from .layers.body import Body, Weights
 from .layers.memory import copied
-from .state import InFlight
+from .state import InFlight, Previous
 
 Key = tuple[int, int]  # step, microbatch
 
@@ -43,9 +43,7 @@ class Versions:
         """The version that the forward of microbatch `key` reads: the current one, or the one it has read before."""
         if key in self._reruns:
             return self._reruns.pop(key)
-        if self._current is None:
-            self._current = {name: _leaf(parameter) for name, parameter in self._body.trainable().items()}
-        return Version(self._current, {name: copied(buffer) for name, buffer in self._body.named_buffers()})
+        return Version(self._weights_of(key[0]), {name: copied(buffer) for name, buffer in self._body.named_buffers()})
 
     def run(self, version: Version, forward: Callable[[], Tree]) -> Tree:
         """Returns `forward()`, called with the version's weights.
@@ -57,6 +55,12 @@ class Versions:
         output: Tree = torch.func.functional_call(self._body, {**version.weights, **buffers}, (forward,))
         return output
 
+    def lend(self, version: Version) -> None:
+        """Before a backward: moves the gradients of the step's earlier microbatches to the version's weights, where
+        autograd adds to them as it does in the unsplit model."""
+        for name, parameter in self._body.trainable().items():
+            version.weights[name].grad, parameter.grad = parameter.grad, None
+
     def collect(self, version: Version) -> None:
         """Moves the gradients from the version's weights, where backward leaves them, to the parameters.
 
@@ -66,6 +70,15 @@ class Versions:
             if parameter.grad is not None:
                 raise self._not_stashed(name)
             parameter.grad, version.weights[name].grad = version.weights[name].grad, None
+
+    @property
+    def previous(self) -> Previous | None:
+        """What microbatches read that are yet to come, besides the parameters."""
+        return None
+
+    def begin_update(self) -> bool:
+        """Called before the parameters change. Returns whether they lie in other memory now."""
+        return False
 
     def invalidate(self) -> None:
         """Called when the parameters have changed: the next forward makes a new version."""
@@ -78,14 +91,21 @@ class Versions:
         versions, so they are not copied."""
         unsplit = self._body.by_unsplit_names
         return tuple(
-            InFlight(*key, _on_host(unsplit(version.weights)), _on_host(unsplit(version.buffers)))
+            InFlight(*key, on_host_uncopied(unsplit(version.weights)), on_host_uncopied(unsplit(version.buffers)))
             for key, version in (*stashed, *self._reruns.items())
         )
 
-    def restore(self, in_flight: Iterable[InFlight]) -> None:
-        """Makes the forwards of these microbatches, when they run again, read what they have read before."""
+    def restore(self, in_flight: Iterable[InFlight], previous: Previous | None) -> None:
+        """Makes the forwards of these microbatches, when they run again, read what they have read before. `previous` is
+        that of the stage whose state this is."""
         self._current = None
         self._reruns = {(each.step, each.microbatch): self._restored(each) for each in in_flight}
+
+    def _weights_of(self, step: int) -> Weights:
+        """What forwards of `step` read from now on."""
+        if self._current is None:
+            self._current = {name: leaf_copy(parameter) for name, parameter in self._body.trainable().items()}
+        return self._current
 
     def _not_stashed(self, name: str) -> StageError:
         title = next(iter(self._body.by_unsplit_names({name: self._body.trainable()[name]})))
@@ -95,18 +115,24 @@ class Versions:
             f'. Look it up where it is used, as self.name in the forward, or train with mode = "sync"'
         )
 
+    def _restored_buffers(self, saved: InFlight) -> Weights:
+        own = self._body.by_own_names(saved.buffers)
+        return {name: copied(tensor).to(self._body.device) for name, tensor in own.items()}
+
     def _restored(self, saved: InFlight) -> Version:
         own = self._body.by_own_names
         return Version(
-            {name: _leaf(tensor) for name, tensor in own(saved.weights).items()},
-            {name: copied(tensor) for name, tensor in own(saved.buffers).items()},
+            {name: leaf_copy(tensor, self._body.device) for name, tensor in own(saved.weights).items()},
+            self._restored_buffers(saved),
             rerun=True,
         )
 
 
-def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_()
+def leaf_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """A copy of which autograd takes gradients, on its own device or another."""
+    return copied(tensor.detach()).to(device or tensor.device).requires_grad_()
 
 
-def _on_host(named: Mapping[str, torch.Tensor]) -> Weights:
+def on_host_uncopied(named: Mapping[str, torch.Tensor]) -> Weights:
+    """On the CPU; what is there already is not copied."""
     return {name: tensor.detach().cpu() for name, tensor in named.items()}

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.pipeline.stage import offload
 from support.fine_tuning import FOLDER
 from support.fork_server import ForkServer, Kill
-from support.paths import EXAMPLES
+from support.paths import EXAMPLES, ROOT
 
+BENCHMARK = ROOT / "benchmarks" / "stageline.toml"
 EVERYTHING = 'memory.offload=["activations", "weights", "optimizer"]'
 ALONE = {each: (f'memory.offload=["{each}"]',) for each in ("activations", "weights", "optimizer")}
 TOGETHER = (EVERYTHING, 'memory.recompute="stage"')
@@ -55,6 +57,32 @@ def test_a_run_whose_tensors_lie_in_files_ends_with_the_same_weights(
     assert len({*digests.values()}) == 1, digests
 
 
+@pytest.mark.slow
+def test_both_versions_of_the_weights_and_activations_in_files_change_no_bit(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    sets = (
+        "run.steps=4",
+        "model.options={ width = 64, layers = 1 }",
+        "data.options={ width = 64, sequence = 64 }",
+        "schedule.microbatches=4",
+        "recovery.restarts=3",
+        "recovery.snapshot_every=1",
+    )
+    assert 8 * 64 * 64 * 4 >= offload.LEAST  # bytes of an activation: rows, sequence, width
+    found = set()
+    for name, more in {"1f1b": (), "2bw": ("schedule.name=2bw", "schedule.mode=async")}.items():
+        plain, other = tmp_path / f"{name}-plain", tmp_path / name
+        in_files = ('memory.offload=["activations"]', 'memory.recompute="stage"')
+        first = digest_of(fork_server, BENCHMARK, plain, *sets, *more)
+        kills = [("worker-0", 12), ("worker-1", 20)]
+        assert digest_of(fork_server, BENCHMARK, other, *sets, *more, *in_files, kills=kills) == first
+        (scratch,) = other.rglob("offload")
+        assert not list(scratch.iterdir())
+        found.add(first)
+    assert len(found) == 2
+
+
 def copied(name: str, folder: Path) -> Path:
     """The plan, in a folder of its own; its model's file sends the smallest tensor to a file, too."""
     shutil.copytree(PLANS[name].parent, folder / "plan")
@@ -82,6 +110,9 @@ def test_what_cannot_be_offloaded_is_refused_by_name() -> None:
         read_plan(EXAMPLES / "mlp", sets=[wanted, "queues.url=memory://"])
     with pytest.raises(PlanRefused, match=r'memory.offload = \["gradients"\]: a list of "activations", "weights"'):
         read_plan(EXAMPLES / "mlp", sets=['memory.offload=["gradients"]'])
+    delayed = ['memory.offload=["weights"]', "schedule.name=2bw", "schedule.mode=async"]
+    with pytest.raises(PlanRefused, match=r'memory.offload = .*"2bw" keeps both versions of the weights in memory'):
+        read_plan(EXAMPLES / "mlp", sets=delayed)
 
 
 def _workers(*devices: str) -> list[str]:

@@ -223,6 +223,37 @@ def test_asynchronous_training_equals_pipedream_in_plain_torch(example, stages, 
     assert outcome.facts["weights_sha256"] == reference.train_pipedream(recipe, cut).weights_sha256
 
 
+DELAYED = [  # with as many microbatches as stages, and more
+    ("digits", "3", 3),
+    ("mlp", "4", 5),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("digits", "1", 1),
+            ("digits", "2", 5),
+            ("digits", "4", 4),
+            ("mlp", "1 with 2 stages", 3),
+            ("mlp", "2 looped", 4),
+            ("mlp", "2 folded", 5),
+            ("chargpt", "2", 2),
+            ("chargpt", "2 folded", 4),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("example", "placement", "microbatches"), DELAYED)
+def test_with_two_versions_of_the_weights_every_stage_is_one_update_behind(example, placement, microbatches, tmp_path):
+    recipe = reference.recipe(EXAMPLES / example, microbatches=microbatches, changes=SIZES[example])
+    wanted = reference.train_delayed(recipe)
+    sets = [*changes(example, "2bw", placement, microbatches), 'schedule.mode="async"']
+    plan = read_plan(config(example, tmp_path), sets=sets, environment={})
+    outcome = run_memory(prepare(plan), "2bw", tmp_path / "run")
+    assert outcome.code == 0, outcome.reason
+    assert outcome.facts["weights_sha256"] == wanted.weights_sha256
+    assert wanted.weights_sha256 != expected(example, microbatches)  # the delay shows
+
+
 def test_the_digest_can_tell_runs_apart():
     # A test of the tests: neither the number of microbatches nor that of steps may leave the digest as it is.
     assert len({expected("digits", microbatches) for microbatches in MICROBATCHES["digits"]}) > 1

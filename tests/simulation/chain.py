@@ -4,6 +4,7 @@ forward    H(version, moving, place, input)          moving: like BatchNorm's, c
 backward   H(version, moving, input, gradient)       version, moving: those that the forward has read; in two halves, it
                                                      counts with the second
 update     weights = H(weights, gradients in order)
+           where weights are delayed, forwards of step s read those after s - 1 updates
 shared     T = H(result of backward, the later stage's T); both update with all that the earlier one has of it
            or, per step, H(all that it has, the later stage's)
 clip       N = H(gradients, the later stage's N); the first stage's is the total, by which all change their gradients
@@ -47,14 +48,17 @@ class State:
     weights: str = "initial"
     moving: str = "still"
     in_flight: tuple[tuple[Key, Read], ...] = ()
+    before: str = "initial"  # the weights before the newest update
+    updates: int = 0
 
 
 @dataclass(slots=True)
 class Chain:
-    """One stage, trained or `frozen`."""
+    """One stage, trained or `frozen`. `delays`: forwards read the weights before the newest update."""
 
     index: int
     frozen: bool
+    delays: bool = False
     state: State = field(default_factory=State)
     gradient: str = ""
     totals: str = ""  # of the parameters that it shares with a later stage
@@ -67,7 +71,7 @@ class Chain:
     def forward(self, key: Key, received: str) -> str:
         read = self.again.pop(key, None)
         if read is None:
-            read = Read(self.state.weights, self.state.moving)
+            read = Read(self._weights_for(key[0]), self.state.moving)
             self.state = replace(self.state, moving=mixed("moving", read.moving, received))
         if not self.frozen:
             self.stash[key] = read, received
@@ -109,7 +113,9 @@ class Chain:
     def update(self, *totals: str) -> str:
         total = totals[0] if totals else self.totals
         if not self.frozen:
-            self.state = replace(self.state, weights=mixed("U", self.state.weights, self.gradient, total))
+            weights = mixed("U", self.state.weights, self.gradient, total)
+            updates = self.state.updates + 1
+            self.state = replace(self.state, weights=weights, before=self.state.weights, updates=updates)
         self.gradient = self.totals = ""
         return total
 
@@ -119,6 +125,9 @@ class Chain:
 
     def restore(self, state: State) -> None:
         self.state, self.again = replace(state, in_flight=()), dict(state.in_flight)
+
+    def _weights_for(self, step: int) -> str:
+        return self.state.before if self.delays and step == self.state.updates else self.state.weights
 
 
 class ChainFeed(CallFeed):
@@ -145,7 +154,8 @@ class ChainExecutor:
         compute: Callable[[Instruction], None] = lambda instruction: None,
         feed: ChainFeed | None = None,
     ) -> None:
-        self.stages = {stage: Chain(stage, stage < schedule.first_trainable) for stage in schedule.placement[worker]}
+        frozen, delays = range(schedule.first_trainable), schedule.delays
+        self.stages = {stage: Chain(stage, stage in frozen, delays) for stage in schedule.placement[worker]}
         self.loss: float | None = None
         self.gradient_norm: float | None = None
         self.prefix: None = None  # a forward that is given nothing works on a text that follows from its place

@@ -126,9 +126,9 @@ class Scenario:
 def drawn(seed: int) -> Scenario:
     """The scenario of `seed`."""
     rng = random.Random(seed)
-    schedule = _split(_schedule(rng), random.Random(seed + 7 * 10**9))
+    schedule = _delayed(_split(_schedule(rng), random.Random(seed + 7 * 10**9)), random.Random(seed + 9 * 10**9))
     schedule = _clipped(_tied(schedule, random.Random(seed + 3 * 10**9)), random.Random(seed + 4 * 10**9))
-    steps = rng.randint(3, 8) if schedule.mode == "sync" else rng.randint(4, 14)
+    steps = rng.randint(3, 8) if schedule.mode == "sync" else rng.randint(4, 14) // (2 if schedule.delays else 1)
     lease = rng.choice([1.0, 2.0])
     actions = steps * sum(map(len, schedule.workers))
     evaluation = _evaluation(schedule, steps, random.Random(seed + 5 * 10**9))
@@ -209,6 +209,14 @@ def _split(schedule: Schedule, rng: random.Random) -> Schedule:
     if s.mode == "async" or rng.random() < 0.75:
         return s
     return _made(rng.choice(SPLIT), s.placement, s.microbatches, "sync", s.first_trainable)
+
+
+def _delayed(schedule: Schedule, rng: random.Random) -> Schedule:
+    """The same shape, in a third of the asynchronous runs with an update for several microbatches."""
+    s = schedule
+    if s.mode == "sync" or rng.random() < 2 / 3:
+        return s
+    return _made("2bw", s.placement, s.stages + rng.randint(0, 1), "async", s.first_trainable)
 
 
 def _tied(schedule: Schedule, rng: random.Random) -> Schedule:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from simulation.broker import CONTINUES, STARTS_OVER
-from simulation.chain import Chain, State, mixed, undisturbed
+from simulation.chain import Chain, mixed, undisturbed
 from simulation.disk import Disk
 from simulation.orders import CHANGED
 from simulation.queues import AHEAD
@@ -130,6 +130,11 @@ def having(*faults: PlannedFault) -> Iterator[int]:
     return (
         seed for seed in range(4000) if {injection.fault for injection in drawn(seed).injections}.issuperset(faults)
     )
+
+
+def delayed() -> Iterator[int]:
+    """Seeds of asynchronous runs with an update for several microbatches."""
+    return (seed for seed in range(4000) if drawn(seed).schedule.delays)
 
 
 def without(fault: PlannedFault) -> Iterator[int]:
@@ -279,6 +284,12 @@ def test_a_snapshot_without_what_is_in_flight_gives_other_bits(monkeypatch):
     assert re.search("(other|different) bits|the weights are not", first_wrong())
 
 
+def test_a_snapshot_without_the_weights_before_the_newest_update_gives_other_bits(monkeypatch):
+    snapshot = Chain.snapshot
+    monkeypatch.setattr(Chain, "snapshot", lambda chain: replace(snapshot(chain), before=chain.state.weights))
+    assert re.search("(other|different) bits|the weights are not", first_wrong(delayed()))
+
+
 def test_buffers_that_a_forward_done_again_changes_again_give_other_bits(monkeypatch):
     forward = Chain.forward
 
@@ -287,7 +298,7 @@ def test_buffers_that_a_forward_done_again_changes_again_give_other_bits(monkeyp
         result = forward(chain, key, received)
         if again:
             moving = mixed("moving", chain.state.moving, received)
-            chain.state = State(chain.state.weights, moving, chain.state.in_flight)
+            chain.state = replace(chain.state, moving=moving)
         return result
 
     monkeypatch.setattr(Chain, "forward", forward_twice)

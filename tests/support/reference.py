@@ -116,6 +116,23 @@ def train_pipedream(recipe: Recipe, cut: Sequence[int]) -> ReferenceResult:
     return ReferenceResult(model.state_dict(), losses)
 
 
+def train_delayed(recipe: Recipe) -> ReferenceResult:
+    """Trains the unsplit model with a delay of one step: W(t+1) is W(t) updated with the gradients of step t at W(t-1),
+    of step 0 at W(0) (Narayanan et al., PipeDream-2BW, arXiv 2006.09503, section 3.1)."""
+    with _alone(recipe.seed):
+        newest = _unsplit(recipe)
+        optimizers = _optimizers(recipe, newest)
+        before, losses = _version(newest), []
+        for step in range(recipe.steps):
+            read = before
+            losses.append(_accumulate(recipe, read, step))
+            for new, old in zip(newest.parameters(), read.parameters(), strict=True):
+                new.grad, old.grad = old.grad, None
+            before = _version(newest)
+            _update(newest, optimizers)
+    return ReferenceResult(newest.state_dict(), losses)
+
+
 def weights_sha256(state: dict[str, Tensor]) -> str:
     whole = sha256()
     for name, tensor in sorted(state.items()):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.stage.layers.memory import skew_of
-from stageline.pipeline.stage.state import InFlight, StageState
+from stageline.pipeline.stage.state import InFlight, Previous, StageState
 
 
 def difference(one: Any, other: Any, path: str = "") -> str:
@@ -19,7 +19,7 @@ def difference(one: Any, other: Any, path: str = "") -> str:
     match one:
         case Tensor():
             return "" if alike(one, other) else f"{path}: {one} and {other}"
-        case StageState() | InFlight():
+        case StageState() | InFlight() | Previous():
             pairs = [(f.name, getattr(one, f.name), getattr(other, f.name)) for f in fields(one)]
         case dict():
             if one.keys() != other.keys():

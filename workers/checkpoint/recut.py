@@ -20,6 +20,7 @@ from stageline.pipeline.model.weights.comparison import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT_KEYS
 from stageline.pipeline.plan.errors import shown
+from stageline.pipeline.schedule import DELAYED
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
@@ -57,10 +58,12 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
             "Its weights would have to come to other machines, so it goes on with the plan that it began with only"
         )
     if plan.schedule.mode != "sync":
+        delayed = "What its checkpoints have of microbatches in flight is for the stages that it had"
+        stashed = "Which weights a microbatch reads follows from the stages"
         raise _refused(
             f"run {source.run} is asynchronous, and this plan lays it out in another way: "
-            f"{'; '.join(map(str, found))}. Which weights a microbatch reads follows from the stages, so it goes on "
-            "with the plan that it began with only"
+            f"{'; '.join(map(str, found))}. {delayed if source.plan.schedule.name == DELAYED else stashed}, so it goes "
+            "on with the plan that it began with only"
         )
     if plan.schedule.tied == "step" and (cut := [each for each in found if each.key in _CUT]):
         raise _refused(

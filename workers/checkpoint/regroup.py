@@ -85,7 +85,7 @@ def regrouped(share: Share, states: Sequence[StageState]) -> StageState:
     """The state of a new stage, from those of its sources, in their order. Raises `ForeignState` if they disagree about
     what one stage has once."""
     layout, names = share.layout, set(share.names)
-    if any(state.in_flight for state in states):
+    if any(state.in_flight or state.previous for state in states):
         raise ForeignState("microbatches were in flight, as in asynchronous mode: no other stages can go on with them")
     groups = None if layout.groups is None else _Groups(layout, states)
     return StageState(

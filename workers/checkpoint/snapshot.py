@@ -23,7 +23,7 @@ from stageline.broker.stores.base import Fact
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.layers.memory import empty
-from stageline.pipeline.stage.state import InFlight, StageState
+from stageline.pipeline.stage.state import InFlight, Previous, StageState
 from stageline.workers.disk.atomic_file import sync
 from stageline.workers.disk.tensor_file import Make, link_tensors, read_tensors, write_tensors
 from stageline.workers.runtime.calls import Position
@@ -223,6 +223,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def training_of(state: StageState) -> dict[str, Any]:
     """All of it but weights and averages, by the names in `StageState`."""
+    previous = state.previous
     return {
         "optimizer": state.optimizer,
         "parameters": state.parameters,
@@ -238,6 +239,7 @@ def training_of(state: StageState) -> dict[str, Any]:
             }
             for each in state.in_flight
         ],
+        **({} if previous is None else {"previous": {"updates": previous.updates, "weights": dict(previous.weights)}}),
     }
 
 
@@ -246,7 +248,8 @@ def state_of(
 ) -> StageState:
     """The state of these and of what `training_of` gave. Raises `TypeError` if `training` has other fields."""
     in_flight = tuple(InFlight(**each) for each in training.pop("in_flight", ()))
-    return StageState(weights, in_flight=in_flight, averages=averages, **training)
+    previous = Previous(**training.pop("previous")) if "previous" in training else None
+    return StageState(weights, in_flight=in_flight, averages=averages, previous=previous, **training)
 
 
 def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin) -> Iterator[str]:

@@ -263,6 +263,8 @@ class _DryRun:
             case Kind.UPDATE:  # no microbatch is in flight then: what those hold is free
                 stashed = self._kept[index] * self._job.verdict.stage_peak[index]
                 kept = before + total_bytes([*_state(stage), *stage.averages.values()]) + stashed
+                if self._job.schedule.delays:  # the version before the update, which has its memory from here on
+                    kept += total_bytes(trained_parameters(stage))
             case _:
                 kept = before + sum(_gradients(stage)) - sum(gradients)
                 if self._job.schedule.microbatches > 1:  # a later one's gradients are added to those that are there
@@ -312,11 +314,11 @@ def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEst
     its backward; `tapped`: those of it that are stored."""
     index = stage.index
     in_flight = job.verdict.stage_peak[index]
-    versions = in_flight if job.schedule.mode == "async" and index < job.program.last else 0
     held = {
         **lasting_bytes(stage),
         "activations": activations * in_flight,
-        "stashed_weights": total_bytes(trained_parameters(stage)) * versions,  # only what is trained has versions
+        # Only what is trained has versions.
+        "stashed_weights": total_bytes(trained_parameters(stage)) * _versions(job, index),
     }
     return StageEstimate(
         stage=index,
@@ -330,6 +332,13 @@ def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEst
         total=sum(held.values()),
         tapped=tapped,
     )
+
+
+def _versions(job: Job, stage: int) -> int:
+    """How many versions of its weights a stage keeps besides the newest."""
+    if job.schedule.delays:
+        return 1
+    return job.verdict.stage_peak[stage] if job.schedule.mode == "async" and stage < job.program.last else 0
 
 
 def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[StageEstimate]:

@@ -99,13 +99,13 @@ def _in_flight(job: Job, key: QueueKey) -> int:
 
 def _steps_kept(job: Job, stage: int) -> int:
     """How many steps' messages `stage` keeps at most: the next checkpoint is complete when all stages have come to it,
-    and the first stage is ahead of the last by less than a step; in asynchronous mode, by as many as there are stages.
+    and the first stage is ahead of the last by less than a step; in asynchronous mode, by a microbatch for each stage.
     One that runs forward only is ahead of the next by what that one grants."""
     plan, microbatches, number = job.plan, job.schedule.microbatches, job.schedule.replicas.stage
     granted = [ceil(job.windows()[key] / microbatches) for key in _ahead(job) if number(key.stage) > number(stage)]
     if plan.queues.url == "memory://" or not plan.recovery.on:
         return min(1 + sum(granted), job.steps)
-    ahead = 1 if job.schedule.mode == "sync" else max(1, job.program.last)
+    ahead = 1 if job.schedule.mode == "sync" else max(1, ceil(job.program.last / microbatches))
     return min(plan.recovery.snapshot_every + ahead + sum(granted), job.steps)
 
 

@@ -10,7 +10,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.division.edges import EACH_LAYER
 from stageline.pipeline.model.division.layer_costs import CutWish, LayerCost, chosen_edges
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.schedule import ScheduleRefused, make_schedule
+from stageline.pipeline.schedule import DELAYED, ScheduleRefused, make_schedule
 from stageline.pipeline.schedule.check import check_schedule
 from stageline.pipeline.stage.tied import SharedParameters
 from stageline.workers.runtime.executor import ComputeFailed
@@ -30,7 +30,9 @@ def measured_cut(plan: Plan, doing: Callable[[str], None]) -> MeasuredCut:
     torch.set_num_threads(job.plan.workers[0].threads)
     costs = layer_costs(job, doing)
     model = plan.model
-    wish = CutWish(model.stages or 1, model.balance, model.stage_memory, plan.schedule.mode == "async")
+    delays = plan.schedule.name == DELAYED
+    stashes = plan.schedule.mode == "async" and not delays
+    wish = CutWish(model.stages or 1, model.balance, model.stage_memory, stashes, delays)
     edges = chosen_edges(costs, wish, lambda stages: _in_flight(plan, stages))
     times = [sum(cost.nanoseconds for cost in costs[begin:end]) / 1e9 for begin, end in pairwise(edges)]
     return MeasuredCut(tuple(edges[1:-1]), tuple(times))

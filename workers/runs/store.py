@@ -38,12 +38,12 @@ def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = Non
 def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> list[Timed]:
     """Every action of a few of the last of `steps` training steps, in seconds since the epoch.
 
-    One synchronous step, or as many asynchronous ones, each of one microbatch, as show how they overlap. Nothing if the
+    One synchronous step, or as many asynchronous ones as show how they overlap. Nothing if the
     store of the run is still in use, was deleted, or holds no times.
     """
     if plan.broker.store == runs.IN_FOLDER and not (runs.folder(plan, run) / runs.STORE).exists():
         return []
-    shown = 1 if schedule.mode == "sync" else 2 * schedule.stages
+    shown = 1 if schedule.mode == "sync" else max(2, -(-2 * schedule.stages // schedule.microbatches))
     end = max(shown, steps - TAIL)
     try:
         store = open_store(plan, run)

@@ -226,6 +226,7 @@ class Job:
             last=stage == self.program.last,
             device=device or self.device_of(copy),
             stash_weights=self.schedule.mode == "async" and self.verdict.stage_peak[copy] > 1,
+            delay_weights=self.schedule.delays,
             epoch=self.known_length.epoch if self.plan.counts_epochs else 1,
             mesh=mesh,
             kind=kind,

@@ -4,7 +4,7 @@ What a layer holds is given by names and numbers, since what two layers of one s
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan.keys.training import Balance
@@ -33,12 +33,14 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class CutWish:
-    """How many stages, what is balanced, and the bytes that a stage may take; None: any. `stashes`: asynchronous."""
+    """How many stages, what is balanced, and the bytes that a stage may take; None: any. `stashes`: asynchronous,
+    with a version of the weights for each microbatch in flight; with `delays`, one version besides the newest."""
 
     stages: int
     balance: Balance = "parameters"
     limit: int | None = None
     stashes: bool = False
+    delays: bool = False
 
 
 def chosen_edges(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> list[int]:
@@ -75,6 +77,8 @@ def _memory(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> C
 
     def taken(stage: int, begin: int, end: int) -> int:
         held, trained, saved = ranges.bytes(begin, end)
+        if wish.delays:
+            return held + saved * peaks[stage] + trained
         stashed = trained * peaks[stage] if wish.stashes and stage < wish.stages - 1 else 0
         return held + saved * peaks[stage] + stashed
 
@@ -139,5 +143,5 @@ def _stages_that_fit(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFli
 def _fit(costs: Sequence[LayerCost], stages: int, wish: CutWish, in_flight: InFlight, limit: int) -> bool:
     if in_flight(stages) is None:
         return False
-    taken = _memory(costs, CutWish(stages, wish.balance, limit, wish.stashes), in_flight)
+    taken = _memory(costs, replace(wish, stages=stages, limit=limit), in_flight)
     return can_divide(len(costs), stages, lambda *part: (taken(*part) or 0) <= limit)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from stageline.pipeline.schedule import LISTED, Mode, Tied, schedule_names
+from stageline.pipeline.schedule import DELAYED, LISTED, Mode, Tied, schedule_names
 
 from .key_types import (
     Accepts,
@@ -298,10 +298,11 @@ class StagePlan(Section):
 class SchedulePlan(Section):
     """The order of the work."""
 
-    name: Annotated[str, one_of((*schedule_names(), LISTED, AUTO))] = Field(
+    name: Annotated[str, one_of((*schedule_names(), DELAYED, LISTED, AUTO))] = Field(
         default="1f1b",
         description='The order in which a stage runs forwards and backwards. "csv": that of `file`. "auto": the run '
-        "measures its first steps, and takes the fastest for which `memory` has room.",
+        'measures its first steps, and takes the fastest for which `memory` has room. "2bw" (PipeDream-2BW): for '
+        'mode = "async", with an update after `microbatches`, of which there are at least as many as stages.',
         examples=["gpipe", "auto"],
     )
     file: Unset[ListPath] = Field(
@@ -335,7 +336,7 @@ class SchedulePlan(Section):
     mode: Annotated[Mode, one_of(get_args(Mode))] = Field(
         default="sync",
         description='"sync" updates once per batch and computes what the uncut model would; "async" (PipeDream) '
-        "updates after every batch without waiting for the line to empty.",
+        'updates after every batch without waiting for the line to empty, by name = "1f1b" or "2bw".',
         examples=["async"],
     )
     tied: Annotated[Tied, one_of(get_args(Tied))] = Field(

@@ -98,7 +98,9 @@ def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[in
         yield previous[0], Action(kind, action.stage, previous[1])
     for kind in BUILDS_ON.get(action.kind, ()):
         yield step, Action(kind, action.stage, action.microbatch)
-    if schedule.mode == "sync":
+    if schedule.delays:
+        yield step - 2, Action(Kind.UPDATE, action.stage)
+    elif schedule.mode == "sync":
         yield step - 1, Action(Kind.UPDATE, action.stage)
 
 

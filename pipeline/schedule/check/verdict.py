@@ -52,7 +52,7 @@ def check_schedule(
     Raises `Incomplete`, `Disordered` or `Deadlock`, all of them `UnsoundSchedule`, if the schedule cannot be run, and
     `ValueError` if the costs or windows do not fit it.
     """
-    over = range(steps or (1 if schedule.mode == "sync" else 3 * schedule.stages))
+    over = range(steps or (1 if schedule.mode == "sync" else _until_steady(schedule)))
     workers = range(len(schedule.placement))
     programs = [list(schedule.program(worker, over)) for worker in workers]
     for worker, program in enumerate(programs):
@@ -72,6 +72,11 @@ def check_schedule(
         ),
         queue_bound=queue_bound,
     )
+
+
+def _until_steady(schedule: Schedule) -> int:
+    """Asynchronous steps, of three times as many microbatches as there are stages, or more."""
+    return max(3, -(-3 * schedule.stages // schedule.microbatches))
 
 
 def _assumed(schedule: Schedule) -> Costs:

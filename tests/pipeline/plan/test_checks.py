@@ -22,7 +22,33 @@ DISAGREEING = [
         "schedule.microbatches",
         'mode = "async" updates after every microbatch; use microbatches = 1',
     ),
-    ({"schedule__mode": "async", "schedule__name": "gpipe"}, "schedule.name", 'is defined for name = "1f1b"'),
+    ({"schedule__mode": "async", "schedule__name": "gpipe"}, "schedule.name", 'is defined for name = "1f1b" and "2bw"'),
+    ({"schedule__name": "2bw", "schedule__microbatches": 8}, "schedule.name", 'use mode = "async", or name = "1f1b"'),
+    (
+        {"schedule__name": "2bw", "schedule__mode": "async", "schedule__microbatches": 1},
+        "schedule.microbatches",
+        "too few for 1 microbatches a step on 2 stages; use 2 or more",
+    ),
+    (
+        {
+            "schedule__name": "2bw",
+            "schedule__mode": "async",
+            "schedule__microbatches": 2,
+            "schedule__accumulate": 2,
+        },
+        "schedule.accumulate",
+        "updates after each batch; use a larger one with more microbatches",
+    ),
+    (
+        {
+            "schedule__name": "2bw",
+            "schedule__mode": "async",
+            "schedule__microbatches": 2,
+            "model__prefix_cache": True,
+        },
+        "model.prefix_cache",
+        'leave it out, or use name = "1f1b"',
+    ),
     ({"schedule__name": "window"}, "schedule.window", 'name = "window" needs it: one K for each stage'),
     ({"schedule__window": [2, 1]}, "schedule.window", 'name = "1f1b" takes none; use name = "window"'),
     ({"schedule__name": "window", "schedule__window": [2]}, "schedule.window", "1 values for 2 stages"),
@@ -129,6 +155,7 @@ NOT_FOR_SCRIPTS = [
         'a replay cannot load the objects of a script; use record = "none"',
     ),
     ({"model__metrics": ["model.py:loss"]}, "model.metrics", "has the name of what every evaluation returns"),
+    ({"schedule__name": "2bw"}, "schedule.name", "a script's run has no asynchronous mode; name another, or train by"),
 ]
 
 

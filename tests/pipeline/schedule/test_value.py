@@ -48,6 +48,16 @@ def test_an_untrained_stage_of_an_asynchronous_program_ends_its_steps_with_the_f
     assert [f"{action} {step}" for step, action in schedule.program(0, range(2))] == ["0F0 0", "0U 0", "0F0 1", "0U 1"]
 
 
+def test_with_two_versions_a_program_updates_after_the_last_microbatch_of_a_step_and_does_not_drain() -> None:
+    schedule = make_schedule("2bw", line(2), 2, mode="async")
+    assert [f"{action} {step}" for step, action in schedule.program(0, range(3, 5))] == [
+        *("0F0 3", "0F1 3", "0B0 3", "0F0 4", "0B1 3", "0U 3", "0F1 4", "0B0 4", "0B1 4", "0U 4")
+    ]
+    assert [f"{action} {step}" for step, action in schedule.program(1, range(3, 4))] == [
+        *("1F0 3", "1B0 3", "1F1 3", "1B1 3", "1U 3")
+    ]
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("placement", [line(3), ((0, 2), (1,))])
 def test_a_program_begins_at_once_however_long_the_run(placement: tuple[tuple[int, ...], ...], mode: Mode) -> None:

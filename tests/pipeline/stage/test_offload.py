@@ -59,7 +59,8 @@ def model() -> list[nn.Module]:
 
 
 def trained(scratch: BytesScratch | None, *, ahead: int = 3, **options: Any) -> dict[str, Tensor]:
-    """`ahead` microbatches are run forward before the first goes backward; with weight stashing each is a step."""
+    """`ahead` microbatches are run forward before the first goes backward; with versions of the weights, each is a
+    step."""
     stage = Stage(model(), optimizer=ADAM, **options)
     if scratch is not None:
         stage.offload_activations(scratch)
@@ -73,7 +74,7 @@ def trained(scratch: BytesScratch | None, *, ahead: int = 3, **options: Any) -> 
             output = outputs.pop(0)
             gradient = torch.randn(6, 8, generator=torch.Generator().manual_seed(place)).to(output.dtype)
             stage.backward(gradient, step=place - ahead + 1, microbatch=0)
-            if "stash_weights" in options:
+            if options.keys() & {"stash_weights", "delay_weights"}:
                 stage.update()
     stage.update()
     return stage.state_dict()
@@ -82,7 +83,15 @@ def trained(scratch: BytesScratch | None, *, ahead: int = 3, **options: Any) -> 
 @pytest.mark.parametrize("least", [0, 90], ids=["all", "large"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"recompute": "stage"}, {"recompute": ["2", "5"]}, {"stash_weights": True}, {"autocast": "bf16"}],
+    [
+        {},
+        {"recompute": "stage"},
+        {"recompute": ["2", "5"]},
+        {"stash_weights": True},
+        {"delay_weights": True, "ahead": 2},
+        {"delay_weights": True, "ahead": 2, "recompute": ["2", "5"]},
+        {"autocast": "bf16"},
+    ],
     ids=str,
 )
 def test_no_bit_changes(options: dict[str, Any], least: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,17 +172,21 @@ def test_weights_that_change_before_the_forward_has_run_again_are_refused(recomp
         stage.backward(torch.ones(2, 4), step=1, microbatch=0)
 
 
+@pytest.mark.parametrize(("how", "ahead"), [("stash_weights", 3), ("delay_weights", 2)])
 @pytest.mark.parametrize("recompute", KINDS, ids=str)
-def test_with_weight_stashing_the_forward_runs_again_with_the_weights_it_used(recompute: Recompute) -> None:
+def test_with_versions_of_the_weights_the_forward_runs_again_with_those_it_used(
+    recompute: Recompute, how: str, ahead: int
+) -> None:
     def run(recompute: Recompute | None) -> dict[str, Tensor]:
         layers = named_layers()
         names, modules = list(layers), list(layers.values())
-        stage = Stage(modules, names=names, optimizer=SGD, stash_weights=True, recompute=recompute)
-        outputs = [stage.forward(batch(step, 0)[0], step=step, microbatch=0) for step in range(3)]
-        for step, output in enumerate(outputs):
-            stage.backward(torch.ones_like(output), step=step, microbatch=0)
+        versions: Any = {how: True}
+        stage = Stage(modules, names=names, optimizer=SGD, recompute=recompute, **versions)
+        outputs = [stage.forward(batch(step, 0)[0], step=step, microbatch=0) for step in range(ahead)]
+        for step in range(4):
+            stage.backward(torch.ones_like(outputs[step]), step=step, microbatch=0)
             stage.update()
-            stage.forward(batch(step + 3, 0)[0], step=step + 3, microbatch=0)
+            outputs.append(stage.forward(batch(step + ahead, 0)[0], step=step + ahead, microbatch=0))
         return stage.state_dict()
 
     assert_equal(run(recompute), run(None))

@@ -37,6 +37,11 @@ def test_a_plan_that_only_names_other_addresses_is_the_run_itself() -> None:
     [
         ({}, {"model__cut": [3], "optimizer__lr": 0.2}, "optimizer.lr: 0.2 here, 0.1 there"),
         ({"schedule__mode": "async"}, {"schedule__mode": "async", "model__cut": [3]}, "small-1 is asynchronous"),
+        (
+            {"schedule__mode": "async", "schedule__name": "2bw", "schedule__microbatches": 2},
+            {"schedule__mode": "async", "schedule__name": "2bw", "schedule__microbatches": 2, "model__cut": [3]},
+            "microbatches in flight is for the stages that it had, so it goes on with the plan",
+        ),
         ({}, {"model__cut": [3], "queues__url": "memory://"}, "which this plan does not read"),
         ({}, {"model__cut": [3], "recovery__restarts": 0}, "which this plan does not read"),
     ],

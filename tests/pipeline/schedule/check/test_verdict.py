@@ -1,5 +1,6 @@
 """The checker: one simulation by hand, the catalogue's formulas over many shapes, and what broken schedules raise."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from stageline.pipeline.schedule import (
     v_shaped,
     window_for,
 )
-from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
+from stageline.pipeline.schedule.check import Costs, Disordered, Verdict, check_schedule
 from support.paths import DOCS
 from support.shapes import accepted, line, looped, random_costs, scattered, times
 
@@ -103,9 +104,11 @@ def test_any_placement_is_sound(name: str) -> None:
 def test_asynchronous_placements_are_sound() -> None:
     for seed in range(30):
         stages = 1 + seed % 6
-        schedule = make_schedule("1f1b", scattered(stages, seed), 1, mode="async", first_trainable=seed % 3 % stages)
         costs = random_costs(seed, stages)
-        assert_nothing_starts_before_its_data(schedule, costs, check_schedule(schedule, costs, steps=12))
+        for name, microbatches in (("1f1b", 1), ("2bw", stages + seed % 2)):
+            placement, first = scattered(stages, seed), seed % 3 % stages
+            schedule = make_schedule(name, placement, microbatches, mode="async", first_trainable=first)
+            assert_nothing_starts_before_its_data(schedule, costs, check_schedule(schedule, costs, steps=12))
 
 
 def assert_nothing_starts_before_its_data(schedule: Schedule, costs: Costs, verdict: Verdict) -> None:
@@ -186,6 +189,22 @@ def test_asynchronous_1f1b_has_no_bubble_once_it_is_warm() -> None:
         verdict = check_schedule(make_schedule("1f1b", line(stages), 1, mode="async"), steps=40)
         assert verdict.span == (40 + stages - 1) * 3
         assert verdict.stage_peak == tuple(range(stages, 0, -1))
+
+
+@pytest.mark.parametrize("stages", range(1, 6))
+def test_with_two_versions_there_is_no_bubble_either_and_as_many_microbatches_in_flight(stages: int) -> None:
+    for microbatches in (stages, stages + 3):
+        schedule = make_schedule("2bw", line(stages), microbatches, mode="async")
+        verdict = check_schedule(schedule, steps=20)
+        assert verdict.span == (20 * microbatches + stages - 1) * 3
+        assert verdict.stage_peak == tuple(range(stages, 0, -1))
+        assert check_schedule(schedule).queue_bound == verdict.queue_bound
+
+
+def test_a_third_version_would_be_needed_with_fewer_microbatches() -> None:
+    schedule = replace(make_schedule("2bw", line(4), 4, mode="async"), microbatches=1)
+    with pytest.raises(Disordered, match="before 0U of step 0, which must come first"):
+        check_schedule(schedule)
 
 
 def test_without_a_number_of_steps_asynchronous_mode_runs_until_it_is_steady() -> None:

@@ -182,19 +182,19 @@ def test_weights_are_back_after_an_error_in_an_evaluation() -> None:
     assert same(trained.state_dict(), before)
 
 
-@pytest.mark.parametrize("stash_weights", [False, True])
-def test_evaluation_with_averages_disturbs_no_microbatch_in_flight(*, stash_weights: bool) -> None:
-    trained, other = stage(stash_weights=stash_weights), stage(stash_weights=stash_weights)
+@pytest.mark.parametrize("versions", [{}, {"stash_weights": True}, {"delay_weights": True}], ids=str)
+def test_evaluation_with_averages_disturbs_no_microbatch_in_flight(versions: dict[str, bool]) -> None:
+    trained, other = stage(**versions), stage(**versions)
     for each in (trained, other):
         train(each, range(2))
         each.forward(*batch(2), step=2)
-        if stash_weights:
+        if versions:
             each.forward(*batch(3), step=3)
         if each is trained:
             each.evaluate(batch(9)[0], ema=True)
         each.backward()
         each.update()
-        if stash_weights:
+        if versions:
             each.backward()
             each.update()
     assert not difference(trained.snapshot(), other.snapshot())

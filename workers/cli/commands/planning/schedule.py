@@ -17,7 +17,6 @@ from stageline.pipeline.schedule import (
     ScheduleRefused,
     Times,
     make_schedule,
-    schedule_names,
     v_shaped,
     window_for,
 )
@@ -40,17 +39,18 @@ ABOUT = {
     "zb-h1": "1f1b with backwards in two halves, the second deferred: about a third of the bubble, S in flight on each",
     "zb-v": "two stages on each worker, down and up again, backwards in two halves: hardly any bubble, 1f1b's memory",
     "dualpipe-v": "the same placement, with forwards and backwards in pairs; from two microbatches a worker on",
+    "2bw": "for --mode async: 1f1b without a flush, with an update for each step and two versions of the weights",
 }
 
 
 def _known(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and value not in schedule_names():
-        raise click.BadParameter(f"there is no schedule {value}; {suggestion(value, schedule_names())}")
+    if value is not None and value not in ABOUT:
+        raise click.BadParameter(f"there is no schedule {value}; {suggestion(value, ABOUT)}")
     return value
 
 
 def _completed(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    return [name for name in schedule_names() if name.startswith(begun)]
+    return [name for name in ABOUT if name.startswith(begun)]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -90,10 +90,10 @@ def schedule() -> None:
 def list_(as_json: bool) -> None:
     """List the schedules."""
     if as_json:
-        rows = [{"name": name, "about": ABOUT[name]} for name in schedule_names()]
+        rows = [{"name": name, "about": about} for name, about in ABOUT.items()]
         click.echo(msgspec.json.encode({"schema": "schedules/1", "schedules": rows}))
     else:
-        show("schedules", ("name", "description"), [(name, ABOUT[name]) for name in schedule_names()])
+        show("schedules", ("name", "description"), [*ABOUT.items()])
 
 
 @schedule.command("show", epilog="Example: stageline schedule show 1f1b --stages 4 --microbatches 8")
