@@ -18,7 +18,10 @@ class StageEstimate(msgspec.Struct, frozen=True):
     """One stage, or one replica of it, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
     microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
     for a microbatch is `tapped` bytes. `working` bytes come on top for a moment: what its operations make and free
-    again, and what backward computes again. Of what is stashed, `offloaded` bytes are in files most of the time."""
+    again, and what backward computes again. Of what is stashed, `offloaded` bytes are in files most of the time.
+
+    `group` processes compute it together. With more than one, all bytes are those of one process that has the whole
+    stage: what a process of the group takes is not known."""
 
     stage: int
     worker: int
@@ -32,6 +35,7 @@ class StageEstimate(msgspec.Struct, frozen=True):
     label: str = ""
     working: int = 0
     offloaded: int = 0
+    group: int = 1
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
