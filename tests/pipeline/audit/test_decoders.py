@@ -34,6 +34,22 @@ def test_the_network_decodes_images_and_rows_and_repeats_itself() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+def test_a_unit_that_is_still_in_all_trained_rows_and_acts_in_another_does_not_make_the_decoders_fail() -> None:
+    inputs = rows(120, 4, 4).flatten(1)
+    crossing = torch.cat([inputs, torch.zeros(120, 2)], dim=1)
+    crossing[5, 16], crossing[100, 16], crossing[101, 17] = 1e-5, 3.0, 3.0  # one that hardly acts, one never
+    features = decoders.scaled(crossing, 90)
+    assert features.abs().max() <= decoders.FARTHEST
+    assert torch.equal(features[:, 17], torch.zeros(120))
+    assert told(decoders.decoded_linearly(features, inputs, 90), inputs, 90) > 0.99
+
+
+@pytest.mark.slow
+def test_the_network_stops_before_noise_makes_it_worse_than_the_mean_image() -> None:
+    images, noise = rows(160, 1, 8, 8), rows(160 * 2, 40)[160:]
+    assert told(decoders.decoded_by_network(noise, images, 120), images, 120) > -0.02
+
+
 def test_many_features_become_their_main_components_by_rows_that_were_trained_on() -> None:
     features = rows(40, 900)
     found = decoders.scaled(features, 30)
