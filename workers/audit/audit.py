@@ -7,25 +7,23 @@ the other rows is measured.
 
 from collections.abc import Callable, Iterator
 
-from torch import Tensor, int64, nn
+from torch import Tensor, nn
 
 from stageline.pipeline.audit import decoders
 from stageline.pipeline.audit.defences import AddNoise, ClipRows, EqualNormGradients
 from stageline.pipeline.audit.dependence import by_chance, centred_distances, correlation
 from stageline.pipeline.audit.label_leak import told_by_direction, told_by_norm
 from stageline.pipeline.audit.png import sheet
-from stageline.pipeline.data import Batch, Source, rows
-from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.model.cut import build_segments
+from stageline.pipeline.data import Source
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.loading.load import load_source
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.tree import Tree, concatenate, map_tensors, tensors
 
-from .audited_model import AuditedModel, side_by_side
+from .audited_model import AuditedModel
 from .report import AuditChoice, AuditReport, CutAudit
+from .sampled_rows import SampledRows
 
 SHOWN = 8  # images in a line of a picture
-LEAST = 20  # rows
 
 Picture = Tensor  # uint8 [height, width, 3]
 Found = Callable[[CutAudit, Picture | None], object]
@@ -39,22 +37,15 @@ def audit(plan: Plan, choice: AuditChoice, found: Found = lambda cut, picture: N
     """
     whole = _in_one_stage(plan)
     source = load_source(whole)
-    sample = _sample(source, choice.sampled)
-    count = rows(sample)
-    if count < LEAST:
-        raise DataError(f"{plan.data.origin} gives {count} rows; an audit needs {LEAST} at least")
-    layers = sum(len(part.names) for part in build_segments(whole))
-    trained = count - count // 4
+    sample = SampledRows.of(source, choice.sampled, plan.data.origin)
+    scored = source.held_out() is not None
     results = []
-    for cut in _cuts(choice, layers):
-        for model, defence in _defended(whole, cut, sample, choice):
-            model.train(source, choice.steps)
-            score = None if source.held_out() is None else model.score()
-            told, picture = _told(model, defence, sample, trained, score)
-            results.append(told)
-            found(told, picture)
-    measure = None if source.held_out() is None else next(iter(plan.metric_names), "loss")
-    return AuditReport("audit/1", choice.steps, trained, count - trained, measure, results)
+    for model, defence in _trained(whole, source, sample, choice):
+        told, picture = _told(model, defence, sample, model.score() if scored else None)
+        results.append(told)
+        found(told, picture)
+    measure = next(iter(plan.metric_names), "loss") if scored else None
+    return AuditReport("audit/1", choice.steps, sample.trained, len(sample.tested), measure, results)
 
 
 def _in_one_stage(plan: Plan) -> Plan:
@@ -63,41 +54,50 @@ def _in_one_stage(plan: Plan) -> Plan:
     return plan.model_copy(update={"model": model, "workers": (), "stage": None})
 
 
+def _trained(
+    plan: Plan, source: Source, sample: SampledRows, choice: AuditChoice
+) -> Iterator[tuple[AuditedModel, str]]:
+    """The model cut at each place, without a defence and with each, and the defence's name. Where it is cut changes
+    nothing of what it learns without a defence: it is trained once for all cuts."""
+    plain = AuditedModel(plan)
+    cuts = _cuts(choice, plain.layers)
+    plain.train(source, choice.steps)
+    for cut in cuts:
+        yield plain.cut_before(cut), "none"
+        for name, defence in _defences(plan, cut, sample, choice):
+            model = AuditedModel(plan).cut_before(cut, defence)
+            model.train(source, choice.steps)
+            yield model, name
+
+
 def _cuts(choice: AuditChoice, layers: int) -> tuple[int, ...]:
     if wrong := [cut for cut in choice.cuts if not 0 < cut < layers]:
         raise ModelRefused(f"there is no cut before layer {wrong[0]}: layers 1 to {layers - 1} may begin a stage")
     return choice.cuts or tuple(range(1, layers))
 
 
-def _defended(plan: Plan, cut: int, sample: Batch, choice: AuditChoice) -> Iterator[tuple[AuditedModel, str]]:
-    """The model with each defence, as the factory makes it, and the defence's name."""
-    yield AuditedModel(plan, cut), "none"
-    if choice.defended:
-        norm = choice.clip * float(AuditedModel(plan, cut).features(sample[0]).norm(dim=1).median())
-        defences: dict[str, nn.Module] = {
-            f"noise {choice.noise:g}": AddNoise(choice.noise),
-            f"clip {norm:.3g}": ClipRows(norm),
-            "equal norms": EqualNormGradients(),
-        }
-        for name, defence in defences.items():
-            model = AuditedModel(plan, cut)
-            model.defence = defence
-            yield model, name
+def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) -> list[tuple[str, nn.Module]]:
+    """By name. Norms are those before the training."""
+    if not choice.defended:
+        return []
+    norm = choice.clip * float(AuditedModel(plan).cut_before(cut).features(sample.batch[0]).norm(dim=1).median())
+    return [
+        (f"noise {choice.noise:g}", AddNoise(choice.noise)),
+        (f"clip {norm:.3g}", ClipRows(norm)),
+        ("equal norms", EqualNormGradients()),
+    ]
 
 
 def _told(
-    model: AuditedModel, defence: str, sample: Batch, trained: int, score: float | None
+    model: AuditedModel, defence: str, sample: SampledRows, score: float | None
 ) -> tuple[CutAudit, Picture | None]:
-    """What is told of the rows after the first `trained`, and the picture of that."""
-    inputs, targets = sample
-    crossing, gradients = model.crossing(sample)
-    original, wanted = side_by_side(inputs, rows(sample), "the audit"), decoders.small(_images(inputs))
-    distances = centred_distances(original), centred_distances(crossing)
-    features = decoders.scaled(crossing, trained)
-    linear = decoders.decoded_linearly(features, wanted, trained)
-    network = decoders.decoded_by_network(features, wanted, trained)
-    tested, guess = wanted[trained:], wanted[:trained].mean(0)
-    classes = targets if isinstance(targets, Tensor) and targets.dtype is int64 and targets.dim() == 1 else None
+    """What is told of the rows that are not known, and the picture of that."""
+    crossing, gradients = model.crossing(sample.batch)
+    distances = sample.distances, centred_distances(crossing)
+    features = decoders.scaled(crossing, sample.trained)
+    linear = decoders.decoded_linearly(features, sample.wanted, sample.trained)
+    network = decoders.decoded_by_network(features, sample.wanted, sample.trained)
+    guess, classes = sample.wanted[: sample.trained].mean(0), sample.classes
     told = CutAudit(
         cut=model.cut,
         layer=model.layer,
@@ -105,33 +105,13 @@ def _told(
         defence=defence,
         dependence=correlation(*distances),
         by_chance=by_chance(*distances),
-        linear=decoders.explained(linear, tested, guess),
-        network=decoders.explained(network, tested, guess),
+        linear=decoders.explained(linear, sample.tested, guess),
+        network=decoders.explained(network, sample.tested, guess),
         by_norm=None if classes is None else told_by_norm(gradients, classes),
         by_direction=None if classes is None else told_by_direction(gradients, classes),
         score=score,
     )
-    return told, _picture(tested, linear, network)
-
-
-def _images(inputs: Tree) -> Tensor:
-    """float32 [rows, channels, height, width] of a single tensor of images, else [rows, features]."""
-    match tensors(inputs):
-        case [one] if one.dim() == 4 and one.is_floating_point():
-            return one.float()
-        case _:
-            return side_by_side(inputs, rows(inputs), "the audit")
-
-
-def _sample(source: Source, count: int) -> Batch:
-    """The first `count` rows of the first epoch, or all."""
-    found: list[Batch] = []
-    for step in range(source.steps_per_epoch):
-        found.append(source.batch(step))
-        if sum(map(rows, found)) >= count:
-            break
-    inputs, targets = (concatenate([batch[side] for batch in found]) for side in (0, 1))
-    return map_tensors(lambda t: t[:count], inputs), map_tensors(lambda t: t[:count], targets)
+    return told, _picture(sample.tested, linear, network)
 
 
 def _picture(tested: Tensor, linear: Tensor, network: Tensor) -> Picture | None:

@@ -6,6 +6,8 @@ Unsplit it computes what the split model would, with one microbatch in a batch.
 """
 
 from collections.abc import Callable
+from copy import copy
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +24,29 @@ from stageline.workers.runtime.metric_value import metric_value
 
 
 class AuditedModel:
-    """The model of `plan`, which has one stage, as the factory makes it, with a cut before layer `cut`. What its code
-    raises becomes `ModelRefused`."""
+    """The model of `plan`, which has one stage, as the factory makes it. What its code raises becomes
+    `ModelRefused`."""
 
-    def __init__(self, plan: Plan, cut: int) -> None:
+    cut, layer, _what = 0, "", "the audit"
+
+    def __init__(self, plan: Plan) -> None:
         (part,) = build_segments(plan)
         part.load()
-        self._plan, self._layers, self._loss = plan, part.layers, loss_of(plan)
-        self.cut, self.layer = cut, part.names[cut - 1]
-        self._what = f"the audit of cut {cut}, after layer {self.layer},"
+        self._plan, self._layers, self._names, self._loss = plan, part.layers, part.names, loss_of(plan)
         self.defence: nn.Module = nn.Identity()
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self._layers)
+
+    def cut_before(self, layer: int, defence: nn.Module | None = None) -> Self:
+        """The same layers with a cut before one of them, and with a defence there."""
+        found = copy(self)
+        found.cut, found.layer = layer, self._names[layer - 1]
+        found._what = f"the audit of cut {layer}, after layer {found.layer},"
+        found.defence = nn.Identity() if defence is None else defence
+        return found
 
     def features(self, inputs: Tree) -> Tensor:
         """What crosses the cut: float32 [rows, features]."""
