@@ -20,6 +20,7 @@ from stageline.pipeline.model.loading.load import load_source
 from stageline.pipeline.plan import Plan
 
 from .audited_model import AuditedModel
+from .cut_codecs import codecs_at
 from .report import AuditChoice, AuditReport, CutAudit
 from .sampled_rows import SampledRows
 
@@ -40,7 +41,7 @@ def audit(plan: Plan, choice: AuditChoice, found: Found = lambda cut, picture: N
     sample = SampledRows.of(source, choice.sampled, plan.data.origin)
     scored = source.held_out() is not None
     results = []
-    for model, defence in _trained(whole, source, sample, choice):
+    for model, defence in _trained(plan, whole, source, sample, choice):
         told, picture = _told(model, defence, sample, model.score() if scored else None)
         results.append(told)
         found(told, picture)
@@ -55,19 +56,21 @@ def _in_one_stage(plan: Plan) -> Plan:
 
 
 def _trained(
-    plan: Plan, source: Source, sample: SampledRows, choice: AuditChoice
+    plan: Plan, whole: Plan, source: Source, sample: SampledRows, choice: AuditChoice
 ) -> Iterator[tuple[AuditedModel, str]]:
     """The model cut at each place, without a defence and with each, and the defence's name. Where it is cut changes
-    nothing of what it learns without a defence: it is trained once for all cuts."""
-    plain = AuditedModel(plan)
-    cuts = _cuts(choice, plain.layers)
-    plain.train(source, choice.steps)
-    for cut in cuts:
-        yield plain.cut_before(cut), "none"
-        for name, defence in _defences(plan, cut, sample, choice):
-            model = AuditedModel(plan).cut_before(cut, defence)
-            model.train(source, choice.steps)
-            yield model, name
+    nothing of what it learns with neither defence nor codec: then it is trained once for all cuts."""
+    plain = AuditedModel(whole)
+    if not plan.queues.lossy:
+        plain.train(source, choice.steps)
+    for cut, codecs in codecs_at(plan, _cuts(choice, plain.layers)).items():
+        for name, defence in _defences(whole, cut, sample, choice):
+            if defence is None and not plan.queues.lossy:
+                yield plain.cut_before(cut), name
+            else:
+                model = AuditedModel(whole).cut_before(cut, defence, codecs)
+                model.train(source, choice.steps)
+                yield model, name
 
 
 def _cuts(choice: AuditChoice, layers: int) -> tuple[int, ...]:
@@ -76,12 +79,13 @@ def _cuts(choice: AuditChoice, layers: int) -> tuple[int, ...]:
     return choice.cuts or tuple(range(1, layers))
 
 
-def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) -> list[tuple[str, nn.Module]]:
-    """By name. Norms are those before the training."""
+def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) -> list[tuple[str, nn.Module | None]]:
+    """By name; the first is none. Norms are those before the training."""
     if not choice.defended:
-        return []
+        return [("none", None)]
     norm = choice.clip * float(AuditedModel(plan).cut_before(cut).features(sample.batch[0]).norm(dim=1).median())
     return [
+        ("none", None),
         (f"noise {choice.noise:g}", AddNoise(choice.noise)),
         (f"clip {norm:.3g}", ClipRows(norm)),
         ("equal norms", EqualNormGradients()),
@@ -110,6 +114,8 @@ def _told(
         by_norm=None if classes is None else told_by_norm(gradients, classes),
         by_direction=None if classes is None else told_by_direction(gradients, classes),
         score=score,
+        codec=model.codecs.forward,
+        codec_back=model.codecs.backward,
     )
     return told, _picture(sample.tested, linear, network)
 

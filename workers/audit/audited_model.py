@@ -1,8 +1,8 @@
 """A plan's unsplit model with something in the place of a cut, and what crosses that.
 
-    x --> layers before the cut --> defence --> what crosses --> layers after it --> outputs
+    x --> layers before the cut --> defence --> codec --> what crosses --> layers after it --> outputs
 
-Unsplit it computes what the split model would, with one microbatch in a batch.
+Unsplit it computes what the split model would, with one microbatch in a batch, and with no codec at other cuts.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,10 @@ from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.forward.held_out import Wanted, batches_of, loss_of, metrics_of
 from stageline.workers.runtime.metric_value import metric_value
 
+from .cut_codecs import CutCodecs
+
+LOSSLESS = CutCodecs()
+
 
 class AuditedModel:
     """The model of `plan`, which has one stage, as the factory makes it. What its code raises becomes
@@ -34,16 +38,17 @@ class AuditedModel:
         part.load()
         self._plan, self._layers, self._names, self._loss = plan, part.layers, part.names, loss_of(plan)
         self.defence: nn.Module = nn.Identity()
+        self.codecs = LOSSLESS
 
     @property
     def layers(self) -> int:
         """How many there are."""
         return len(self._layers)
 
-    def cut_before(self, layer: int, defence: nn.Module | None = None) -> Self:
-        """The same layers with a cut before one of them, and with a defence there."""
+    def cut_before(self, layer: int, defence: nn.Module | None = None, codecs: CutCodecs = LOSSLESS) -> Self:
+        """The same layers with a cut before one of them, with a defence and codecs there."""
         found = copy(self)
-        found.cut, found.layer = layer, self._names[layer - 1]
+        found.cut, found.layer, found.codecs = layer, self._names[layer - 1], codecs
         found._what = f"the audit of cut {layer}, after layer {found.layer},"
         found.defence = nn.Identity() if defence is None else defence
         return found
@@ -66,10 +71,10 @@ class AuditedModel:
     def crossing(self, sample: Batch) -> tuple[Tensor, Tensor]:
         """What crosses the cut, and the gradients of the mean loss that come back: float32 [rows, features]."""
         inputs, targets = sample
-        sent = map_tensors(_leaf, self._ran(self._below, _own(inputs)))
-        features = side_by_side(sent, rows(inputs), self._what)
-        entered = map_tensors(self._returned, sent)
-        torch.autograd.backward(tensors(self._ran(lambda x: self._loss(self._above(x), targets), entered)))
+        sent = map_tensors(_leaf, self._ran(self._sent, _own(inputs)))
+        arrived = self._ran(self._arrived, sent)
+        features = side_by_side(arrived, rows(inputs), self._what)
+        torch.autograd.backward(tensors(self._ran(lambda x: self._loss(self._above(x), targets), _own(arrived))))
         ends = [tensor for tensor in tensors(sent) if tensor.requires_grad]
         gradients: list[Tree] = [torch.zeros_like(end) if end.grad is None else end.grad for end in ends]
         return features, side_by_side(gradients, rows(inputs), self._what)
@@ -86,21 +91,29 @@ class AuditedModel:
         return total / count
 
     def _below(self, inputs: Tree) -> Tree:
+        return self._arrived(self._sent(inputs))
+
+    def _sent(self, inputs: Tree) -> Tree:
         for layer in self._layers[: self.cut]:
             inputs = layer(inputs)
-        return map_tensors(lambda tensor: self.defence(tensor) if tensor.is_floating_point() else tensor, inputs)
+        return inputs if self._defends_gradients else self._defended(inputs)
+
+    def _arrived(self, sent: Tree) -> Tree:
+        """What the layers above are given. The defence of gradients comes after the codec: its sender is there."""
+        arrived = self.codecs.passed(sent)
+        return self._defended(arrived) if self._defends_gradients else arrived
+
+    @property
+    def _defends_gradients(self) -> bool:
+        return isinstance(self.defence, EqualNormGradients)
+
+    def _defended(self, tree: Tree) -> Tree:
+        return map_tensors(lambda tensor: self.defence(tensor) if tensor.is_floating_point() else tensor, tree)
 
     def _above(self, crossing: Tree) -> Tree:
         for layer in self._layers[self.cut :]:
             crossing = layer(crossing)
         return crossing
-
-    def _returned(self, tensor: Tensor) -> Tensor:
-        """What the layers above are given: a copy, since one may write to it. A defence that changes what comes back
-        is passed once more, since what was sent begins a graph of its own."""
-        if not tensor.requires_grad:
-            return tensor
-        return self.defence(tensor).clone() if isinstance(self.defence, EqualNormGradients) else tensor.clone()
 
     def _step(self, batch: Batch, optimizer: torch.optim.Optimizer | None) -> None:
         inputs, targets = batch

@@ -24,7 +24,8 @@ class CutAudit(msgspec.Struct, frozen=True):
 
     `dependence` is the distance correlation, `by_chance` that of pairs that do not belong together; `linear` and
     `network` are R^2 of decoders; `by_norm` and `by_direction` areas under the ROC curve, None without classes. `score`
-    is what the rows held out are measured by, after the training; None without any.
+    is what the rows held out are measured by, after the training; None without any. `codec` is that of activations,
+    `codec_back` that of gradients.
     """
 
     cut: int
@@ -38,6 +39,8 @@ class CutAudit(msgspec.Struct, frozen=True):
     by_norm: float | None
     by_direction: float | None
     score: float | None
+    codec: str = "lossless"
+    codec_back: str = "lossless"
 
 
 class AuditReport(msgspec.Struct, frozen=True):

@@ -37,8 +37,9 @@ class QueuesPlan(Section):
         examples=["bf16", {"forward": "int8", "backward": "bf16", "forward-2": "lossless"}],
     )
 
-    def codec_of(self, direction: str, stage: int) -> CodecName:
-        """Of the queue of `direction` that `stage` takes from: the one that names it most precisely."""
+    def codec_of(self, direction: str, stage: int | None) -> CodecName:
+        """Of the queue of `direction` that `stage` takes from: the one that names it most precisely. None: of a queue
+        of which the plan knows no more than its direction."""
         match self.codec:
             case None:
                 return "lossless"

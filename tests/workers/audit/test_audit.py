@@ -3,11 +3,19 @@
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from stageline import EqualNormGradients
 from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.model.cut import build_segments
+from stageline.pipeline.model.loading.load import load_source
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.workers.audit.audit import audit
+from stageline.workers.audit.audited_model import AuditedModel
+from stageline.workers.audit.cut_codecs import CutCodecs, codecs_at
 from stageline.workers.audit.report import AuditChoice
+from support.plain_codecs import cut_at, int8
 
 MODEL = """
 from torch import nn
@@ -51,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def plan(folder: Path, model: dict[str, object] | None = None, **data: object) -> Plan:
+def plan(folder: Path, model: dict[str, object] | None = None, codec: object = "lossless", **data: object) -> Plan:
     tables = {
         "run": {"steps": 4},
         "model": {
@@ -62,6 +70,7 @@ def plan(folder: Path, model: dict[str, object] | None = None, **data: object) -
         },
         "data": {"source": "data.py:batches", "batch_size": 20, "options": data},
         "optimizer": {"factory": "torch.optim.Adam", "lr": 0.02},
+        "queues": {"codec": codec},
     }
     return from_mapping(tables, file=str(folder / "stageline.toml"))
 
@@ -87,6 +96,44 @@ def test_rows_that_only_change_their_shape_are_told_whole_and_each_cut_is_named(
 def test_it_says_the_same_twice_and_leaves_layers_of_the_plan_as_they_were(folder: Path) -> None:
     once, again = (audit(plan(folder, {"options": {"dropout": 0.5}}), AuditChoice((4,), 3)) for _ in range(2))
     assert once == again
+
+
+def test_with_codecs_it_learns_and_measures_what_a_plain_loop_with_those_at_the_cut_does(folder: Path) -> None:
+    given = plan(folder)
+    source = load_source(given)
+    (part,) = build_segments(given)
+    model = cut_at(nn.Sequential(*part.layers), {2: ("int8", "bf16")})
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for x, y in map(source.batch, range(3)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    x, y = source.batch(4)
+    sent = model[:2](x).detach().requires_grad_()
+    nn.functional.cross_entropy(model[2:](sent), y).backward()
+
+    audited = AuditedModel(given).cut_before(2, codecs=CutCodecs("int8", "bf16"))
+    audited.train(source, 3)
+    crossing, gradients = audited.crossing((x, y))
+    assert torch.equal(crossing, int8(sent.detach()))
+    assert torch.equal(gradients, sent.grad)
+
+
+def test_gradients_of_equal_norms_are_encoded_after_they_were_made_so(folder: Path) -> None:
+    given = plan(folder)
+    model = AuditedModel(given).cut_before(2, EqualNormGradients(), CutCodecs("lossless", "bf16"))
+    _, gradients = model.crossing(load_source(given).batch(0))
+    assert torch.equal(gradients, gradients.bfloat16().float())
+    assert gradients.norm(dim=1).std() < 0.01 * gradients.norm(dim=1).mean()
+
+
+def test_a_cut_of_the_plan_has_the_codecs_of_its_queues_and_another_those_of_their_directions(folder: Path) -> None:
+    named = {"forward": "bf16", "forward-1": "int8", "backward-0": "bf16"}
+    given = plan(folder, {"cut": [2]}, named)
+    assert codecs_at(given, (1, 2)) == {1: CutCodecs("bf16", "lossless"), 2: CutCodecs("int8", "bf16")}
+    assert codecs_at(plan(folder, codec="bf16"), (3,)) == {3: CutCodecs("bf16", "bf16")}
+    report = audit(given, AuditChoice((2,), 2))
+    assert [(each.codec, each.codec_back) for each in report.cuts] == [("int8", "bf16")]
 
 
 @pytest.mark.slow

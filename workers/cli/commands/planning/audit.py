@@ -81,12 +81,15 @@ def _write_picture(folder: Path, cut: "CutAudit", picture: "Picture") -> None:
 
 def _show(report: "AuditReport") -> None:
     measure = [] if report.measure is None else [report.measure]
-    columns = ("cut", "after", "features", "defence", "dCor", "by chance", "linear R²", "conv R²", "norm", "direction")
+    lossy = any((each.codec, each.codec_back) != ("lossless", "lossless") for each in report.cuts)
+    crossing = ("cut", "after", "features", *(("codec", "codec back") if lossy else ()), "defence")
+    told = ("dCor", "by chance", "linear R²", "conv R²", "norm", "direction")
     table = [
         (
             each.cut,
             each.layer,
             each.features,
+            *((each.codec, each.codec_back) if lossy else ()),
             each.defence,
             *(f"{value:.2f}" for value in (each.dependence, each.by_chance, each.linear, each.network)),
             *("-" if value is None else f"{value:.2f}" for value in (each.by_norm, each.by_direction)),
@@ -94,7 +97,7 @@ def _show(report: "AuditReport") -> None:
         )
         for each in report.cuts
     ]
-    show("what crosses", (*columns, *measure), table)
+    show("what crosses", (*crossing, *told, *measure), table)
     say(
         f"after {counted(report.steps, 'step')}; decoders learned from {report.trained} rows and were measured on "
         f"{report.tested}; norm and direction: areas under the ROC curve of labels, 0.5 is guessing"

@@ -21,7 +21,11 @@ def test_a_table_pictures_and_plain_words(workspace: Workspace, capsys: pytest.C
 def test_json_is_the_report_and_a_cut_that_is_none_is_refused(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert workspace.here("audit", ".", "--rows", "24", "--json") == 0
-    assert [each["cut"] for each in json.loads(capsys.readouterr().out)["cuts"]] == [1, 2]
+    assert workspace.here("audit", ".", "--rows", "24", "--json", "--set", "queues.codec=bf16") == 0
+    found = json.loads(capsys.readouterr().out)["cuts"]
+    assert [(each["cut"], each["codec"], each["codec_back"]) for each in found] == [
+        (1, "bf16", "bf16"),
+        (2, "bf16", "bf16"),
+    ]
     assert workspace.here("audit", ".", "--cut", "3") == 78
     assert "there is no cut before layer 3" in capsys.readouterr().err
