@@ -89,6 +89,8 @@ def main() -> bool:
     parser.add_argument("--microbatches", type=int, default=2, help="slices of each batch, 2 or more")
     parser.add_argument("--out", type=Path, default=Path("runs/four_ways"), help="folder of the runs and the picture")
     given = parser.parse_args()
+    if given.steps < 1:
+        parser.error(f"--steps {given.steps}: a run has 1 or more")
     if given.microbatches < REPLICAS:
         parser.error(f"--microbatches {given.microbatches}: {REPLICAS} replicas need {REPLICAS} or more")
     torch.set_num_threads(1)  # as each worker has: more of them add in another order

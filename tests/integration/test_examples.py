@@ -64,6 +64,13 @@ def test_of_eighty_blocks_the_one_that_is_trained_is_where_a_probe_can_tell_the_
     assert min(scores[f"block{place}"] for place in range(40, 50)) > 0.95
 
 
+def test_four_ways_of_no_steps_are_refused_before_a_run_begins(workspace: Workspace) -> None:
+    run = workspace.command("script", str(EXAMPLES / "four_ways" / "compare.py"), "--steps", "0", "--out", "compared")
+    assert run.returncode == 2
+    assert run.stderr.endswith("error: --steps 0: a run has 1 or more\n")
+    assert not (workspace.folder / "compared").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_model_in_four_ways_has_the_weights_of_plain_loops(workspace: Workspace) -> None:
