@@ -41,13 +41,14 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
     found = differences(plan.as_mapping(), source.plan.as_mapping())
     if not found:
         return False
+    replicated = plan.shares or source.plan.shares
     if others := [each for each in found if not each.of_layout]:
+        but = " only, since a stage has replicas" if replicated else f", but for {LAYOUT_KEYS}"
         raise _refused(
             f"run {source.run} was begun with another plan: {'; '.join(map(str, others))} (here: this plan, there: the "
-            f"run's). Resume it with the plan that it began with, but for {LAYOUT_KEYS}, or leave out --resume to "
-            "begin another run"
+            f"run's). Resume it with the plan that it began with{but}, or leave out --resume to begin another run"
         )
-    if plan.shares or source.plan.shares:
+    if replicated:
         raise _refused(
             f"run {source.run} has replicas of a stage, here or there, and this plan lays it out in another way: "
             f"{'; '.join(map(str, found))}. It goes on with the plan that it began with; queues.url may be another"

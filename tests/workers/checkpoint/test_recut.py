@@ -51,3 +51,20 @@ def test_what_would_give_other_bits_or_begin_at_no_checkpoint_is_refused(
 ) -> None:
     with pytest.raises(PlanRefused, match=named):
         needs_recut(plan(**now).resolved(2), source(**before))
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (1, 2), (2, 1)])
+def test_another_number_of_replicas_is_named_and_no_key_that_they_do_not_let_change(before: int, now: int) -> None:
+    """It was said that cut, workers and schedule may differ, and they may not."""
+    with pytest.raises(PlanRefused) as refused:
+        needs_recut(plan(**replicas(now)).resolved(2), source(**replicas(before)))
+    said = str(refused.value)
+    assert "was begun with another plan: stage.1.replicas: " in said
+    assert said.endswith(
+        "Resume it with the plan that it began with only, since a stage has replicas, or leave out --resume to begin "
+        "another run"
+    )
+
+
+def replicas(count: int) -> dict[str, object]:
+    return {"stage": {"1": {"replicas": count}}, "schedule__microbatches": 4}
