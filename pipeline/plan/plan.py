@@ -43,6 +43,7 @@ class Plan(PlanTables):
 
     file: Path | None = None
     origins: Mapping[str, Origin] = Field(default_factory=dict)  # dotted key -> what set it
+    places: Mapping[str, str] = Field(default_factory=dict)  # dotted key or table -> the line that has it, or "--set"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -111,7 +112,7 @@ class Plan(PlanTables):
 
         It may be shown and sent: its addresses are without their passwords.
         """
-        tables = self.model_dump(mode="json", exclude_none=True, exclude={"file", "origins", "workers"})
+        tables = self.model_dump(mode="json", exclude_none=True, exclude={"file", "origins", "places", "workers"})
         if not self.recovery.snapshot_every and "restarts" not in self.recovery.model_fields_set:
             del tables["recovery"]["restarts"]  # given, it would be refused
         if self.workers:
@@ -129,4 +130,10 @@ class Plan(PlanTables):
 
     def _error(self, key: str, reason: str) -> PlanError:
         value = flat(self.as_mapping()).get(key)
-        return PlanError(key, reason, str(self.file or ""), "" if value is None else shown(value))
+        return PlanError(key, reason, self._place(key), "" if value is None else shown(value))
+
+    def _place(self, key: str) -> str:
+        """Where `key` was set, or the innermost table around it."""
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        return self.places[key] if key else str(self.file or "")

@@ -218,7 +218,9 @@ class _Given:
             raise PlanRefused(found)
         set_by = {dotted(key): setting.origin for key, setting in self.settings.items()}
         origins = {key: set_by.get(key, "default") for key in values}
-        return plan.model_copy(update={"origins": origins})
+        tables_at = {dotted(key): place(self.name, self.lines, key) for key in self.lines}
+        set_at = {dotted(key): setting.where for key, setting in self.settings.items() if setting.where}
+        return plan.model_copy(update={"origins": origins, "places": {**tables_at, **set_at}})
 
     def _faults(self, tables: dict[str, Any]) -> dict[Key, PlanError]:
         """All keys that are refused. Changes `tables` where typed text only looked like something else: run.name=7."""

@@ -182,6 +182,23 @@ def test_of_two_sets_the_later_decides(file: Path) -> None:
     assert read_plan(file, sets=["run.seed=1", "run.seed=2"]).run.seed == 2
 
 
+def test_what_only_the_model_tells_is_refused_at_the_line_of_the_key_too(file: Path) -> None:
+    """The file alone was named, where what the plan itself tells is refused at a line."""
+    lines = len(file.read_text().splitlines())
+    with file.open("a") as more:
+        more.write("\n[stage.1]\nreplicas = 2\n")
+    plan = read_plan(file, sets=["schedule.microbatches=4"])
+
+    def where(key: str) -> str:
+        return plan.refused(key, "no").errors[0].where
+
+    assert where("stage.1.replicas") == f"{file}:{lines + 3}"
+    assert where("stage.1.share") == f"{file}:{lines + 2}"  # that of its table
+    assert where("schedule.microbatches") == "--set"
+    assert where("memory.recompute") == str(file)
+    assert plan.resolved(2).refused("stage.1.replicas", "no").errors[0].where == f"{file}:{lines + 3}"
+
+
 def test_every_key_has_an_origin(file: Path) -> None:
     plan = read_plan(
         file, sets=["optimizer.momentum=0.9"], environment={"STAGELINE_LR_SCHEDULER__FACTORY": "torch.x.Y"}
