@@ -331,6 +331,7 @@ def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEst
         bytes=held,
         total=sum(held.values()),
         tapped=tapped,
+        group=job.plan.stage_plan(index).processes,
     )
 
 

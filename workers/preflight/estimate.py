@@ -157,10 +157,10 @@ def _overflows(job: Job, queues: list[QueueEstimate]) -> Iterator[PlanError]:
 
 
 def _over_limit(plan: Plan, stages: list[StageEstimate]) -> Iterator[PlanError]:
-    """The stages that take more than the plan allows."""
+    """The stages that take more than the plan allows, as far as that is known."""
     limit = plan.model.stage_memory
     for stage in stages:
-        if limit is not None and stage.total > limit:
+        if limit is not None and stage.group == 1 and stage.total > limit:
             yield PlanError(
                 "model.stage_memory",
                 f"stage {stage.stage}, of layers {stage.layers[0]} to {stage.layers[-1]}, takes {stage.total} bytes; "

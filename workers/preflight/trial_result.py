@@ -19,7 +19,10 @@ class StageEstimate(msgspec.Struct, frozen=True):
     microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
     for a microbatch is `tapped` bytes. `working` bytes come on top for a moment: what its operations make and free
     again, and what backward computes again. Of what is stashed, `offloaded` bytes are in files most of the time; of
-    weights, gradients, averages and the optimizer's state, `in_files` bytes are memory of files."""
+    weights, gradients, averages and the optimizer's state, `in_files` bytes are memory of files.
+
+    `group` processes compute it together. With more than one, all bytes are those of one process that has the whole
+    stage: what a process of the group takes is not known."""
 
     stage: int
     worker: int
@@ -34,6 +37,7 @@ class StageEstimate(msgspec.Struct, frozen=True):
     working: int = 0
     offloaded: int = 0
     in_files: int = 0
+    group: int = 1
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):

@@ -56,6 +56,12 @@ def test_what_a_stage_only_passes_on_is_counted(workspace: Workspace) -> None:
     assert passed_on == {"forward-1": 0, "forward-2": 2 * 20 * 4}
 
 
+def test_a_bad_first_microbatch_is_refused_also_where_others_would_be_skipped(workspace: Workspace) -> None:
+    workspace.write("model.py", MODEL + "\ndef loss(outputs, targets):\n    return outputs.mean() / 0\n")
+    with pytest.raises(ModelRefused, match=r"a dry run of the first microbatch failed: the loss of microbatch 0 of "):
+        tried(workspace, "model.loss=model.py:loss", "recovery.on_bad_microbatch=skip")
+
+
 def test_a_model_whose_loss_has_no_gradient_is_refused(workspace: Workspace) -> None:
     workspace.write("model.py", MODEL + "\ndef loss(outputs, targets):\n    return outputs.detach().mean()\n")
     with pytest.raises(ModelRefused, match="the loss has no gradient, so nothing would be trained"):

@@ -29,6 +29,16 @@ def test_an_optimizer_with_state_takes_the_memory_of_its_state(workspace: Worksp
     assert [stage.bytes["optimizer"] for stage in found.stages] == [stage.bytes["gradients"] for stage in found.stages]
 
 
+def test_a_stage_of_a_group_is_held_to_no_limit_since_what_its_processes_take_is_not_known(
+    workspace: Workspace,
+) -> None:
+    small = "model.stage_memory=300B"
+    with pytest.raises(PlanRefused, match=r"model\.stage_memory = 300: stage 0, of layers 0 to 1, takes"):
+        estimate(read_plan(workspace.folder, sets=[small]))
+    found = estimate(read_plan(workspace.folder, sets=["model.stage_memory=400B", "stage.0.shard=2"]))
+    assert [each.total > 400 for each in found.stages] == [True, False]
+
+
 def test_messages_without_room_in_memory_give_a_warning(workspace: Workspace) -> None:
     needed = max(queue.retained for queue in estimate(read_plan(workspace.folder)).queues)
     found = estimate(read_plan(workspace.folder, sets=[f"queues.retain_bytes={needed // 2}"]))

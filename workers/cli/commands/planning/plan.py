@@ -1,6 +1,7 @@
 """`stageline plan`: what a plan comes to, before it runs."""
 
 import json
+from collections.abc import Iterable
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,14 +96,19 @@ def _show_split(found: "Estimate") -> None:
             each.parameters,
             *([each.trained] if freezes else []),
             each.in_flight,
-            *(size(each.bytes[part]) for part in parts),
-            size(each.total),
+            *_sizes([*(each.bytes[part] for part in parts), each.total], known=each.group == 1),
         )
         for each in (*found.stages, *found.replicas)
     ]
     heads = (part.replace("_", " ") for part in parts)
     of_parameters = ("parameters", "trained") if freezes else ("parameters",)
     show("stages", ("stage", "worker", "layers", *of_parameters, "in flight", *heads, "total"), rows)
+    for each in found.stages:
+        if each.group > 1:
+            say(
+                f"stage {each.label} is computed by a group of {each.group} processes: what each of them takes is not "
+                f"known. Before it is split, each loads the whole stage, {size(each.bytes['weights'])} of weights"
+            )
     if found.seconds:
         times = ", ".join(f"stage {stage} {1000 * each:.3g} ms" for stage, each in enumerate(found.seconds))
         cut = dict(flat(found.plan))["model.cut"]
@@ -140,8 +146,17 @@ def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:
 
 def _show_workers(found: "Estimate") -> None:
     parts = list(found.workers[0].bytes)
-    rows = [(each.worker, *(size(each.bytes[part]) for part in parts), size(each.total)) for each in found.workers]
+    grouped = {stage.worker for stage in found.stages if stage.group > 1}
+    rows = [
+        (each.worker, *_sizes([*(each.bytes[part] for part in parts), each.total], known=each.worker not in grouped))
+        for each in found.workers
+    ]
     show("memory of a worker's process at most, beyond its program", ("worker", *parts, "total"), rows)
+
+
+def _sizes(counts: Iterable[int], *, known: bool) -> list[str]:
+    """The forecast is of one process: that of a group's process would be a wrong number."""
+    return [size(count) if known else "unknown" for count in counts]
 
 
 def _show_queues(found: "Estimate") -> None:

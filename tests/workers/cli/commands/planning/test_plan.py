@@ -48,6 +48,19 @@ def test_codecs_are_told_with_the_bytes_of_what_they_write(workspace, capsys):
     assert "codec" in capsys.readouterr().out.split("queues", 2)[2].splitlines()[1]
 
 
+def test_of_a_stage_that_a_group_computes_the_memory_is_said_to_be_unknown(workspace, capsys):
+    # Numbers of one process with the whole stage were shown as those of each process of the group.
+    group = ("--set", "stage.0.shard=2")
+    assert workspace.here("plan", ".", *group) == 0
+    out = capsys.readouterr().out
+    stages, workers = (out.split(title, 1)[1].splitlines() for title in ("\nstages\n", "beyond its program\n"))
+    assert [line.split()[-1] == "unknown" for line in (*stages[1:3], *workers[1:3])] == [True, False, True, False]
+    told = "computed by a group of 2 processes: what each of them takes is not known. Before it is split, each loads"
+    assert told in out
+    assert workspace.here("plan", ".", "--json", *group) == 0
+    assert [each["group"] for each in json.loads(capsys.readouterr().out)["stages"]] == [2, 1]
+
+
 def test_the_bytes_of_what_is_tapped_are_told_before_the_run(workspace, capsys):
     taps = ("--set", 'taps.layers=["1", "2"]', "--set", "taps.every=4")
     assert workspace.here("plan", ".", *taps) == 0  # 3 microbatches of 2 rows; steps 0 and 4
