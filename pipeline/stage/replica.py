@@ -5,7 +5,7 @@
     replica 2   likewise                                                ──┘
 
 All make the same optimizer step with the same total, so their weights stay equal to the bit. That holds as long as
-nothing but the update changes what is in their state dicts, such as a count of the microbatches that a layer has seen.
+nothing but the update changes their parameters and buffers, such as a count of the microbatches that a layer has seen.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,9 +72,9 @@ def losses_of(parts: Iterable[ReplicaSums]) -> list[MicrobatchLoss]:
     return sorted((each for part in parts for each in part.losses), key=lambda each: each.microbatch)
 
 
-def changes_of(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
+def changes_of(variables: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """By name, what differs once a tensor has been replaced or written to."""
-    return {name: (each.data_ptr(), each._version) for name, each in weights.items()}
+    return {name: (each.data_ptr(), each._version) for name, each in variables.items()}
 
 
 def _added(parts: Iterable[torch.Tensor | None], own: torch.Tensor | None) -> torch.Tensor | None:

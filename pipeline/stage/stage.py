@@ -413,6 +413,11 @@ class Stage:
             self._versions.restore(state.in_flight, state.previous)
         self._output_guard = OutputGuard(self._body, self.index)
 
+    def variables(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers, with those that `state_dict` leaves out, by the unsplit model's names. The tensors
+        are the stage's own, not copies."""
+        return {**self._body.unsplit_buffers(), **self._body.weights()}
+
     def buffers(self) -> Weights:
         """Copies of the layers' buffers, by the unsplit model's names."""
         return {name: copied(buffer) for name, buffer in self._body.unsplit_buffers().items()}

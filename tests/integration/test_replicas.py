@@ -184,9 +184,9 @@ COUNTING = """
 from torch import nn
 
 class Counting(nn.Module):
-    def __init__(self):
+    def __init__(self, persistent=True):
         super().__init__()
-        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(()), persistent=persistent)
 
     def forward(self, x):
         self.seen += 1
@@ -194,6 +194,9 @@ class Counting(nn.Module):
 
 def counting():
     return nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), Counting(), nn.Linear(8, 3))
+
+def counting_unsaved():
+    return nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), Counting(persistent=False), nn.Linear(8, 3))
 
 def nan_in_some(outputs, targets):
     loss = nn.functional.cross_entropy(outputs, targets)
@@ -206,9 +209,13 @@ def own_model(folder: Path, targets: list[int]) -> str:
     return f"{folder / 'own.py'}"
 
 
-@pytest.mark.parametrize("trained", ["*", "3.*", "[03].*"])  # all of stage 1, or nothing of it
-def test_a_layer_that_counts_what_it_sees_is_found_out(trained: str, tmp_path: Path) -> None:
-    sets = [f"model.factory={own_model(tmp_path, [])}:counting", "model.cut=[1, 3]", "stage.1.replicas=2"]
+@pytest.mark.parametrize(
+    ("trained", "factory"),  # all of stage 1, or nothing of it
+    [("*", "counting"), ("3.*", "counting"), ("[03].*", "counting"), ("*", "counting_unsaved")],
+)
+def test_a_layer_that_counts_what_it_sees_is_found_out(trained: str, factory: str, tmp_path: Path) -> None:
+    """What no state dict has, was not looked at."""
+    sets = [f"model.factory={own_model(tmp_path, [])}:{factory}", "model.cut=[1, 3]", "stage.1.replicas=2"]
     sets.append(f'model.trainable=["{trained}"]')
     outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), "replicas", tmp_path / "run")
     assert outcome.code == 1

@@ -194,8 +194,9 @@ class Executor:
 
     def _demand_unchanged(self, stage: Stage, copy: int, step: int) -> None:
         """Raises `ComputeFailed` if forwards and backwards have changed what only updates may."""
-        now, before = changes_of(stage.state_dict()), self._begun.pop(copy, {})
-        if changed := [name for name, was in before.items() if now.get(name) != was]:
+        now = changes_of(stage.variables())
+        before = self._begun.pop(copy, now)
+        if changed := [name for name in before | now if now.get(name) != before.get(name)]:
             raise ComputeFailed(
                 f"stage {stage.index} has changed {', '.join(changed)} while it computed step {step}; its replicas see "
                 f"other microbatches, and would come to differ. Use stage.{stage.index}.replicas = 1, or layers "
@@ -228,8 +229,8 @@ class Executor:
         return EvaluationRecord(step, rows, None if loss is None else loss / rows, metrics)
 
     def _forward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        if self.replicas is not None and instruction.action.stage not in self._begun:
-            self._begun[instruction.action.stage] = changes_of(stage.state_dict())
+        if self.replicas is not None and self.replicas.is_replicated(stage.index):
+            self._begun.setdefault(instruction.action.stage, changes_of(stage.variables()))
         given = self._given(stage, instruction, received)
         output = stage.forward(
             given.inputs,
