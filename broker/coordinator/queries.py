@@ -314,11 +314,12 @@ def _age(view: RunView, index: int) -> Facts:
 def _owner(view: RunView, of: Mapping[str, str]) -> int | None:
     if "stage" not in of:
         return None
-    stage, schedule = _number(of, "stage"), view.run.config.schedule
-    if stage >= schedule.copies:
+    schedule = view.run.config.schedule
+    stage = schedule.replicas.copy_of(of["stage"])
+    if stage is None:
         counted = f"{schedule.stages}, with {schedule.copies} replicas" if schedule.shares else schedule.stages
-        raise _BadQuery(f"there is no stage {stage}: the plan has {counted}")
-    return view.run.config.schedule.owner(stage)
+        raise _BadQuery(f"there is no stage {of['stage']}: the plan has {counted}")
+    return schedule.owner(stage)
 
 
 def _timetable(view: RunView, of: Mapping[str, str]) -> Facts:

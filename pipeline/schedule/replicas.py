@@ -89,6 +89,12 @@ class Replicas:
         stage, replica = self.places[copy]
         return f"{stage}.{replica}" if self.is_replicated(stage) else str(stage)
 
+    def copy_of(self, name: str) -> int | None:
+        """The copy with this label, or else with this number; None if there is none."""
+        labels = {self.label(copy): copy for copy in self.copies}
+        numbers = {str(copy): copy for copy in self.copies}
+        return labels.get(name, numbers.get(name))
+
     def queue(self, flow: str, source: int, consumer: int) -> str:
         """The name of the queue between two copies: "forward-2", "forward-2.1", "forward-2.1-from-1.0"."""
         name = f"{flow}-{self.label(consumer)}"

@@ -26,9 +26,10 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
-    """One snapshot of schema checkpoint-verify/1, every byte of which was read."""
+    """One snapshot of schema checkpoint-verify/1, every byte of which was read. `label` is the stage's, for people."""
 
     stage: int
+    label: str
     step: int
     folder: str
     damages: tuple[str, ...]
@@ -51,7 +52,9 @@ def snapshot_states(source: CheckpointSource, step: int | None) -> Iterator[Snap
             wrong = tuple(source.snapshots.verify(stage, each))
             folder = source.snapshots.path(stage, each)
             if not wrong or folder.exists():
-                yield SnapshotState(stage=stage, step=each, folder=str(folder), damages=wrong)
+                yield SnapshotState(
+                    stage=stage, label=source.label(stage), step=each, folder=str(folder), damages=wrong
+                )
 
 
 def _row(source: CheckpointSource, step: int, stages: list[int]) -> CheckpointRow:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -97,6 +98,13 @@ def _address_fault(url: str, *, dials: bool) -> str | None:
     if dials and scheme == "tcp" and rest.rpartition(":")[2].strip("0") in ("", "*"):
         return "its port must be the one that the broker listens at"
     return None
+
+
+def stage_label(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The callback of an option that takes a stage: "1", or a replica of it, "1.0"."""
+    if value is None or re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        return value
+    raise click.BadParameter(f"{value!r} is no stage: write its number, such as 1, or that of a replica, such as 1.0")
 
 
 config = click.argument("config", type=click.Path(), default=".")  # a folder stands for the plan in it

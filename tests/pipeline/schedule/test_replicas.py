@@ -15,6 +15,11 @@ def test_copies_are_numbered_after_the_stages() -> None:
     assert PICTURE.groups == ((0, 1, 2, 3, 4, 5), (0, 2, 3, 5), (0, 1, 2, 3, 4, 5), (1, 4))
 
 
+def test_a_copy_is_found_by_its_label_and_by_its_number() -> None:
+    assert [PICTURE.copy_of(name) for name in ("0", "1.0", "2", "1.1")] == [0, 1, 2, 3]
+    assert [PICTURE.copy_of(name) for name in ("1", "3", "4", "1.2", "2.0", "")] == [1, 3, None, None, None, None]
+
+
 def test_there_is_a_queue_for_each_two_copies_that_have_some_microbatch() -> None:
     both = Replicas(((1, 1), (1, 1)), 4)
     assert both.between("forward", 0, 1) == {"forward-1.0-from-0.0": (0, 1), "forward-1.1-from-0.1": (2, 3)}

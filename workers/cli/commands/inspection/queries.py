@@ -44,15 +44,19 @@ def status(where: str | None, broker: str | None, as_json: bool) -> None:
 @click.command(epilog="Example: stageline why --broker tcp://10.0.0.4:5600")
 @options.where
 @options.broker
-@click.option("--stage", type=click.IntRange(min=0), help="Explain this stage's wait. Default: the longest one.")
+@click.option(
+    "--stage",
+    callback=options.stage_label,
+    help="Explain the wait of this stage or replica. Default: the longest one.",
+)
 @options.as_json
-def why(where: str | None, broker: str | None, stage: int | None, as_json: bool) -> None:
+def why(where: str | None, broker: str | None, stage: str | None, as_json: bool) -> None:
     """Explain what a run waits for: which worker waits for which, down to the cause, and what to do about it.
 
     Of a run that is over, explains why it ended. WHERE is a run's folder, or a plan, whose newest run is meant.
     Default: the newest run in ./runs.
     """
-    arguments = {} if stage is None else {"stage": str(stage)}
+    arguments = {} if stage is None else {"stage": stage}
     _ask("why", where, broker, as_json, _show_cause, **arguments)
 
 

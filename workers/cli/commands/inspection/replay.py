@@ -23,11 +23,13 @@ _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: 
 @click.command(epilog="Example: stageline replay runs/digits-20260131-101500-1f0c --stage 1 --step 118 --microbatch 5")
 @click.argument("where", type=click.Path())
 @options.sets
-@click.option("--stage", type=click.IntRange(min=0), required=True, help="Which stage, counted from 0.")
+@click.option(
+    "--stage", callback=options.stage_label, required=True, help='Which stage, counted from 0, or replica, as "1.0".'
+)
 @click.option("--step", type=click.IntRange(min=0), required=True, help="The step, counted from 0.")
 @click.option("--microbatch", type=click.IntRange(min=0), required=True, help="The microbatch, counted from 0.")
 @options.as_json
-def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch: int, as_json: bool) -> None:
+def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch: int, as_json: bool) -> None:
     """Run one microbatch of one stage again, alone and in this process, and compare its bits with the recorded ones.
 
     WHERE is a run's folder, or a plan, whose newest run is used. breakpoint() in the model stops at this microbatch,
@@ -48,17 +50,30 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
     from stageline.workers.replay.replay import ReplayTarget, recorded_plan
     from stageline.workers.replay.replay import replay as run_again
 
-    say(f"stageline: executes {', '.join(code_of(plan or recorded_plan(folder, stage)))}", err=True)
+    copy = int(stage) if stage.isdecimal() else _copy(folder, stage)
+    say(f"stageline: executes {', '.join(code_of(plan or recorded_plan(folder, copy)))}", err=True)
     with options.user_prints_to_stderr():
-        replayed = run_again(folder, ReplayTarget(stage, step, microbatch), plan)
+        replayed = run_again(folder, ReplayTarget(copy, step, microbatch), plan)
     _show_error(replayed)
     if as_json:
-        place = {"stage": stage, "step": step, "microbatch": microbatch}
+        place = {"stage": copy, "step": step, "microbatch": microbatch}
         click.echo(msgspec.json.encode({"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}))
     else:
         say("\n  ".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
     if not replayed.reproduced:
         raise CommandFailed(_verdict(replayed), ExitCode.FAILED, answered=True)
+
+
+def _copy(folder: Path, label: str) -> int:
+    """The number of the replica that is called `label`."""
+    from stageline.pipeline.schedule.replicas import replicas_of
+    from stageline.workers.checkpoint.source import source_in
+
+    plan = source_in(folder).plan
+    found = replicas_of(plan.shares, plan.schedule.in_step).copy_of(label) if plan.shares else None
+    if found is None:
+        raise CommandFailed(f"there is no stage {label}: stages with replicas have such names", ExitCode.USAGE)
+    return found
 
 
 def _show_error(replayed: "Replayed") -> None:

@@ -149,4 +149,4 @@ def _problem(source: "CheckpointSource", found: "Sequence[SnapshotState]") -> st
 
 def _verdict(state: "SnapshotState") -> str:
     found = f"damaged: {'; '.join(state.damages)}" if state.damages else "whole"
-    return f"stage {state.stage}, step {state.step}: {found}"
+    return f"stage {state.label}, step {state.step}: {found}"

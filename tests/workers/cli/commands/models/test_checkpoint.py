@@ -128,3 +128,19 @@ def test_a_run_in_another_layout_whose_snapshots_are_not_all_there_begins_only_o
     (folder / "checkpoints/stage-0/step-0000000004/weights.safetensors").write_bytes(b"damaged")
     assert workspace.here("train", ".", "--resume", run.name, *sets) == 0
     assert "every stage begins at step 4" in (folder / "broker.log").read_text()
+
+
+def test_replicas_go_by_the_names_that_other_commands_show(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A snapshot of replica 1.1 was called stage 2, and --stage 1.1 was refused."""
+    run = workspace.folder / "runs" / "small-1"
+    plan = read_plan(workspace.folder, sets=["stage.1.replicas=2"]).resolved(2)
+    (run / "checkpoints/stage-2/step-0000000004").mkdir(parents=True)
+    (run / "plan.json").write_text(json.dumps(plan.as_mapping()))
+    assert workspace.here("checkpoint", "verify", str(run)) == 1
+    assert capsys.readouterr().out.startswith("stage 1.1, step 4: damaged: ")
+    place = ("--step", "4", "--microbatch", "1")
+    assert "has recorded nothing" in error(workspace, capsys, 2, "replay", str(run), "--stage", "1.1", *place)
+    assert "there is no stage 1.2" in error(workspace, capsys, 2, "replay", str(run), "--stage", "1.2", *place)
+    assert "'last' is no stage" in error(workspace, capsys, 2, "why", "--stage", "last")
