@@ -42,7 +42,7 @@ _MESSAGES = {  # by the flow of the edge that waits for it
     TIED: f"the gradient of shared parameters {_OF_MICROBATCH}",
     SUBTOTAL: "the gradient of shared parameters of step {edge.step}",
     TOTAL: "the gradient of shared parameters of step {edge.step}",
-    SUM: "the sums of gradients of step {edge.step}",
+    SUM: "the sum of the gradients of step {edge.step}",
     NORMS: "the norms of gradients of step {edge.step}",
     CLIP: "the norm of all gradients of step {edge.step}",
     REPLAYED: "the end of step {edge.step}",

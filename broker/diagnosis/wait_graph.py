@@ -263,6 +263,8 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     if edge.flow == CALL:  # the script's actions: the number of its next call
         return member.report is not None and member.report.actions > edge.step
     lacking = _edge_from(cluster, owner)
+    if edge.flow == SUM:
+        return _has_put_sums(cluster, edge, lacking)
     if edge.flow == LOSS:  # put once the last stage has finished the step and has written what snapshot is due
         rests = member.report is not None and member.report.waiting and lacking is None  # until that is written
         has_room = lacking is None or lacking.flow != LOSS
@@ -270,6 +272,19 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     if edge.flow == REPLY:  # the next call is taken once the reply was put
         return lacking is not None and lacking.flow == CALL and lacking.step > edge.step
     return _state_at_source(cluster, edge) in _SENT.get(edge.flow, ())
+
+
+def _has_put_sums(cluster: ClusterState, edge: WaitEdge, lacking: WaitEdge | None) -> bool:
+    """Whether a replica has given its sums of the step to the others: it has made the update, or waits for theirs."""
+    if edge.source is None:
+        return False
+    if cluster.ledger.finished[edge.source] > edge.step:
+        return True
+    return (
+        lacking is not None
+        and not lacking.room
+        and ((lacking.flow, lacking.stage, lacking.step) == (SUM, edge.source, edge.step))
+    )
 
 
 def _state_at_source(cluster: ClusterState, edge: WaitEdge) -> MicrobatchState | None:

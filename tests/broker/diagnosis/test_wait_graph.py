@@ -36,6 +36,35 @@ def test_between_replicas_it_is_the_step_and_the_microbatch_of_the_run_that_are_
     assert str(line.why(stage="3")["text"]).startswith(text)
 
 
+@pytest.mark.parametrize("ahead", ["waits for them, too", "has made the update"])
+def test_the_sums_of_a_replica_are_on_their_way_once_it_waits_for_those_of_the_others(ahead: str):
+    # Two replicas between which the network fails were called a circle, which is a bug to report.
+    line = WorkerLine(schedule=make_schedule("1f1b", ((0,), (1,), (2,), (3,)), M, shares=((1,), (1, 1), (1,))))
+    line.says(1, "waits", Wait("sum-1.0-from-1.1", 0, "1.0U", 0, 0.0))
+    if ahead == "has made the update":
+        line.has_finished(3, 0)
+        line.says(3, "1.1F1 of step 1")
+    else:
+        line.says(3, "waits", Wait("sum-1.1-from-1.0", 0, "1.1U", 0, 0.0))
+    line.passes(3.0)
+    facts = line.why(stage="1.0")
+    assert facts["root"]["cause"] == "on its way"  # type: ignore[index]
+    assert facts["text"] == (
+        "stage 1.0 waits for the sum of the gradients of step 0 from stage 1.1 (worker w3, generation 1), "
+        "which has put it; it has not arrived for 3.0 s"
+    )
+
+
+def test_the_sums_of_a_replica_that_waits_for_an_activation_are_not_on_their_way() -> None:
+    line = WorkerLine(schedule=make_schedule("1f1b", ((0,), (1,), (2,), (3,)), M, shares=((1,), (1, 1), (1,))))
+    line.says(1, "waits", Wait("sum-1.0-from-1.1", 7, "1.0U", 7, 0.0))
+    line.waits(3, "forward-1.1", 7, 5, action="1.1F5")
+    line.says(0, "0F5 of step 7", events=(computing(0, 7, 5, "forward"),))
+    line.passes(2.0)
+    text = "which waits for the activation of step 7 microbatch 5 from stage 0 (worker w0, generation 1), which took it"
+    assert text in str(line.why(stage="1")["text"])
+
+
 def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: WorkerLine):
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
