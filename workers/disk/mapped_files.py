@@ -32,6 +32,9 @@ def _of_system(name: str, *types: type) -> Callable[..., int] | None:
 
 _advise = _of_system("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _trim = _of_system("malloc_trim", ctypes.c_size_t)
+_tune = _of_system("mallopt", ctypes.c_int, ctypes.c_int)
+_MMAP_THRESHOLD = -3  # of mallopt(3): from how many bytes on memory is the system's own, and goes back when it is freed
+_LARGE = 1 << 20
 
 
 class MappedFiles:
@@ -60,7 +63,10 @@ class MappedFiles:
             _advise(storage.data_ptr(), storage.nbytes(), mmap.MADV_WILLNEED)
 
     def give_back(self) -> None:
-        """Gives memory that was freed back to the system; the allocator keeps some between what is in use."""
+        """Gives memory that was freed back to the system, and from now on what is large whenever it is freed: the
+        allocator would keep it, in pieces, as much as several times what is in use."""
+        if _tune is not None:
+            _tune(_MMAP_THRESHOLD, _LARGE)
         if _trim is not None:
             _trim(0)
 
