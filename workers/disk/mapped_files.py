@@ -8,7 +8,6 @@ import ctypes
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,23 +17,10 @@ import torch
 from stageline.pipeline.retry import Note, persist, reason_of
 
 from .background_writer import WriteFailed
+from .freed_memory import function_of_system
 
 _DESCRIPTORS = "/proc/self/fd"  # open files by their numbers, on Linux: a file without a name is mapped by this
-
-
-def _of_system(name: str, *types: type) -> Callable[..., int] | None:
-    """The C library's function of that name, where it has one."""
-    found = getattr(ctypes.CDLL(None), name, None)
-    if found is not None:
-        found.argtypes = types
-    return found
-
-
-_advise = _of_system("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_trim = _of_system("malloc_trim", ctypes.c_size_t)
-_tune = _of_system("mallopt", ctypes.c_int, ctypes.c_int)
-_MMAP_THRESHOLD = -3  # of mallopt(3): from how many bytes on memory is the system's own, and goes back when it is freed
-_LARGE = 1 << 20
+_advise = function_of_system("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class MappedFiles:
@@ -61,14 +47,6 @@ class MappedFiles:
         """Begins to read the file of what `storage` returned, where the system can."""
         if _advise is not None:
             _advise(storage.data_ptr(), storage.nbytes(), mmap.MADV_WILLNEED)
-
-    def give_back(self) -> None:
-        """Gives memory that was freed back to the system, and from now on what is large whenever it is freed: the
-        allocator would keep it, in pieces, as much as several times what is in use."""
-        if _tune is not None:
-            _tune(_MMAP_THRESHOLD, _LARGE)
-        if _trim is not None:
-            _trim(0)
 
     def _mapped(self, size: int) -> torch.UntypedStorage:
         self._folder.mkdir(parents=True, exist_ok=True)
