@@ -26,6 +26,9 @@ CASES = {
     'recompute = "stage"': ('memory.recompute="stage"',),
     f'recompute = ["[0-{2 * LAYERS - 1}]"]': (f'memory.recompute=["[0-{2 * LAYERS - 1}]"]',),
     'offload = ["activations"]': ('memory.offload=["activations"]',),
+    'offload = ["weights"]': ('memory.offload=["weights"]',),
+    'offload = ["optimizer"]': ('memory.offload=["optimizer"]',),
+    "offload = all three": ('memory.offload=["activations", "weights", "optimizer"]',),
     "first two layers frozen": ('model.trainable=["[!01].*"]',),
     "small": (
         "model.options={ width = 128, layers = 3 }",

@@ -45,7 +45,7 @@ def train_plan(plan: Path, sets: Sequence[str], shared: Template | None = None) 
         if ended.result is None or ended.result.loss is None:
             raise TrainerFailed(f"{plan}, {', '.join(sets)}: {ended.reason}")
         ends = ends_in(launch.folder, launch.schedule, launch.steps)
-        return Timing(ends, ended.result.loss, peak.bytes, ended.result.seconds)
+        return Timing(ends, ended.result.loss, peak.bytes, ended.result.seconds, ended.result.weights_sha256)
 
 
 def train_over_redis(workload: Workload) -> Timing:

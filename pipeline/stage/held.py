@@ -1,6 +1,6 @@
 """The bytes that a stage holds: what autograd keeps of a forward for its backward, and what lasts from step to step."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -26,18 +26,16 @@ class SavedBytes:
         return tensor
 
 
-def lasting_bytes(stage: Stage, least: int = 0) -> dict[str, int]:
+def lasting_bytes(stage: Stage, counts: Callable[[torch.Tensor], bool] = lambda tensor: True) -> dict[str, int]:
     """Of a stage after an update, by what it is: weights, gradients, the optimizer's state, and averages; those of
-    tensors that have at `least` so many."""
-    state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
-    return {
-        "weights": total_bytes(stage.state_dict().values(), least),
-        "gradients": total_bytes(trained_parameters(stage), least),
-        "optimizer": total_bytes(
-            (value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)), least
-        ),
-        "averages": total_bytes({id(each): each for each in stage.averages.values()}.values(), least),
+    tensors that `counts` is true of, for a gradient of its parameter."""
+    held: dict[str, Iterable[torch.Tensor]] = {
+        "weights": stage.state_dict().values(),
+        "gradients": trained_parameters(stage),
+        "optimizer": optimizer_tensors(stage),
+        "averages": {id(each): each for each in stage.averages.values()}.values(),
     }
+    return {part: total_bytes(filter(counts, tensors)) for part, tensors in held.items()}
 
 
 def trained_parameters(stage: Stage) -> list[torch.Tensor]:
@@ -45,7 +43,18 @@ def trained_parameters(stage: Stage) -> list[torch.Tensor]:
     return [] if stage.optimizer is None else [p for group in stage.optimizer.param_groups for p in group["params"]]
 
 
-def total_bytes(held: Iterable[torch.Tensor], least: int = 0) -> int:
-    """Of all of them together that have at `least` so many."""
-    sizes = (tensor.numel() * tensor.element_size() for tensor in held)
-    return sum(size for size in sizes if size >= least)
+def optimizer_tensors(stage: Stage) -> list[torch.Tensor]:
+    """What its optimizer keeps."""
+    entries = [] if stage.optimizer is None else stage.optimizer.state.values()
+    return [each for entry in entries for each in entry.values() if isinstance(each, torch.Tensor)]
+
+
+def in_memory(stage: Stage, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of its `tensors` that are not in files."""
+    files = stage.file_memory
+    return [each for each in tensors if files is None or not files.has(each)]
+
+
+def total_bytes(held: Iterable[torch.Tensor]) -> int:
+    """Of all of them together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)

@@ -1,5 +1,6 @@
 """What lies in files changes no bit of a run, though its workers are killed, and leaves no files behind."""
 
+import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from stageline.pipeline.stage import offload
 from support.fine_tuning import FOLDER
 from support.fork_server import ForkServer, Kill
 from support.paths import EXAMPLES, ROOT
+from support.workspace import Workspace
 
 BENCHMARK = ROOT / "benchmarks" / "stageline.toml"
 EVERYTHING = 'memory.offload=["activations", "weights", "optimizer"]'
@@ -100,6 +102,50 @@ def digest_of(fork_server: ForkServer, plan: Path, folder: Path, *sets: str, kil
     assert outcome["left"] == []
     assert outcome["facts"].get("restarts", 0) >= len(kills)
     return str(outcome["facts"]["weights_sha256"])
+
+
+MODEL = """
+import ctypes
+import resource
+import sys
+import threading
+from pathlib import Path
+
+from torch import nn
+
+def build(room=None):
+    if room is not None and sys.argv[1:2] == ["worker"]:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        threading.stack_size(1 << 18)  # private memory, too
+        ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed counts no longer
+        limit = (int(status["VmData"].split()[0]) << 10) + room
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    wide = (nn.Linear(1024, 1024, bias=False) for _ in range(24))
+    return nn.Sequential(nn.Linear(4, 1024), *wide, nn.Linear(1024, 2))
+"""
+STATE = 4 * 23 * 1024 * 1024 * 4  # bytes of weights, gradients, and two tensors of AdamW for each; of stage 1
+
+
+@pytest.mark.slow
+def test_a_model_of_three_times_what_its_worker_may_have_trains_to_the_same_weights(workspace: Workspace) -> None:
+    """The limit is of the worker's private memory, beyond what its program takes before the model is made. It counts
+    snapshots that are read back as private, too, since they are mapped so: there are none."""
+    workspace.write("model.py", MODEL)
+    options = (
+        *("model.metrics=[]", "run.steps=3", "schedule.microbatches=2"),
+        *("optimizer.factory=torch.optim.AdamW", "optimizer.lr=0.001", "recovery.restarts=0"),
+    )
+    sets = [word for option in options for word in ("--set", option)]
+    limited = ("--set", f"model.options={{ room = {STATE // 3} }}")
+    digests = []
+    for more in ((), (*limited, "--set", EVERYTHING)):
+        ended = workspace.command("train", ".", "--json", *sets, *more)
+        assert ended.returncode == 0, ended.stderr
+        digests.append(json.loads(ended.stdout)["weights_sha256"])
+    assert digests[0] == digests[1]
+    without = workspace.command("train", ".", "--json", *sets, *limited)
+    assert without.returncode == 1
+    assert "allocate memory" in (workspace.runs()[-1] / "worker-1.log").read_text()
 
 
 def test_what_cannot_be_offloaded_is_refused_by_name() -> None:

@@ -8,7 +8,6 @@ import ctypes
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,20 +17,10 @@ import torch
 from stageline.pipeline.retry import Note, persist, reason_of
 
 from .background_writer import WriteFailed
+from .freed_memory import function_of_system
 
 _DESCRIPTORS = "/proc/self/fd"  # open files by their numbers, on Linux: a file without a name is mapped by this
-
-
-def _of_system(name: str, *types: type) -> Callable[..., int] | None:
-    """The C library's function of that name, where it has one."""
-    found = getattr(ctypes.CDLL(None), name, None)
-    if found is not None:
-        found.argtypes = types
-    return found
-
-
-_advise = _of_system("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_trim = _of_system("malloc_trim", ctypes.c_size_t)
+_advise = function_of_system("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class MappedFiles:
@@ -58,11 +47,6 @@ class MappedFiles:
         """Begins to read the file of what `storage` returned, where the system can."""
         if _advise is not None:
             _advise(storage.data_ptr(), storage.nbytes(), mmap.MADV_WILLNEED)
-
-    def give_back(self) -> None:
-        """Gives memory that was freed back to the system; the allocator keeps some between what is in use."""
-        if _trim is not None:
-            _trim(0)
 
     def _mapped(self, size: int) -> torch.UntypedStorage:
         self._folder.mkdir(parents=True, exist_ok=True)

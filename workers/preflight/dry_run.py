@@ -24,8 +24,14 @@ from stageline.broker.errors import Unsendable
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import Action, Kind
-from stageline.pipeline.stage.held import SavedBytes, lasting_bytes, total_bytes, trained_parameters
-from stageline.pipeline.stage.layers.file_memory import LEAST
+from stageline.pipeline.stage.held import (
+    SavedBytes,
+    in_memory,
+    lasting_bytes,
+    optimizer_tensors,
+    total_bytes,
+    trained_parameters,
+)
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
@@ -56,8 +62,6 @@ _FLOWS = {
     Kind.NORMS: Flow.NORMS,
     Kind.CLIP: Flow.CLIP,
 }
-
-_PARTS = {"weights": ("weights", "gradients", "averages"), "optimizer": ("optimizer",)}  # by what is offloaded
 
 
 def _ignore(*_: object) -> None:
@@ -117,7 +121,7 @@ class _DryRun:
         watch.doing("the weights")
         for part in job.segments:
             part.check()
-        self._stages = TrialStages(job, watch.doing)
+        self._stages = TrialStages(job, watch.doing, offloads=True)
 
     def forward(self) -> None:
         """Raises `ModelRefused` if nothing would be trained."""
@@ -262,7 +266,8 @@ class _DryRun:
                 kept = live.now
             case Kind.UPDATE:  # no microbatch is in flight then: what those hold is free
                 stashed = self._kept[index] * self._job.verdict.stage_peak[index]
-                kept = before + total_bytes([*_state(stage), *stage.averages.values()]) + stashed
+                made = in_memory(stage, [*optimizer_tensors(stage), *stage.averages.values()])
+                kept = before + total_bytes(made) + stashed
                 if self._job.schedule.delays:  # the version before the update, which has its memory from here on
                     kept += total_bytes(trained_parameters(stage))
             case _:
@@ -302,11 +307,11 @@ def _queues_like(job: Job, key: QueueKey) -> list[QueueKey]:
 def _in_files(job: Job, stage: Stage) -> int:
     """Bytes of what lasts in the stage that are memory of files. Not the gradients of versions of the weights, which
     asynchronous mode has, nor sums of replicas' gradients."""
-    bytes_of = lasting_bytes(stage, LEAST)
-    summed = job.schedule.replicas.is_replicated(stage.index)
-    stay = {"gradients"} if summed or job.schedule.mode == "async" else set()
-    parts = {part for offloaded in job.plan.offloaded for part in _PARTS.get(offloaded, ())} - stay
-    return sum(bytes_of[part] for part in parts)
+    if stage.file_memory is None:
+        return 0
+    bytes_of = lasting_bytes(stage, stage.file_memory.has)
+    stay = job.schedule.mode == "async" or job.schedule.replicas.is_replicated(stage.index)
+    return sum(bytes_of.values()) - (bytes_of["gradients"] if stay else 0)
 
 
 def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEstimate:
@@ -360,11 +365,6 @@ def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[Sta
 
 
 def _gradients(stage: Stage) -> list[int]:
-    """The bytes of each that is there."""
-    return [each.grad.nbytes for each in trained_parameters(stage) if each.grad is not None]
-
-
-def _state(stage: Stage) -> list[torch.Tensor]:
-    """The tensors that the optimizer keeps."""
-    entries = [] if stage.optimizer is None else stage.optimizer.state.values()
-    return [each for entry in entries for each in entry.values() if isinstance(each, torch.Tensor)]
+    """The bytes of each that is there, in memory."""
+    there = [each.grad for each in trained_parameters(stage) if each.grad is not None]
+    return [each.nbytes for each in in_memory(stage, there)]

@@ -1,6 +1,7 @@
 """Counts the bytes of tensors that operations make, while these are there: what a stage takes besides what it holds.
 
-As torch's dispatcher sees operations, in backward too: memory that an operation takes and frees by itself is not seen.
+As torch's dispatcher sees operations, in backward too: memory that an operation takes and frees by itself is not seen,
+and that of files does not count.
 """
 
 import weakref
@@ -35,7 +36,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note(tensor, 0)
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors([result]):
-            self._note(tensor, tensor.untyped_storage().nbytes())
+            self._note(tensor, _size(tensor.untyped_storage()))
         return result
 
     def _note(self, tensor: torch.Tensor, size: int) -> None:
@@ -49,6 +50,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _gone(self, place: int, size: int) -> None:
         del self._known[place]
         self.now -= size
+
+
+def _size(storage: torch.UntypedStorage) -> int:
+    """In bytes; nothing if they are a file's."""
+    return storage.nbytes() if storage.filename is None else 0
 
 
 def _tensors(values: Tree) -> list[torch.Tensor]:

@@ -3,20 +3,25 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.plan import Plan
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.state_files import offload_state
 
 
 class TrialStages:
     """The executors of a trial, by stage. With `come_and_go`, each is made when it is needed and gives its memory back
-    afterwards, since its weights are in files; otherwise all are made at once and stay."""
+    afterwards, since its weights are in files; otherwise all are made at once and stay. With `offloads`, what the run
+    has in files is in files here, too."""
 
-    def __init__(self, job: Job, doing: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, doing: Callable[[str], None], *, offloads: bool = False) -> None:
         self.come_and_go = job.plan.loads_weights
+        self._offloads = offloads
         self._job = job
         self._doing = doing
         self._made: dict[int, Executor] = {}
@@ -42,7 +47,15 @@ class TrialStages:
     def _make(self, index: int) -> None:
         weights = "the weights, " if self.come_and_go else ""
         self._doing(f"{weights}the loss, the metrics, the optimizer")
-        self._made[index] = _executor(self._job, index)
+        self._made[index] = made = _executor(self._job, index)
+        if self._offloads:
+            offload_state(self._job.plan, made.stages.values(), _folder(self._job.plan), lambda fault: None)
+
+
+def _folder(plan: Plan) -> Path:
+    """Where files without names are on the disk that the run's will be on; a trial makes no folders."""
+    wanted = Path(plan.run.dir).absolute()
+    return next(each for each in (wanted, *wanted.parents) if each.is_dir())
 
 
 def _executor(job: Job, stage: int) -> Executor:

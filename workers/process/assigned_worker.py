@@ -11,14 +11,12 @@ from stageline.broker.control.messages import Assigned
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.retry import ResourceFault
-from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.checkpoint.hooks import LONGEST_WRITE, SOURCE, CheckpointHooks, open_snapshots
 from stageline.workers.checkpoint.saved import save_stages
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.disk.background_writer import BackgroundWriter
-from stageline.workers.disk.mapped_files import MappedFiles
 from stageline.workers.disk.scratch_files import ScratchFiles
 from stageline.workers.prefix_cache.cache import PrefixCache
 from stageline.workers.prefix_cache.opening import open_prefix_cache
@@ -33,6 +31,7 @@ from stageline.workers.runtime.loop import CarryOut, WorkerLoop
 from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.skipping import SkipLog
 from stageline.workers.runtime.stage_bytes import StageBytesMeter
+from stageline.workers.runtime.state_files import offload_state
 from stageline.workers.taps.tap_writer import LIMITS, TapWriter
 
 log = structlog.get_logger()
@@ -86,7 +85,7 @@ class AssignedWorker:
             start=assigned.step,
             orders=self._orders(),
         )
-        self._offload_state()
+        offload_state(job.plan, executor.stages.values(), self._folder / "offload", self._note_offload)
         progress = self.loop.progress
         progress.stages, progress.queues, progress.stage_bytes = executor.stages, queues, found
         if self.taps is not None:
@@ -189,23 +188,13 @@ class AssignedWorker:
         """Given to the stages."""
         if "activations" not in self._job.plan.offloaded:
             return None
-        scratch = ScratchFiles(self._folder / "offload", partial(self._note_fault, "offload"), self._wait_for_scratch)
+        scratch = ScratchFiles(self._folder / "offload", self._note_offload, self._wait_for_scratch)
         for stage in self.executor.stages.values():
             stage.offload_activations(scratch)
         return scratch
 
-    def _offload_state(self) -> None:
-        """What is wanted of weights and optimizers."""
-        wanted = self._job.plan.offloaded
-        if not {"weights", "optimizer"} & {*wanted}:
-            return
-        files = MappedFiles(self._folder / "offload", partial(self._note_fault, "offload"))
-        for stage in self.executor.stages.values():
-            stage.offload_state(FileMemory(files), weights="weights" in wanted, optimizer="optimizer" in wanted)
-        files.give_back()
-
-    def _note_fault(self, source: str, fault: ResourceFault | None) -> None:
-        self.loop.progress.note_fault(source, fault)
+    def _note_offload(self, fault: ResourceFault | None) -> None:
+        self.loop.progress.note_fault("offload", fault)
 
     def _wait_for_scratch(self, writer: BackgroundWriter) -> None:
         progress = self.loop.progress

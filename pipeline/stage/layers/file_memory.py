@@ -75,9 +75,12 @@ class FileMemory:
 
     def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
         """They will be used soon."""
-        for storage in (each.untyped_storage() for each in tensors if each.layout is torch.strided):
-            if self._files.has(storage):
-                self._files.fetch(storage)
+        for tensor in filter(self.has, tensors):
+            self._files.fetch(tensor.untyped_storage())
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether its memory is that of a file."""
+        return tensor.layout is torch.strided and self._files.has(tensor.untyped_storage())
 
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:

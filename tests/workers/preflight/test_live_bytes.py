@@ -1,8 +1,12 @@
 """The bytes of tensors that operations make are counted for as long as these are there."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
+from stageline.pipeline.stage.layers.file_memory import FileMemory
+from stageline.workers.disk.mapped_files import MappedFiles
 from stageline.workers.preflight.live_bytes import LiveBytes
 
 KIB = 1024
@@ -33,3 +37,12 @@ def test_what_backward_makes_and_frees_counts_in_its_peak() -> None:
     assert live.peak >= (512 + 256 + 256) * KIB
     del y
     assert live.now == 256 * KIB
+
+
+def test_memory_of_files_does_not_count(tmp_path: Path) -> None:
+    memory, live = FileMemory(MappedFiles(tmp_path, lambda fault: None)), LiveBytes()
+    with live.watched():
+        moved = memory.moved(torch.ones(2**16))
+        assert live.now == 0
+        assert live.peak == 2**18
+    assert memory.has(moved)

@@ -1,0 +1,22 @@
+"""Puts what stages hold from step to step into files, as the plan says."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.retry import Note
+from stageline.pipeline.stage.layers.file_memory import FileMemory
+from stageline.pipeline.stage.stage import Stage
+from stageline.workers.disk.freed_memory import give_back_memory
+from stageline.workers.disk.mapped_files import MappedFiles
+
+
+def offload_state(plan: Plan, stages: Iterable[Stage], folder: Path, note: Note) -> None:
+    """What `plan` wants of weights and optimizers; if it offloads anything, memory that is freed goes back to the
+    system from now on. `note` gets faults of the disk that may pass. Raises `WriteFailed` for one that did not."""
+    wanted = {*plan.offloaded}
+    memory = FileMemory(MappedFiles(folder, note))
+    for stage in stages if wanted & {"weights", "optimizer"} else ():
+        stage.offload_state(memory, weights="weights" in wanted, optimizer="optimizer" in wanted)
+    if wanted:
+        give_back_memory()
