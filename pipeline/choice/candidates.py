@@ -12,11 +12,13 @@ WINDOW = "window"
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """What a stage takes in its worker's memory: `fixed` with its weights, gradients and optimizer, and so much more
-    for each `microbatch` in flight."""
+    """What a stage takes in its worker's memory: `fixed` with its weights, gradients and optimizer, so much more for
+    each `microbatch` in flight, and again more for each that is `halfway` between the halves of its backward; None if
+    the stage cannot split backwards."""
 
     fixed: int
     microbatch: int
+    halfway: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)

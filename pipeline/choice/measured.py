@@ -33,9 +33,9 @@ StepActions = Mapping[int, Sequence[ActionTimes]]  # of a step, by stage
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTimes:
-    """Seconds of each stage's actions for a microbatch; None where none was seen, as of halves of a backward that ran
-    whole. `latency[h]`: of a message between stages h and h+1, one way. `transfer[h]`: how long it keeps the link busy;
-    0 where messages were not seen to hold each other up. `step`: what a step took."""
+    """Seconds of each stage's actions for a microbatch; None where none was ever seen, as of halves of a backward that
+    ran whole. `latency[h]`: of a message between stages h and h+1, one way. `transfer[h]`: how long it keeps the link
+    busy; 0 where messages were not seen to hold each other up. `step`: what a step took."""
 
     forward: tuple[float, ...]
     backward: tuple[float | None, ...]
@@ -49,26 +49,29 @@ class MeasuredTimes:
     @classmethod
     def of(cls, steps: Sequence[StepActions], placement: Placement, before: Self | None = None) -> Self:
         """Of some steps, in order, in which every stage has run its actions. What was not seen in them is taken from
-        the times measured `before`."""
+        the times measured `before`, as much longer or shorter as the stage's forwards have become since."""
         stages = range(sum(map(len, placement)))
 
-        def typical(kind: Kind, known: Sequence[float | None] | None) -> tuple[float | None, ...]:
+        def seen(kind: Kind) -> tuple[float | None, ...]:
             found = [_durations(steps, stage, kind) for stage in stages]
-            return tuple(
-                median(times) if times else None if known is None else known[stage] for stage, times in enumerate(found)
-            )
+            return tuple(median(times) if times else None for times in found)
 
-        def seen(kind: Kind) -> tuple[float, ...]:
-            return tuple(each or 0.0 for each in typical(kind, None))
+        def or_before(now: Sequence[float | None], known: Sequence[float | None] | None) -> tuple[float | None, ...]:
+            known = [None] * len(stages) if known is None else known
+            drifted = (None if then is None else then * drift for then, drift in zip(known, drifts, strict=True))
+            return tuple(then if each is None else each for each, then in zip(now, drifted, strict=True))
 
+        forward, update = (tuple(each or 0.0 for each in seen(kind)) for kind in (Kind.FORWARD, Kind.UPDATE))
+        former = forward if before is None else before.forward
+        drifts = [now / then if then else 1.0 for now, then in zip(forward, former, strict=True)]
         owners = {stage: worker for worker, owned in enumerate(placement) for stage in owned}
         hops = [(stage, owners[stage] != owners[stage + 1]) for stage in stages[:-1]]
         return cls(
-            seen(Kind.FORWARD),
-            typical(Kind.BACKWARD, None if before is None else before.backward),
-            typical(Kind.INPUT, None if before is None else before.input),
-            typical(Kind.WEIGHT, None if before is None else before.weight),
-            seen(Kind.UPDATE),
+            forward,
+            or_before(seen(Kind.BACKWARD), before and before.backward),
+            or_before(seen(Kind.INPUT), before and before.input),
+            or_before(seen(Kind.WEIGHT), before and before.weight),
+            update,
             tuple(_latency(steps, stage) if apart else 0.0 for stage, apart in hops),
             tuple(_transfer(steps, stage) if apart else 0.0 for stage, apart in hops),
             _step_time(steps),
@@ -92,7 +95,8 @@ class MeasuredTimes:
 
     def costs(self, *, halved: bool) -> Costs:
         """For a simulation. A schedule with `halved` backwards is given the halves as measured; before they are, they
-        are taken to be equal."""
+        are taken to be equal, and to take as long as the whole together. The first stage that trains has no gradient to
+        send, so its second half is the whole."""
         pairs = [self._halves(stage, halved=halved) for stage in range(len(self.forward))]
         return Costs(
             self.forward, tuple(one for one, _ in pairs), tuple(two for _, two in pairs), self.update, self.latency
@@ -102,7 +106,8 @@ class MeasuredTimes:
         whole, one, two = self.backward[stage], self.input[stage], self.weight[stage]
         if (halved or whole is None) and one is not None:
             return one, two or 0.0
-        return (whole or 0.0) / 2, (whole or 0.0) / 2
+        first = 0.0 if stage == self.first_trainable else (whole or 0.0) / 2
+        return first, (whole or 0.0) - first
 
 
 def _durations(steps: Iterable[StepActions], stage: int, kind: Kind) -> list[float]:

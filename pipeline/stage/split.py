@@ -14,6 +14,7 @@ A weight that is used several times costs more: its W computes the gradients bet
 Zero bubble pipelines, arXiv 2401.10241; torch.distributed.pipelining divides backwards likewise.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -107,6 +108,25 @@ class SplitBackward:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def halfway_bytes(stage: int, outputs: Sequence[torch.Tensor], anchor: torch.Tensor | None) -> int:
+    """What a microbatch takes between its halves, besides what its forward has saved: the gradients that I leaves for
+    W. Arguments and errors are those of `SplitBackward`; nothing is computed."""
+    if anchor is None:
+        return sum(output.numel() * output.element_size() for output in outputs)
+    edges = [get_gradient_edge(output) for output in outputs]
+    graph = _Graph(stage, (edge.node for edge in edges), anchor)
+    roots = [(edge, output) for edge, output in zip(edges, outputs, strict=True) if not graph.inward[edge.node]]
+    parts = graph.parts(roots)
+    borders = {border for part in parts for border in part.borders}
+    return sum(_gradient_bytes(border) for border in borders)
+
+
+def _gradient_bytes(node: Node) -> int:
+    """Of the gradients of what `node` has given in the forward."""
+    given = node._input_metadata
+    return sum(math.prod(each.shape) * each.dtype.itemsize for each in given if each.shape is not None)
 
 
 class _Graph:

@@ -11,7 +11,7 @@ from stageline.workers.runtime.orders import StepOrders
 
 CHANGED = "the schedule is changed"
 MEMORY = 2**40  # bytes, more than any of the schedules takes
-_NAMES = ("1f1b", "gpipe", "eager-1f1b", "window")
+_NAMES = ("1f1b", "gpipe", "eager-1f1b", "window", "zb-h1")
 _OFTEN = 0.5  # seconds between two changes, on the average
 
 
