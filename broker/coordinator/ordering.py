@@ -88,11 +88,10 @@ class Ordering:
             self._propose(ProposedOrder(chosen.name, chosen.window, closed, chosen.why), now)
         else:
             self._run.store.put(*book.fact())
-            self._run.events.infos.append(f"the schedule stays: {chosen.why}")
+            kept = "too few steps are left to change the schedule" if chosen.changes else "the schedule stays"
+            self._run.events.infos.append(f"{kept}: {chosen.why}")
         if not any(each.seconds is not None for each in chosen.compared):
-            self._run.events.warnings.append(
-                "no schedule has room within schedule.memory: the workers take more than the plan allows"
-            )
+            self._run.events.warnings.append(_without_room(chosen.compared))
 
     def _propose(self, proposed: ProposedOrder, now: float) -> None:
         book = self._run.orders
@@ -161,6 +160,15 @@ class Ordering:
 
     def _schedule(self, step: int) -> Schedule:
         return schedule_at(self._run.config.schedule, self._run.orders.orders, step)
+
+
+def _without_room(compared: Sequence[RankedSchedule]) -> str:
+    least = min((each for each in compared if each.in_flight), key=lambda each: each.bytes)
+    return (
+        "no schedule has room within schedule.memory: the workers take more than the plan allows. The least is "
+        f'{least.bytes} bytes of a worker, by {least.title}: use schedule.memory = "{-(-least.bytes // 2**20)}MiB" or '
+        "more, which --resume accepts, smaller microbatches, or more stages"
+    )
 
 
 def _compared(ranked: RankedSchedule) -> ComparedSchedule:

@@ -28,7 +28,8 @@ class RestlessReview(ScheduleReview):
             return None
         self._next = now + self.rng.expovariate(1 / _OFTEN)
         name, seconds = self.rng.choice(_NAMES), self.rng.choice([0.1, 0.5, 2.0])
-        window = tuple(range(self.stages + self.rng.randrange(3), 0, -1))[: self.stages] if name == "window" else None
+        larger = tuple(range(self.stages + self.rng.randrange(3), 0, -1))[: self.stages]
+        window = larger if name == "window" or (name == "zb-h1" and self.rng.random() < 0.5) else None
         none = (0.0,) * self.stages
         times = MeasuredTimes(none, none, none, none, none, none[1:], none[1:], seconds)
         return ChosenSchedule(name, window, changes=True, why="at random", compared=(), times=times)

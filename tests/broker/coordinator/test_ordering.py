@@ -144,7 +144,8 @@ def test_workers_that_take_more_than_the_limit_whatever_the_schedule_are_told_of
     for index in (0, 1):
         run.send(name(index), report(index, steps=records(index, *range(5)), stage_bytes=[(index, 10**7, 10, 0)]))
     run.after(1.5)
-    assert any("no schedule has room within schedule.memory" in each for each in run.core.run.events.warnings)
+    (told,) = [each for each in run.core.run.events.warnings if "no schedule has room within schedule.memory" in each]
+    assert 'The least is 10000010 bytes of a worker, by window 1,1: use schedule.memory = "10MiB" or more' in told
 
 
 @pytest.mark.parametrize("known", [1, 2])
