@@ -117,16 +117,20 @@ def halfway_bytes(stage: int, outputs: Sequence[torch.Tensor], anchor: torch.Ten
         return sum(output.numel() * output.element_size() for output in outputs)
     edges = [get_gradient_edge(output) for output in outputs]
     graph = _Graph(stage, (edge.node for edge in edges), anchor)
-    roots = [(edge, output) for edge, output in zip(edges, outputs, strict=True) if not graph.inward[edge.node]]
-    parts = graph.parts(roots)
+    parts = graph.parts(
+        [(edge, each) for edge, each in zip(edges, outputs, strict=True) if not graph.inward[edge.node]]
+    )
     borders = {border for part in parts for border in part.borders}
-    return sum(_gradient_bytes(border) for border in borders)
+    used = {(edge.node, edge.output_nr) for edge in edges}
+    used |= {(below, place) for node in graph.inward for below, place in node.next_functions if below in borders}
+    noted = sum(_gradient_bytes(node, place) for node, place in used if node in borders)
+    return noted + sum(each.numel() * each.element_size() for part in parts for _, each in part.roots)
 
 
-def _gradient_bytes(node: Node) -> int:
-    """Of the gradients of what `node` has given in the forward."""
-    given = node._input_metadata
-    return sum(math.prod(each.shape) * each.dtype.itemsize for each in given if each.shape is not None)
+def _gradient_bytes(node: Node, place: int) -> int:
+    """Of the gradient of what `node` has given in the forward, at this place among its outputs."""
+    given = node._input_metadata[place]
+    return math.prod(given.shape) * given.dtype.itemsize
 
 
 class _Graph:
