@@ -17,6 +17,7 @@ from stageline.pipeline.schedule import Action, Kind, Placement
 from stageline.pipeline.schedule.check import Costs
 
 _QUEUED = 1.25  # times the interval between two that were sent, from which on those that arrive held each other up
+_SEEN = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.UPDATE)
 _LEAST = 1e-3  # seconds by which it has to be longer, too: below, it is the switching between processes
 
 
@@ -51,26 +52,16 @@ class MeasuredTimes:
         """Of some steps, in order, in which every stage has run its actions. What was not seen in them is taken from
         the times measured `before`, as much longer or shorter as the stage's forwards have become since."""
         stages = range(sum(map(len, placement)))
-
-        def seen(kind: Kind) -> tuple[float | None, ...]:
-            found = [_durations(steps, stage, kind) for stage in stages]
-            return tuple(median(times) if times else None for times in found)
-
-        def or_before(now: Sequence[float | None], known: Sequence[float | None] | None) -> tuple[float | None, ...]:
-            known = [None] * len(stages) if known is None else known
-            drifted = (None if then is None else then * drift for then, drift in zip(known, drifts, strict=True))
-            return tuple(then if each is None else each for each, then in zip(now, drifted, strict=True))
-
-        forward, update = (tuple(each or 0.0 for each in seen(kind)) for kind in (Kind.FORWARD, Kind.UPDATE))
-        former = forward if before is None else before.forward
-        drifts = [now / then if then else 1.0 for now, then in zip(forward, former, strict=True)]
+        seen = {kind: [_typical(steps, stage, kind) for stage in stages] for kind in _SEEN}
+        forward, update = (tuple(each or 0.0 for each in seen[kind]) for kind in (Kind.FORWARD, Kind.UPDATE))
+        drifts = [1.0] * len(stages) if before is None else list(map(_drift, before.forward, forward))
         owners = {stage: worker for worker, owned in enumerate(placement) for stage in owned}
         hops = [(stage, owners[stage] != owners[stage + 1]) for stage in stages[:-1]]
         return cls(
             forward,
-            or_before(seen(Kind.BACKWARD), before and before.backward),
-            or_before(seen(Kind.INPUT), before and before.input),
-            or_before(seen(Kind.WEIGHT), before and before.weight),
+            _or_before(seen[Kind.BACKWARD], before and before.backward, drifts),
+            _or_before(seen[Kind.INPUT], before and before.input, drifts),
+            _or_before(seen[Kind.WEIGHT], before and before.weight, drifts),
             update,
             tuple(_latency(steps, stage) if apart else 0.0 for stage, apart in hops),
             tuple(_transfer(steps, stage) if apart else 0.0 for stage, apart in hops),
@@ -110,8 +101,22 @@ class MeasuredTimes:
         return first, (whole or 0.0) - first
 
 
-def _durations(steps: Iterable[StepActions], stage: int, kind: Kind) -> list[float]:
-    return [each.end - each.start for step in steps for each in step[stage] if each.action.kind is kind]
+def _typical(steps: Iterable[StepActions], stage: int, kind: Kind) -> float | None:
+    times = [each.end - each.start for step in steps for each in step[stage] if each.action.kind is kind]
+    return median(times) if times else None
+
+
+def _drift(then: float, now: float) -> float:
+    return now / then if then else 1.0
+
+
+def _or_before(
+    seen: Sequence[float | None], before: Sequence[float | None] | None, drifts: Sequence[float]
+) -> tuple[float | None, ...]:
+    """What was seen now, or else what was known before, times its stage's drift."""
+    known = [None] * len(seen) if before is None else before
+    carried = (None if then is None else then * drift for then, drift in zip(known, drifts, strict=True))
+    return tuple(then if now is None else now for now, then in zip(seen, carried, strict=True))
 
 
 def _latency(steps: Sequence[StepActions], stage: int) -> float:
