@@ -37,9 +37,9 @@ class Ordering:
         book = self._run.orders
         if self._run.config.schedule_memory is None or member.is_script:
             return
-        for stage, *held in report.stage_bytes:
+        for stage, fixed, microbatch, halfway in report.stage_bytes:
             if stage in member.stages:
-                self._bytes[stage] = StageBytes(*held)
+                self._bytes[stage] = StageBytes(fixed, microbatch, halfway)
         if report.closed is not None and report.orders == len(book.orders) and book.proposed is None:
             present = self._present
             why = "workers had closed a step for an order that the records do not have"
@@ -90,8 +90,8 @@ class Ordering:
             self._run.store.put(*book.fact())
             kept = "too few steps are left to change the schedule" if chosen.changes else "the schedule stays"
             self._run.events.infos.append(f"{kept}: {chosen.why}")
-        if not any(each.seconds is not None for each in chosen.compared):
-            self._run.events.warnings.append(_without_room(chosen.compared))
+        if lacking := _without_room(chosen.compared):
+            self._run.events.warnings.append(lacking)
 
     def _propose(self, proposed: ProposedOrder, now: float) -> None:
         book = self._run.orders
@@ -163,7 +163,11 @@ class Ordering:
 
 
 def _without_room(compared: Sequence[RankedSchedule]) -> str:
-    least = min((each for each in compared if each.in_flight), key=lambda each: each.bytes)
+    """What is lacking if nothing has room; "" if something has."""
+    simulated = [each for each in compared if each.in_flight]
+    if not simulated or any(each.seconds is not None for each in simulated):
+        return ""
+    least = min(simulated, key=lambda each: each.bytes)
     return (
         "no schedule has room within schedule.memory: the workers take more than the plan allows. The least is "
         f'{least.bytes} bytes of a worker, by {least.title}: use schedule.memory = "{-(-least.bytes // 2**20)}MiB" or '

@@ -60,7 +60,8 @@ def _candidate(
 def _windows(
     name: str, placement: Placement, microbatches: int, times: MeasuredTimes, taken: Taken, limit: int
 ) -> list[Window | None]:
-    """With what windows to simulate a schedule; zb-h1 with 1F1B's, too, which is None there."""
+    """With what windows to simulate a schedule: zb-h1 with 1F1B's, which is None there, with the one for the latencies,
+    and with another microbatch for each hop, by which gradients of weights fill the end of a step."""
     stages = len(times.forward)
 
     def whole(window: Window) -> int:
@@ -73,22 +74,24 @@ def _windows(
         case "window":
             return [fitting(sized_window(placement, microbatches, times), whole, limit)]
         case "zb-h1":
-            window = fitting(sized_window(placement, microbatches, times, halved=True), halved, limit)
-            return [None] if window == tuple(range(stages, 0, -1)) else [None, window]
+            sized = sized_window(placement, microbatches, times)
+            roomier = tuple(
+                min(microbatches, each + hops) for each, hops in zip(sized, range(stages)[::-1], strict=True)
+            )
+            fit = dict.fromkeys(fitting(window, halved, limit) for window in (sized, roomier))
+            return [None, *(window for window in fit if window != tuple(range(stages, 0, -1)))]
         case _:
             return [None]
 
 
-def sized_window(placement: Placement, microbatches: int, times: MeasuredTimes, *, halved: bool = False) -> Window:
-    """The smallest window that hides the measured latencies beside the slowest worker. With `halved` backwards, the
-    gradients of weights, for which no stage waits, hide a part of them."""
-    costs = times.costs(halved=halved)
+def sized_window(placement: Placement, microbatches: int, times: MeasuredTimes) -> Window:
+    """The smallest window that hides the measured latencies beside the slowest worker."""
+    costs = times.costs(halved=False)
     forward = max(sum(costs.forward[stage] for stage in stages) for stages in placement)
-    weight = min(sum(costs.weight[stage] for stage in stages) for stages in placement) if halved else 0.0
     whole = [
         sum(costs.forward[stage] + costs.input[stage] + costs.weight[stage] for stage in stages) for stages in placement
     ]
-    window = window_for(times.latency, forward, max(max(whole) - forward, 1e-9), weight)
+    window = window_for(times.latency, forward, max(max(whole) - forward, 1e-9))
     return tuple(min(microbatches, each) for each in window)
 
 

@@ -59,9 +59,9 @@ class MeasuredTimes:
         hops = [(stage, owners[stage] != owners[stage + 1]) for stage in stages[:-1]]
         return cls(
             forward,
-            _or_before(seen[Kind.BACKWARD], before and before.backward, drifts),
-            _or_before(seen[Kind.INPUT], before and before.input, drifts),
-            _or_before(seen[Kind.WEIGHT], before and before.weight, drifts),
+            _or_before(seen[Kind.BACKWARD], None if before is None else before.backward, drifts),
+            _or_before(seen[Kind.INPUT], None if before is None else before.input, drifts),
+            _or_before(seen[Kind.WEIGHT], None if before is None else before.weight, drifts),
             update,
             tuple(_latency(steps, stage) if apart else 0.0 for stage, apart in hops),
             tuple(_transfer(steps, stage) if apart else 0.0 for stage, apart in hops),

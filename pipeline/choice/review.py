@@ -170,7 +170,7 @@ class ScheduleReview:
     def _why(self, ranking: Ranking, chosen: RankedSchedule, present: RankedSchedule) -> str:
         first, last = self._measured
         told = f"with the times of steps {first} to {last}, a step takes {_seconds(chosen)} by {chosen.title}"
-        refused = [f"not by {each.title}: {each.reason}" for each in ranking.found if each.halves and each.reason]
+        refused = _refused_halves(ranking.found)
         if (present.name, present.window) in self._given_up:
             slower = f"by {present.title} it took {ranking.times.step:.3g} s, more than before"
             return "; ".join([told, slower, *refused])
@@ -192,3 +192,12 @@ class ScheduleReview:
 
 def _seconds(ranked: RankedSchedule) -> str:
     return "no time that is known" if ranked.seconds is None else f"{ranked.seconds:.3g} s"
+
+
+def _refused_halves(found: Sequence[RankedSchedule]) -> list[str]:
+    """Why schedules that split backwards are not taken, each reason once."""
+    titles = defaultdict(list)
+    for each in found:
+        if each.halves and each.reason:
+            titles[each.reason].append(each.title)
+    return [f"not by {' or '.join(of_reason)}: {reason}" for reason, of_reason in titles.items()]

@@ -46,18 +46,16 @@ def alternate(stage: int, numbers: range, warm_up: int, first_trainable: int) ->
         yield Action(Kind.BACKWARD, stage, number)
 
 
-def window_for(latencies: Sequence[float], forward: float, backward: float, deferred: float = 0.0) -> tuple[int, ...]:
+def window_for(latencies: Sequence[float], forward: float, backward: float) -> tuple[int, ...]:
     """The smallest window that hides the latencies.
 
     `latencies[h]` is the one-way latency between stages h and h+1, `forward` and `backward` the times of one microbatch
     in the slowest stage, all in one unit. No latency gives 1F1B's window, up to half of a forward and a backward eager
-    1F1B's. `deferred` is the second half of a backward that is split: no other stage waits for it. Raises `ValueError`
-    if a stage takes no time or a latency is negative.
+    1F1B's. Raises `ValueError` if a stage takes no time or a latency is negative.
     """
     if forward + backward <= 0 or min(latencies, default=0) < 0:
         raise ValueError(f"stages must take time and messages none or more: {forward=}, {backward=}, {latencies=}")
-    waited = [max(0.0, 1 + (2 * latency - deferred) / (forward + backward)) for latency in latencies]
-    return_trips = [max(1, math.ceil(each - _ROUNDING)) for each in waited]
+    return_trips = [math.ceil(1 + 2 * latency / (forward + backward) - _ROUNDING) for latency in latencies]
     return tuple(1 + sum(return_trips[stage:]) for stage in range(len(latencies) + 1))
 
 

@@ -130,7 +130,9 @@ def halfway_bytes(stage: int, outputs: Sequence[torch.Tensor], anchor: torch.Ten
 def _gradient_bytes(node: Node, place: int) -> int:
     """Of the gradient of what `node` has given in the forward, at this place among its outputs."""
     given = node._input_metadata[place]
-    return math.prod(given.shape) * given.dtype.itemsize
+    shape: torch.Size = given.shape
+    dtype: torch.dtype = given.dtype
+    return math.prod(shape) * dtype.itemsize
 
 
 class _Graph:

@@ -131,8 +131,11 @@ def test_over_slow_links_halves_have_a_window_too_which_is_made_smaller_until_it
     assert found.title == "zb-h1 7,5,3,1"
     assert found.seconds == pytest.approx(1.062 * 96, abs=0.05)
     assert found.in_flight == (7, 7, 7, 7)
+    farther = ranking_of(halves=1.0, latency=1.5).found
+    spans = {each.title: round((each.seconds or 0) / 96, 3) for each in farther if each.name == "zb-h1"}
+    assert spans == {"zb-h1": 1.635, "zb-h1 7,5,3,1": 1.125, "zb-h1 10,7,4,1": 1.078}
     small = ranking_of(halves=1.0, latency=1, limit=150).found
-    assert [each.title for each in small if each.name == "zb-h1"] == ["zb-h1", "zb-h1 5,5,3,1"]
+    assert [each.title for each in small if each.name == "zb-h1"] == ["zb-h1", "zb-h1 5,5,3,1", "zb-h1 5,5,4,1"]
     assert all(each.bytes <= 150 for each in small if each.name == "zb-h1")
 
 
