@@ -120,8 +120,8 @@ def demand_equal_work(losses: Iterable[tuple[str, float]]) -> None:
 @dataclass(frozen=True, slots=True)
 class Timing:
     """One trainer's run of a workload: when each step ended, in seconds of one clock, the last step's loss, the bytes
-    retained at most, the `seconds` from the start of its processes to its end, and the digest of the weights, where
-    they are known.
+    retained at most, the `seconds` from the start of its processes to its end, and, where they are known, the digest
+    of the weights, the schedule of the last step, and for how many seconds of a step the busiest worker is at work.
 
     A trainer that times one stage takes stage 0, the last to end its part of a step.
     """
@@ -131,6 +131,8 @@ class Timing:
     retained: int = 0
     seconds: float = 0.0
     sha256: str = ""
+    schedule: str = ""
+    busy: float = 0.0
 
     def steps_per_second(self, warm: int) -> float:
         """Over all steps but the first `warm`."""

@@ -5,15 +5,20 @@ The end of each step is read from the broker's records; the retained bytes are t
 
 import os
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
+from statistics import median
 
 from benchmarks.measuring import redis_server
 from benchmarks.workload import MICROBATCHES, Timing, Workload
+from stageline.broker.control.messages import ScheduleOrder
+from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.schedule import Kind, Schedule
+from stageline.pipeline.schedule.check import Timed
 from stageline.workers.launch.launch import prepare_launch, run_launch
 from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs
@@ -44,8 +49,13 @@ def train_plan(plan: Path, sets: Sequence[str], shared: Template | None = None) 
             ended = run_launch(launch, arguments, peak, template)
         if ended.result is None or ended.result.loss is None:
             raise TrainerFailed(f"{plan}, {', '.join(sets)}: {ended.reason}")
-        ends = ends_in(launch.folder, launch.schedule, launch.steps)
-        return Timing(ends, ended.result.loss, peak.bytes, ended.result.seconds, ended.result.weights_sha256)
+        with closing(SqliteStore(launch.folder / runs.STORE)) as store:
+            timed = measured(store, launch.schedule, range(launch.steps))
+            orders = OrderBook.stored_in(store.load().facts).orders
+        ends, last = step_ends(timed, launch.steps), orders[-1] if orders else None
+        name = launch.schedule.name if last is None else _title(last)
+        result = ended.result
+        return Timing(ends, result.loss, peak.bytes, result.seconds, result.weights_sha256, name, busiest(timed))
 
 
 def train_over_redis(workload: Workload) -> Timing:
@@ -76,12 +86,30 @@ def settings(workload: Workload) -> list[str]:
 
 def ends_in(folder: Path, schedule: Schedule, steps: int) -> tuple[float, ...]:
     """When the last stage to do so ended each step of the run in `folder`: stage 0, unless it runs forward only."""
-    store = SqliteStore(folder / runs.STORE)
-    try:
-        timed = measured(store, schedule, range(steps))
-    finally:
-        store.close()
+    with closing(SqliteStore(folder / runs.STORE)) as store:
+        return step_ends(measured(store, schedule, range(steps)), steps)
+
+
+def step_ends(timed: Sequence[Timed], steps: int) -> tuple[float, ...]:
+    """When the last action of each step ended."""
     last = [0.0] * steps
     for each in timed:
         last[each.step] = max(last[each.step], each.end)
     return tuple(last)
+
+
+def busiest(timed: Sequence[Timed]) -> float:
+    """For how many seconds of a step the busiest worker is at work: the typical time of each kind of action, as often
+    as the step has it."""
+    durations: defaultdict[tuple[int, Kind], list[float]] = defaultdict(list)
+    for each in timed:
+        durations[each.worker, each.action.kind].append(each.end - each.start)
+    steps = 1 + max(each.step for each in timed)
+    of_worker: Counter[int] = Counter()
+    for (worker, _), found in durations.items():
+        of_worker[worker] += median(found) * len(found) / steps
+    return max(of_worker.values())
+
+
+def _title(order: ScheduleOrder) -> str:
+    return order.name if order.window is None else f"{order.name} {','.join(map(str, order.window))}"

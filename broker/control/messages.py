@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-CONTROL_VERSION = 10
+CONTROL_VERSION = 11
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_ROUNDS = 500  # of evaluation, in one report
 LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
@@ -195,7 +195,8 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     comes with a round or after it: the broker knows the round before that checkpoint can be complete.
     In a run that chooses its schedule, `orders` is how many the worker knows, `closed` the first step that it does not
     begin before it knows the next one (None: it waits for none), and `stage_bytes` what each of its stages takes:
-    (stage, without activations, activations of a microbatch in flight).
+    (stage, without activations, activations of a microbatch in flight, and what that takes more between the halves of
+    its backward, None if the stage cannot split it).
     `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
     `layer`: where in the model it computes ("layer 30"). `trouble`: why the server of its queues does not move
     messages, for `troubled` seconds now; "" if it does. `fault`: what the worker cannot do for want of disk space,
@@ -223,7 +224,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     evaluations: list[EvaluationRecord] = []
     orders: Count = 0
     closed: Count | None = None
-    stage_bytes: list[tuple[Count, Count, Count]] = []
+    stage_bytes: list[tuple[Count, Count, Count, Count | None]] = []
 
     @property
     def waiting(self) -> bool:

@@ -13,7 +13,7 @@ from stageline.broker.control.messages import Report, StepRecord
 from stageline.broker.ledger.ledger import timed_actions
 from stageline.broker.ledger.orders import ComparedSchedule, ProposedOrder, ReviewRecord, schedule_at
 from stageline.broker.membership.member import Member
-from stageline.pipeline.choice import ChosenSchedule, RankedSchedule, ScheduleReview, StageBytes
+from stageline.pipeline.choice import ChosenSchedule, MeasuredTimes, RankedSchedule, ScheduleReview, StageBytes
 from stageline.pipeline.choice.measured import ActionTimes
 from stageline.pipeline.schedule import Schedule
 
@@ -37,9 +37,9 @@ class Ordering:
         book = self._run.orders
         if self._run.config.schedule_memory is None or member.is_script:
             return
-        for stage, fixed, microbatch in report.stage_bytes:
+        for stage, fixed, microbatch, halfway in report.stage_bytes:
             if stage in member.stages:
-                self._bytes[stage] = StageBytes(fixed, microbatch)
+                self._bytes[stage] = StageBytes(fixed, microbatch, halfway)
         if report.closed is not None and report.orders == len(book.orders) and book.proposed is None:
             present = self._present
             why = "workers had closed a step for an order that the records do not have"
@@ -78,6 +78,9 @@ class Ordering:
             times.latency,
             times.transfer,
             times.step,
+            times.input,
+            times.weight,
+            times.update,
         )
         closed = begun + max(1, ceil(LEAD / max(times.step, 1e-3)))
         ends = self._run.training_steps
@@ -85,11 +88,10 @@ class Ordering:
             self._propose(ProposedOrder(chosen.name, chosen.window, closed, chosen.why), now)
         else:
             self._run.store.put(*book.fact())
-            self._run.events.infos.append(f"the schedule stays: {chosen.why}")
-        if not any(each.seconds is not None for each in chosen.compared):
-            self._run.events.warnings.append(
-                "no schedule has room within schedule.memory: the workers take more than the plan allows"
-            )
+            kept = "too few steps are left to change the schedule" if chosen.changes else "the schedule stays"
+            self._run.events.infos.append(f"{kept}: {chosen.why}")
+        if lacking := _without_room(chosen.compared):
+            self._run.events.warnings.append(lacking)
 
     def _propose(self, proposed: ProposedOrder, now: float) -> None:
         book = self._run.orders
@@ -141,12 +143,18 @@ class Ordering:
         return (orders[-1].name, orders[-1].window) if orders else (self._run.config.schedule.name, None)
 
     def _reviewing(self, now: float) -> ScheduleReview:
-        """The review; of a broker that was restarted, it begins with the present schedule."""
+        """The review; of a broker that was restarted, it begins with the present schedule, and the newest times."""
         if self.review is None:
             schedule, limit = self._run.config.schedule, self._run.config.schedule_memory or 0
-            first = self._run.orders.review is None
+            newest = self._run.orders.review
             self.review = ScheduleReview(
-                schedule.placement, schedule.microbatches, limit, self._present, self._run.ledger.begun + 1, first=first
+                schedule.placement,
+                schedule.microbatches,
+                limit,
+                self._present,
+                self._run.ledger.begun + 1,
+                first=newest is None,
+                times=None if newest is None else _times(newest, schedule.stages),
             )
         return self.review
 
@@ -154,5 +162,26 @@ class Ordering:
         return schedule_at(self._run.config.schedule, self._run.orders.orders, step)
 
 
+def _without_room(compared: Sequence[RankedSchedule]) -> str:
+    """What is lacking if nothing has room; "" if something has."""
+    simulated = [each for each in compared if each.in_flight]
+    if not simulated or any(each.seconds is not None for each in simulated):
+        return ""
+    least = min(simulated, key=lambda each: each.bytes)
+    return (
+        "no schedule has room within schedule.memory: the workers take more than the plan allows. The least is "
+        f'{least.bytes} bytes of a worker, by {least.title}: use schedule.memory = "{-(-least.bytes // 2**20)}MiB" or '
+        "more, which --resume accepts, smaller microbatches, or more stages"
+    )
+
+
 def _compared(ranked: RankedSchedule) -> ComparedSchedule:
     return ComparedSchedule(ranked.name, ranked.window, ranked.seconds, ranked.in_flight, ranked.bytes, ranked.reason)
+
+
+def _times(newest: ReviewRecord, stages: int) -> MeasuredTimes | None:
+    """Those of a review in the records; None if they are of other stages, or of a version that kept fewer."""
+    each = (newest.forward, newest.backward, newest.input, newest.weight, newest.update)
+    if set(map(len, each)) != {stages}:
+        return None
+    return MeasuredTimes(*each, newest.latency, newest.transfer, newest.step)

@@ -42,7 +42,8 @@ class ComparedSchedule(msgspec.Struct, frozen=True):
 
 class ReviewRecord(msgspec.Struct, frozen=True):
     """The newest review: what it came to, and the times that it was simulated with, in seconds: `latency` one way, and
-    how long a message keeps the link busy (`transfer`, 0 where that was not seen), for each pair of neighbours."""
+    how long a message keeps the link busy (`transfer`, 0 where that was not seen), for each pair of neighbours; `input`
+    and `weight` are the halves of a backward."""
 
     why: str
     compared: tuple[ComparedSchedule, ...]
@@ -51,6 +52,9 @@ class ReviewRecord(msgspec.Struct, frozen=True):
     latency: tuple[float, ...]
     transfer: tuple[float, ...]
     step: float
+    input: tuple[float | None, ...] = ()
+    weight: tuple[float | None, ...] = ()
+    update: tuple[float, ...] = ()
 
 
 class OrderBook(msgspec.Struct):

@@ -6,10 +6,11 @@ simulate every schedule with those times, and `review.py`, which says when to ra
 
 from .candidates import StageBytes
 from .measured import MeasuredTimes, StepActions
-from .ranking import RankedSchedule, Ranking
+from .ranking import MOST_HALVING, RankedSchedule, Ranking
 from .review import ChosenSchedule, ScheduleReview
 
 __all__ = [
+    "MOST_HALVING",
     "ChosenSchedule",
     "MeasuredTimes",
     "RankedSchedule",

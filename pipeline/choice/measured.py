@@ -17,6 +17,7 @@ from stageline.pipeline.schedule import Action, Kind, Placement
 from stageline.pipeline.schedule.check import Costs
 
 _QUEUED = 1.25  # times the interval between two that were sent, from which on those that arrive held each other up
+_SEEN = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.UPDATE)
 _LEAST = 1e-3  # seconds by which it has to be longer, too: below, it is the switching between processes
 
 
@@ -33,9 +34,9 @@ StepActions = Mapping[int, Sequence[ActionTimes]]  # of a step, by stage
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTimes:
-    """Seconds of each stage's actions for a microbatch; None where none was seen, as of halves of a backward that ran
-    whole. `latency[h]`: of a message between stages h and h+1, one way. `transfer[h]`: how long it keeps the link busy;
-    0 where messages were not seen to hold each other up. `step`: what a step took."""
+    """Seconds of each stage's actions for a microbatch; None where none was ever seen, as of halves of a backward that
+    ran whole. `latency[h]`: of a message between stages h and h+1, one way. `transfer[h]`: how long it keeps the link
+    busy; 0 where messages were not seen to hold each other up. `step`: what a step took."""
 
     forward: tuple[float, ...]
     backward: tuple[float | None, ...]
@@ -49,26 +50,19 @@ class MeasuredTimes:
     @classmethod
     def of(cls, steps: Sequence[StepActions], placement: Placement, before: Self | None = None) -> Self:
         """Of some steps, in order, in which every stage has run its actions. What was not seen in them is taken from
-        the times measured `before`."""
+        the times measured `before`, as much longer or shorter as the stage's forwards have become since."""
         stages = range(sum(map(len, placement)))
-
-        def typical(kind: Kind, known: Sequence[float | None] | None) -> tuple[float | None, ...]:
-            found = [_durations(steps, stage, kind) for stage in stages]
-            return tuple(
-                median(times) if times else None if known is None else known[stage] for stage, times in enumerate(found)
-            )
-
-        def seen(kind: Kind) -> tuple[float, ...]:
-            return tuple(each or 0.0 for each in typical(kind, None))
-
+        seen = {kind: [_typical(steps, stage, kind) for stage in stages] for kind in _SEEN}
+        forward, update = (tuple(each or 0.0 for each in seen[kind]) for kind in (Kind.FORWARD, Kind.UPDATE))
+        drifts = [1.0] * len(stages) if before is None else list(map(_drift, before.forward, forward))
         owners = {stage: worker for worker, owned in enumerate(placement) for stage in owned}
         hops = [(stage, owners[stage] != owners[stage + 1]) for stage in stages[:-1]]
         return cls(
-            seen(Kind.FORWARD),
-            typical(Kind.BACKWARD, None if before is None else before.backward),
-            typical(Kind.INPUT, None if before is None else before.input),
-            typical(Kind.WEIGHT, None if before is None else before.weight),
-            seen(Kind.UPDATE),
+            forward,
+            _or_before(seen[Kind.BACKWARD], None if before is None else before.backward, drifts),
+            _or_before(seen[Kind.INPUT], None if before is None else before.input, drifts),
+            _or_before(seen[Kind.WEIGHT], None if before is None else before.weight, drifts),
+            update,
             tuple(_latency(steps, stage) if apart else 0.0 for stage, apart in hops),
             tuple(_transfer(steps, stage) if apart else 0.0 for stage, apart in hops),
             _step_time(steps),
@@ -92,7 +86,8 @@ class MeasuredTimes:
 
     def costs(self, *, halved: bool) -> Costs:
         """For a simulation. A schedule with `halved` backwards is given the halves as measured; before they are, they
-        are taken to be equal."""
+        are taken to be equal, and to take as long as the whole together. The first stage that trains has no gradient to
+        send, so its second half is the whole."""
         pairs = [self._halves(stage, halved=halved) for stage in range(len(self.forward))]
         return Costs(
             self.forward, tuple(one for one, _ in pairs), tuple(two for _, two in pairs), self.update, self.latency
@@ -102,11 +97,26 @@ class MeasuredTimes:
         whole, one, two = self.backward[stage], self.input[stage], self.weight[stage]
         if (halved or whole is None) and one is not None:
             return one, two or 0.0
-        return (whole or 0.0) / 2, (whole or 0.0) / 2
+        first = 0.0 if stage == self.first_trainable else (whole or 0.0) / 2
+        return first, (whole or 0.0) - first
 
 
-def _durations(steps: Iterable[StepActions], stage: int, kind: Kind) -> list[float]:
-    return [each.end - each.start for step in steps for each in step[stage] if each.action.kind is kind]
+def _typical(steps: Iterable[StepActions], stage: int, kind: Kind) -> float | None:
+    times = [each.end - each.start for step in steps for each in step[stage] if each.action.kind is kind]
+    return median(times) if times else None
+
+
+def _drift(then: float, now: float) -> float:
+    return now / then if then else 1.0
+
+
+def _or_before(
+    seen: Sequence[float | None], before: Sequence[float | None] | None, drifts: Sequence[float]
+) -> tuple[float | None, ...]:
+    """What was seen now, or else what was known before, times its stage's drift."""
+    known = [None] * len(seen) if before is None else before
+    carried = (None if then is None else then * drift for then, drift in zip(known, drifts, strict=True))
+    return tuple(then if now is None else now for now, then in zip(seen, carried, strict=True))
 
 
 def _latency(steps: Sequence[StepActions], stage: int) -> float:

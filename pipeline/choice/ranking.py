@@ -1,11 +1,12 @@
 """Ranks the schedules: simulates a step of each with the measured times, and leaves out what has no room.
 
 Halves of a backward may take longer than the whole, since both read the same weights and activations: a schedule that
-runs them is refused where they take more than 1.15 times as long.
+runs them is refused where they take more than 1.15 times as long. Before they are measured it is simulated as if they
+took as long as the whole, which says whether it is worth while to measure them.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stageline.pipeline.schedule import Placement, make_schedule
 from stageline.pipeline.schedule.check import check_schedule
@@ -20,7 +21,8 @@ ALIKE = 1.02  # times the shortest step: schedules up to there count as equally 
 @dataclass(frozen=True, slots=True)
 class RankedSchedule:
     """A schedule as simulated: the `seconds` of a step, how many microbatches each stage has `in_flight` at most, the
-    bytes of the worker that takes most; or the `reason` why the run cannot take it, with seconds None."""
+    bytes of the worker that takes most; or the `reason` why the run cannot take it, with seconds None. `at_best`: the
+    seconds if halves of backwards, which it runs and which are not measured, take no longer than the whole."""
 
     name: str
     window: tuple[int, ...] | None
@@ -28,6 +30,8 @@ class RankedSchedule:
     in_flight: tuple[int, ...] = ()
     bytes: int = 0
     reason: str = ""
+    halves: bool = False  # it accepts the placement, and runs backwards in two halves
+    at_best: float | None = None
 
     @property
     def title(self) -> str:
@@ -67,6 +71,16 @@ class Ranking:
         shortest = min(seconds for seconds, _ in possible)
         return min((each for seconds, each in possible if seconds <= ALIKE * shortest), key=lambda each: each.bytes)
 
+    def worth_measuring(self, times_as_fast: float) -> RankedSchedule | None:
+        """The schedule for which to measure what halves of backwards take: at best, it is so much faster than every
+        one whose time is known. None if there is no such."""
+        known = [each.seconds for each in self.found if each.seconds is not None]
+        open_ = [(each.at_best, each) for each in self.found if each.at_best is not None]
+        if not open_ or not known:
+            return None
+        seconds, found = min(open_, key=lambda pair: pair[0])
+        return found if min(known) > times_as_fast * seconds else None
+
     def like(self, name: str, window: Sequence[int] | None) -> RankedSchedule:
         """The same schedule, simulated with these times: one that is among those found, or a window from before."""
         given = None if window is None else tuple(window)
@@ -74,12 +88,16 @@ class Ranking:
         found = next(same, None)
         return found if found is not None else self._ranked(self._made(name, given))
 
-    def taken(self, in_flight: Sequence[int]) -> int:
-        """The bytes of the worker that takes most, with so many microbatches in flight on each stage."""
-        return max(
-            sum(self.stages[stage].fixed + self.stages[stage].microbatch * in_flight[stage] for stage in stages)
-            for stages in self.placement
-        )
+    def taken(self, in_flight: Sequence[int], halfway: Sequence[int] = ()) -> int:
+        """The bytes of the worker that takes most, with so many microbatches in flight on each stage, and so many
+        `halfway` between the halves of their backwards."""
+        between = halfway or [0] * len(in_flight)
+
+        def of_stage(stage: int) -> int:
+            held = self.stages[stage]
+            return held.fixed + held.microbatch * in_flight[stage] + (held.halfway or 0) * between[stage]
+
+        return max(sum(map(of_stage, stages)) for stages in self.placement)
 
     def _made(self, name: str, window: tuple[int, ...] | None) -> Candidate:
         first = self.times.first_trainable
@@ -90,17 +108,25 @@ class Ranking:
         name, window, schedule = candidate.name, candidate.window, candidate.schedule
         if schedule is None:
             return RankedSchedule(name, window, None, reason=candidate.reason)
-        halving = self.times.halving
-        if candidate.halves and halving is None:
-            why = "it runs backwards in two halves, and what those take, or whether all layers can, is not known"
-            return RankedSchedule(name, window, None, reason=why)
-        if candidate.halves and halving is not None and halving > MOST_HALVING:
-            why = f"the halves of a backward take {halving:.2f} times as long as the whole, more than {MOST_HALVING}"
-            return RankedSchedule(name, window, None, reason=why)
         verdict = check_schedule(schedule, self.times.costs(halved=candidate.halves))
-        in_flight, taken = verdict.stage_peak, self.taken(verdict.stage_peak)
-        if taken > self.limit:
-            why = f"a worker would take {taken} bytes, more than schedule.memory"
-            return RankedSchedule(name, window, None, in_flight, taken, why)
-        busy_link = self.microbatches * max(self.times.transfer, default=0.0)
-        return RankedSchedule(name, window, max(verdict.span, busy_link), in_flight, taken)
+        taken = self.taken(verdict.stage_peak, verdict.halfway_peak)
+        seconds = max(verdict.span, self.microbatches * max(self.times.transfer, default=0.0))
+        ranked = RankedSchedule(name, window, seconds, verdict.stage_peak, taken, halves=candidate.halves)
+        if why := self._refusal(ranked):
+            return replace(ranked, seconds=None, reason=why)
+        if candidate.halves and self.times.halving is None:
+            why = f"the halves of backwards are not measured; at best, a step takes {seconds:.3g} s"
+            return replace(ranked, seconds=None, reason=why, at_best=seconds)
+        return ranked
+
+    def _refusal(self, ranked: RankedSchedule) -> str:
+        """Why the run cannot take it; "" if it can."""
+        if ranked.halves and (whole := [stage for stage, held in sorted(self.stages.items()) if held.halfway is None]):
+            named = f"stage {whole[0]}" if len(whole) == 1 else f"stages {', '.join(map(str, whole))}"
+            return f"backwards of {named} cannot be split in two halves, since activations are recomputed there"
+        halving = self.times.halving
+        if ranked.halves and halving is not None and halving > MOST_HALVING:
+            return f"the halves of a backward take {halving:.2f} times as long as the whole, more than {MOST_HALVING}"
+        if ranked.bytes > self.limit:
+            return f"a worker would take {ranked.bytes} bytes, more than schedule.memory"
+        return ""

@@ -6,6 +6,12 @@
 
 What is chosen first may be hardly faster than what the run has. Later another schedule must be clearly faster, twice in
 a row, so that two that are alike do not take turns.
+
+What halves of backwards take, only steps that run them can tell. Where such a schedule would be the fastest if they
+took no longer than the whole, the run takes it for the next sample; that decides.
+
+    steps     1 2 3 4     5 6 7      8 9 10 11          12 13 14
+              1f1b        ranked     zb-h1: I, W        ranked again, with I and W
 """
 
 from collections import defaultdict
@@ -115,6 +121,9 @@ class ScheduleReview:
         present = ranking.like(*self.present)
         self._give_up_if_slower(ranking, present)
         best = ranking.best(self._given_up) or present
+        if (halved := self._worth_measuring(ranking, present)) is not None:
+            why = self._why_measured(best, halved)
+            return ChosenSchedule(halved.name, halved.window, True, why, tuple(ranking.found), ranking.times)
         first, self.first = self.first, False
         lasting = best.name, best.window
         changes = lasting != self.present and (
@@ -125,6 +134,15 @@ class ScheduleReview:
         chosen = best if changes else present
         why = self._why(ranking, chosen, present)
         return ChosenSchedule(chosen.name, chosen.window, changes, why, tuple(ranking.found), ranking.times)
+
+    def _worth_measuring(self, ranking: Ranking, present: RankedSchedule) -> RankedSchedule | None:
+        """A schedule that is taken to see how long halves of backwards take. After the first review it must be clearly
+        faster, at best; the sample that it is taken for counts as the first again."""
+        found = ranking.worth_measuring(ALIKE if self.first else FASTER)
+        if found is None or (found.name, found.window) in self._given_up or present.seconds is None:
+            return None
+        self.first = True
+        return found
 
     def _is_faster(self, best: RankedSchedule, present: RankedSchedule, *, first: bool) -> bool:
         if best.seconds is None or present.seconds is None:
@@ -152,14 +170,34 @@ class ScheduleReview:
     def _why(self, ranking: Ranking, chosen: RankedSchedule, present: RankedSchedule) -> str:
         first, last = self._measured
         told = f"with the times of steps {first} to {last}, a step takes {_seconds(chosen)} by {chosen.title}"
+        refused = _refused_halves(ranking.found)
         if (present.name, present.window) in self._given_up:
-            return f"{told}; by {present.title} it took {ranking.times.step:.3g} s, more than before"
+            slower = f"by {present.title} it took {ranking.times.step:.3g} s, more than before"
+            return "; ".join([told, slower, *refused])
         others = [each for each in ranking.found if each.seconds is not None and each.title != chosen.title]
-        if present.title != chosen.title and all(each.title != present.title for each in others):
+        known = present.seconds is not None
+        if known and present.title != chosen.title and all(each.title != present.title for each in others):
             others.append(present)
         ordered = sorted(others, key=lambda each: each.seconds or 0.0)
-        return "; ".join([told, *(f"{_seconds(each)} by {each.title}" for each in ordered)])
+        return "; ".join([told, *(f"{_seconds(each)} by {each.title}" for each in ordered), *refused])
+
+    def _why_measured(self, fastest: RankedSchedule, halved: RankedSchedule) -> str:
+        first, last = self._measured
+        return (
+            f"to measure the two halves of backwards: with the times of steps {first} to {last}, a step takes "
+            f"{_seconds(fastest)} by {fastest.title}, and {halved.at_best:.3g} s by {halved.title} if they take no "
+            "longer than the whole"
+        )
 
 
 def _seconds(ranked: RankedSchedule) -> str:
     return "no time that is known" if ranked.seconds is None else f"{ranked.seconds:.3g} s"
+
+
+def _refused_halves(found: Sequence[RankedSchedule]) -> list[str]:
+    """Why schedules that split backwards are not taken, each reason once."""
+    titles = defaultdict(list)
+    for each in found:
+        if each.halves and each.reason:
+            titles[each.reason].append(each.title)
+    return [f"not by {' or '.join(of_reason)}: {reason}" for reason, of_reason in titles.items()]

@@ -15,11 +15,11 @@ _SHOWN_FAULTS = 20  # of a schedule's rows
 
 
 def window(plan: PlanTables) -> Iterator[PlanError]:
-    """A window has one number for each stage, and belongs to the schedule of that name."""
+    """A window has one number for each stage, and belongs to the schedule of that name, or to zb-h1."""
     named, window, stages = plan.schedule.name == "window", plan.schedule.window, plan.model.stages
     if named and window is None:
         yield PlanError("schedule.window", 'name = "window" needs it: one K for each stage, such as window = [4, 2]')
-    elif not named and window is not None:
+    elif plan.schedule.name not in schedule.WINDOWED and window is not None:
         yield PlanError(
             "schedule.window", f'name = "{plan.schedule.name}" takes none; use name = "window", or leave it out'
         )

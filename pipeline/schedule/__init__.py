@@ -6,7 +6,7 @@ Read `value.py`, then `catalogue.py`; `check` proves what is true of a schedule.
 
 from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
 from .alternating import window_for
-from .catalogue import forward_only, make_schedule, schedule_names
+from .catalogue import WINDOWED, forward_only, make_schedule, schedule_names
 from .greedy_v import Times
 from .listed import LISTED, rows_of
 from .listed_faults import faults, told_by
@@ -20,6 +20,7 @@ __all__ = [
     "ENDS_MICROBATCH",
     "LISTED",
     "ONCE_PER_STEP",
+    "WINDOWED",
     "Action",
     "Kind",
     "Mode",

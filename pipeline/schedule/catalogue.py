@@ -28,6 +28,8 @@ _NAMES: dict[Mode, tuple[str, ...]] = {
 }
 _EVERY = tuple(dict.fromkeys((*_NAMES["sync"], *_NAMES["async"])))
 
+WINDOWED = ("window", "zb-h1")  # the first needs a window, the second may have one
+
 
 def schedule_names(mode: Mode = "sync") -> tuple[str, ...]:
     """The names of the catalogue that are for `mode`. Besides, `make_schedule` accepts "csv" with rows."""
@@ -52,7 +54,8 @@ def make_schedule(
 ) -> Schedule:
     """Makes the schedule `name` for a placement, the stages of each worker, and the microbatches of a step.
 
-    `window` is for the schedule of that name: how many microbatches each stage has in flight at most. `times` is for
+    `window` is for the schedule of that name: how many microbatches each stage has in flight at most; and for zb-h1, if
+    not 1F1B's: how many each has run forward, and whose gradients it has not sent. `times` is for
     zb-v: how long F, I and W of a stage take, in one unit, if not equally long. `rows` are for "csv": for each worker
     what it runs in a step, "0F0,0F1,,0B0,0B1", without what ends the step (`listed.py`). Stages below
     `first_trainable` run no backward, and those of the rows are left out; `frozen` are those above it of which nothing
@@ -71,8 +74,10 @@ def make_schedule(
     check_ties(shape, mode, ties, tied)
     if clips:
         check_clips(shape, mode)
-    if window is not None and name != "window":
-        raise shape.refused('a window is for the schedule "window" alone; take it out, or use that schedule')
+    if window is not None and name not in WINDOWED:
+        raise shape.refused(
+            'a window is for the schedules "window" and "zb-h1" alone; take it out, or use one of those'
+        )
     if times is not None and name != "zb-v":
         raise shape.refused('times are for the schedule "zb-v" alone; take them out, or use that schedule')
     if (rows is not None) != (name == LISTED):
@@ -201,7 +206,7 @@ def _lists(shape: Shape, window: Sequence[int] | None, times: Times | None, rows
         case "looped-bfs":
             return breadth_first(shape)
         case "zb-h1":
-            return _zb_h1(shape)
+            return _zb_h1(shape, window)
         case "zb-v":
             return zb_v(shape) if times is None else timed_zb_v(shape, times)
         case "dualpipe-v":
@@ -229,13 +234,14 @@ def _alternating(shape: Shape, warm_ups: Sequence[int]) -> Lists:
     )
 
 
-def _zb_h1(shape: Shape) -> Lists:
-    numbers, first = range(shape.microbatches), shape.first_trainable
+def _zb_h1(shape: Shape, window: Sequence[int] | None) -> Lists:
+    numbers, first = range(shape.microbatches), min(shape.first_trainable, shape.stages - 1)
+    reached = range(shape.stages, 0, -1) if window is None else checked_window(shape, window)
     return _merged(
         shape,
         [
-            with_deferred_weights(stage, numbers, warm_up, max(0, stage - first), first)
-            for stage, warm_up in enumerate(one_f_one_b(shape.stages))
+            with_deferred_weights(stage, numbers, each - 1, max(0, reached[first] - each), shape.first_trainable)
+            for stage, each in enumerate(reached)
         ],
     )
 

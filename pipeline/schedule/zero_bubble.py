@@ -3,7 +3,8 @@
 The stage before waits only for the gradient of the input, I; that of the weights, W, can wait until nothing else is to
 be done. Stage r defers r of them, so each holds as many microbatches as stage 0, which is what stage 0 of 1F1B holds.
 With P stages and at least as many microbatches the bubble is (P - 1)(F + I - W) in place of (P - 1)(F + I + W), if W is
-the shortest of the three. Four stages (F, I and W take equally long):
+the shortest of the three. A stage may also run more microbatches ahead, where messages take time: with K[r] in flight
+until I, it defers K[0] - K[r], so that each holds K[0]. Four stages (F, I and W take equally long):
 
     stage 0  F0 F1 F2 F3 .. .. .. I0 W0 F4 I1 W1 ... F7 I4 W4 I5 W5 I6 W6 I7 W7
     stage 1  .. F0 F1 F2 .. .. I0 F3 I1 W0 F4 I2 ... W3 F7 I5 W4 I6 W5 I7 W6 W7

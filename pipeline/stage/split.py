@@ -14,6 +14,7 @@ A weight that is used several times costs more: its W computes the gradients bet
 Zero bubble pipelines, arXiv 2401.10241; torch.distributed.pipelining divides backwards likewise.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -107,6 +108,31 @@ class SplitBackward:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def halfway_bytes(stage: int, outputs: Sequence[torch.Tensor], anchor: torch.Tensor | None) -> int:
+    """What a microbatch takes between its halves, besides what its forward has saved: the gradients that I leaves for
+    W. Arguments and errors are those of `SplitBackward`; nothing is computed."""
+    if anchor is None:
+        return sum(output.numel() * output.element_size() for output in outputs)
+    edges = [get_gradient_edge(output) for output in outputs]
+    graph = _Graph(stage, (edge.node for edge in edges), anchor)
+    parts = graph.parts(
+        [(edge, each) for edge, each in zip(edges, outputs, strict=True) if not graph.inward[edge.node]]
+    )
+    borders = {border for part in parts for border in part.borders}
+    used = {(edge.node, edge.output_nr) for edge in edges}
+    used |= {(below, place) for node in graph.inward for below, place in node.next_functions if below in borders}
+    noted = sum(_gradient_bytes(node, place) for node, place in used if node in borders)
+    return noted + sum(each.numel() * each.element_size() for part in parts for _, each in part.roots)
+
+
+def _gradient_bytes(node: Node, place: int) -> int:
+    """Of the gradient of what `node` has given in the forward, at this place among its outputs."""
+    given = node._input_metadata[place]
+    shape: torch.Size = given.shape
+    dtype: torch.dtype = given.dtype
+    return math.prod(shape) * dtype.itemsize
 
 
 class _Graph:

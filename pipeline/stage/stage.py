@@ -21,7 +21,7 @@ from contextlib import nullcontext
 import torch
 
 from stageline.pipeline.errors import ForeignState, StageError
-from stageline.pipeline.tree import Tree, map_tensors
+from stageline.pipeline.tree import Tree, map_tensors, tensors
 
 from .arrivals import Arrivals
 from .layers.activity import GRADIENTS, LOSS, Activity
@@ -34,7 +34,7 @@ from .offload import ActivationOffload, Scratch
 from .recompute import Recompute, recomputation_of
 from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
-from .split import SplitBackward
+from .split import SplitBackward, halfway_bytes
 from .stash import InputNodes, Stash, Stashed, matched
 from .state import Previous, StageState, capture_state, restore_state
 from .two_versions import TwoVersions
@@ -248,6 +248,20 @@ class Stage:
         if self._versions and stashed.version:
             self._versions.collect(stashed.version)
         return self._result(stashed, None if owned else gradient)
+
+    def halfway_bytes(self) -> int | None:
+        """What the newest microbatch in flight would take between `backward_input` and `backward_weight`, besides what
+        its forward has saved; 0 if none is in flight, None if the stage cannot run backward in halves."""
+        if self._recomputation is not None or self._versions is not None:
+            return None
+        newest = next(reversed(self._stash.kept.values()), None)
+        if newest is None:
+            return 0
+        outputs = [output for output in tensors(newest.outputs) if output.requires_grad]
+        try:
+            return halfway_bytes(self.index, outputs, newest.input_nodes.anchor)
+        except StageError:
+            return None
 
     def backward_input(
         self,

@@ -11,7 +11,7 @@ from stageline.workers.runtime.orders import StepOrders
 
 CHANGED = "the schedule is changed"
 MEMORY = 2**40  # bytes, more than any of the schedules takes
-_NAMES = ("1f1b", "gpipe", "eager-1f1b", "window")
+_NAMES = ("1f1b", "gpipe", "eager-1f1b", "window", "zb-h1")
 _OFTEN = 0.5  # seconds between two changes, on the average
 
 
@@ -28,7 +28,8 @@ class RestlessReview(ScheduleReview):
             return None
         self._next = now + self.rng.expovariate(1 / _OFTEN)
         name, seconds = self.rng.choice(_NAMES), self.rng.choice([0.1, 0.5, 2.0])
-        window = tuple(range(self.stages + self.rng.randrange(3), 0, -1))[: self.stages] if name == "window" else None
+        larger = tuple(range(self.stages + self.rng.randrange(3), 0, -1))[: self.stages]
+        window = larger if name == "window" or (name == "zb-h1" and self.rng.random() < 0.5) else None
         none = (0.0,) * self.stages
         times = MeasuredTimes(none, none, none, none, none, none[1:], none[1:], seconds)
         return ChosenSchedule(name, window, changes=True, why="at random", compared=(), times=times)

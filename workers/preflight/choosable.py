@@ -12,7 +12,7 @@ from .trial_result import ScheduleEstimate, StageEstimate
 
 def choosable(job: Job, stages: Sequence[StageEstimate]) -> Iterator[ScheduleEstimate]:
     """Every schedule of the catalogue but the window, which is made as large as the links need and memory allows. What
-    halves of a backward take is not measured, nor whether all layers can compute them."""
+    halves of a backward take is measured in the run."""
     limit = job.plan.schedule.memory or 0
     for name in schedule_names():
         if name == "window":
@@ -23,8 +23,9 @@ def choosable(job: Job, stages: Sequence[StageEstimate]) -> Iterator[ScheduleEst
             yield ScheduleEstimate(name, (), 0, refused.reason)
             continue
         in_flight, taken = _room(made, stages)
-        reason = "runs backwards in two halves" if made.halves_backwards else ""
-        yield ScheduleEstimate(name, in_flight, taken, reason if taken <= limit else "takes more than schedule.memory")
+        reason = "" if taken <= limit else "takes more than schedule.memory"
+        halves = made.halves_backwards
+        yield ScheduleEstimate(name, in_flight, taken, (_unsplit(stages) if halves else "") or reason, halves)
 
 
 def without_room(job: Job, stages: Sequence[StageEstimate]) -> Iterator[PlanError]:
@@ -50,11 +51,23 @@ def _made(job: Job, name: str) -> Schedule:
 
 def _room(schedule: Schedule, stages: Sequence[StageEstimate]) -> tuple[tuple[int, ...], int]:
     """The microbatches in flight, and the bytes of the worker that takes most."""
-    peaks = check_schedule(schedule).stage_peak
-    taken = [sum(_bytes(stages[stage], peaks[stage]) for stage in owned) for owned in schedule.placement]
+    verdict = check_schedule(schedule)
+    peaks, halfway = verdict.stage_peak, verdict.halfway_peak
+    taken = [
+        sum(_bytes(stages[stage], peaks[stage], halfway[stage]) for stage in owned) for owned in schedule.placement
+    ]
     return peaks, max(taken)
 
 
-def _bytes(stage: StageEstimate, in_flight: int) -> int:
+def _bytes(stage: StageEstimate, in_flight: int, halfway: int) -> int:
     activations = stage.bytes["activations"] // max(1, stage.in_flight)
-    return stage.total - stage.bytes["activations"] + activations * in_flight
+    return stage.total - stage.bytes["activations"] + activations * in_flight + (stage.halfway or 0) * halfway
+
+
+def _unsplit(stages: Sequence[StageEstimate]) -> str:
+    """Why not all of them can split a backward; "" if they can."""
+    whole = [str(each.stage) for each in stages if each.halfway is None]
+    if not whole:
+        return ""
+    named = f"stage {whole[0]}" if len(whole) == 1 else f"stages {', '.join(whole)}"
+    return f"splits backwards in two halves, and {named} cannot, since activations are recomputed there"

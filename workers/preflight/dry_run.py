@@ -115,6 +115,7 @@ class _DryRun:
         self._working: dict[int, int] = {}  # by stage: bytes that are there for a moment
         self._tapped: dict[int, int] = {}  # by stage: bytes that its tapped layers return
         self._backward: set[int] = set()  # stages that have one
+        self._halfway: dict[int, int | None] = {}  # by stage: bytes between the halves of a backward
         self._trains = False
         self._tied: dict[Flow, Tree] = {}  # what was given last
         self._estimates: dict[int, StageEstimate] = {}
@@ -192,6 +193,7 @@ class _DryRun:
         self._kept.append(saved.bytes)
         if stage.in_flight:
             self._backward.add(index)
+            self._halfway[index] = stage.halfway_bytes()
         return output
 
     def _note_tapped(self, index: int, layer: str, output: Tree) -> None:
@@ -217,8 +219,13 @@ class _DryRun:
         self._gave_weights(stage, "after the update")
         estimate = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
         offloaded = self._offloaded[index] * estimate.in_flight
-        working, in_files = self._working.get(index, 0), _in_files(self._job, stage)
-        self._estimates[index] = replace(estimate, working=working, offloaded=offloaded, in_files=in_files)
+        self._estimates[index] = replace(
+            estimate,
+            working=self._working.get(index, 0),
+            offloaded=offloaded,
+            in_files=_in_files(self._job, stage),
+            halfway=self._halfway.get(index, 0),
+        )
 
     def _clip(self, index: int) -> None:
         """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""

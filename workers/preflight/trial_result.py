@@ -19,7 +19,8 @@ class StageEstimate(msgspec.Struct, frozen=True):
     microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
     for a microbatch is `tapped` bytes. `working` bytes come on top for a moment: what its operations make and free
     again, and what backward computes again. Of what is stashed, `offloaded` bytes are in files most of the time; of
-    weights, gradients, averages and the optimizer's state, `in_files` bytes are memory of files.
+    weights, gradients, averages and the optimizer's state, `in_files` bytes are memory of files. A microbatch takes
+    `halfway` bytes more between the halves of its backward; None if the stage cannot split it.
 
     `group` processes compute it together. With more than one, all bytes are those of one process that has the whole
     stage: what a process of the group takes is not known."""
@@ -38,6 +39,7 @@ class StageEstimate(msgspec.Struct, frozen=True):
     offloaded: int = 0
     in_files: int = 0
     group: int = 1
+    halfway: int | None = 0
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
@@ -80,12 +82,13 @@ class CacheEstimate(msgspec.Struct, frozen=True):
 
 class ScheduleEstimate(msgspec.Struct, frozen=True):
     """A schedule that a run may choose: how many microbatches each stage has `in_flight` at most, the bytes of the
-    worker that takes most, and the `reason` why it cannot be taken; "" if it can."""
+    worker that takes most, and the `reason` why it cannot be taken; "" if it can. `halves`: it splits backwards."""
 
     name: str
     in_flight: tuple[int, ...]
     bytes: int
     reason: str = ""
+    halves: bool = False
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):

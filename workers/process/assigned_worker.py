@@ -30,7 +30,7 @@ from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop
 from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.skipping import SkipLog
-from stageline.workers.runtime.stage_bytes import StageBytesMeter
+from stageline.workers.runtime.stage_bytes import HeldBytes, StageBytesMeter
 from stageline.workers.runtime.state_files import offload_state
 from stageline.workers.taps.tap_writer import LIMITS, TapWriter
 
@@ -70,7 +70,7 @@ class AssignedWorker:
         self.recorder = self._new_recorder(stages)
         self.writer = self._new_writer()
         self.taps = self._new_taps()
-        found: dict[int, tuple[int, int]] = {}
+        found: dict[int, HeldBytes] = {}
         auto = job.plan.schedule.is_auto
         meter = StageBytesMeter(executor.stages, executor.carry_out, found) if auto else None
         self.loop = WorkerLoop(

@@ -22,6 +22,7 @@ from .calls import Position
 from .machine import AwaitCredit, Take
 from .orders import StepOrders
 from .program import Instruction
+from .stage_bytes import HeldBytes
 
 
 class Done(msgspec.Struct):
@@ -72,7 +73,7 @@ class Progress:
     tied_sources: Mapping[QueueKey, int] = field(default_factory=dict)  # stages, by queues of what is shared
     orders: StepOrders | None = None  # of a run that chooses its schedule
     unordered: int | None = None  # the step that the loop does not begin before it knows its order
-    stage_bytes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by stage: fixed, and of a microbatch
+    stage_bytes: dict[int, HeldBytes] = field(default_factory=dict)  # by stage
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
     position_after: Callable[[int], Position] = Position  # so many steps, where none of those is
 

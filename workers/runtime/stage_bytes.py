@@ -12,17 +12,18 @@ from stageline.pipeline.tree import Tree, tensors
 from .program import Instruction
 
 CarriesOut = Callable[[Instruction, Sequence[Tree]], Tree]
+HeldBytes = tuple[int, int, int | None]  # that last; of a microbatch in flight; and so many more between its halves
 
 
 class StageBytesMeter:
     """Measures `stages` while `carry_out` computes: of each, the first forward that is trained and the first update.
-    `found`, by stage: the bytes that last, and those of a microbatch in flight."""
+    `found`, by stage; None for what is between the halves of a backward that cannot be split."""
 
-    def __init__(self, stages: Mapping[int, Stage], carry_out: CarriesOut, found: dict[int, tuple[int, int]]) -> None:
+    def __init__(self, stages: Mapping[int, Stage], carry_out: CarriesOut, found: dict[int, HeldBytes]) -> None:
         self._stages = stages
         self._carry_out = carry_out
         self._found = found
-        self._microbatch: dict[int, int] = {}  # by stage, until its first update
+        self._microbatch: dict[int, tuple[int, int | None]] = {}  # by stage, until its first update
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         """The same as without it."""
@@ -34,7 +35,7 @@ class StageBytesMeter:
         result = self._carry_out(instruction, received)
         if kind is Kind.UPDATE:
             lasting = lasting_bytes(self._stages[index])
-            self._found[index] = sum(lasting.values()), self._microbatch.pop(index, 0)
+            self._found[index] = sum(lasting.values()), *self._microbatch.pop(index, (0, 0))
         return result
 
     def _first_forward(self, index: int, instruction: Instruction, received: Sequence[Tree]) -> Tree:
@@ -43,5 +44,5 @@ class StageBytesMeter:
             output = self._carry_out(instruction, received)
         for tensor in tensors(output):
             saved.note(tensor)
-        self._microbatch[index] = saved.bytes if stage.in_flight else 0
+        self._microbatch[index] = (saved.bytes, stage.halfway_bytes()) if stage.in_flight else (0, 0)
         return output

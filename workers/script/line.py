@@ -58,10 +58,10 @@ class Line(AbstractContextManager["Line"]):
     these patterns, forward again instead of keeping their activations. `metrics` are means over rows, which `evaluate`
     gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
-    `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
-    thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
-    then none are forked. Files of a run of processes go to `folder`; `settings` are other keys of a plan,
-    {"recovery.lease": "30s"}.
+    `window` goes with "window", and may with "zb-h1". `workers`: "processes", one for each worker, forked from this
+    one, or "inline", in this thread. `broker`: the address at which workers on other machines join,
+    "tcp://0.0.0.0:7000" or "redis://host/0": then none are forked. Files of a run of processes go to `folder`;
+    `settings` are other keys of a plan, {"recovery.lease": "30s"}.
     `resume` is what `Line.resume` passes on: None begins a run. `progress` is drawn on stderr: with
     None if that is a terminal. `weights`: the file or folder that each worker reads those of its stages from; a
     function that makes the model is then called without memory for parameters. `trainable`: patterns of the names of

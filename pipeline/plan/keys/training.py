@@ -353,7 +353,8 @@ class SchedulePlan(Section):
         ]
     ] = Field(
         default=None,
-        description='For name = "window", and only there: how many microbatches each stage has in flight at most.',
+        description='For name = "window": how many microbatches each stage has in flight at most. For "zb-h1", if not '
+        "those of 1F1B: how many each has run forward at most before it has sent their gradients.",
         examples=[[7, 4]],
     )
     times: Unset[

@@ -18,6 +18,7 @@ class Verdict:
     busy: tuple[float, ...]  # how long each worker computes
     stage_peak: tuple[int, ...]  # microbatches that a stage has run forward and not yet wholly backward, at most
     worker_peak: tuple[int, ...]  # the same over all stages of a worker
+    halfway_peak: tuple[int, ...]  # microbatches of a stage between the two halves of their backwards, at most
     queue_bound: Mapping[str, int]  # messages put and not yet taken, at most, for any costs; by "forward-1"
 
     @property
@@ -70,6 +71,7 @@ def check_schedule(
             max(_in_flight(schedule, program, stages))
             for program, stages in zip(programs, schedule.placement, strict=True)
         ),
+        halfway_peak=tuple(max(_halfway(programs[schedule.owner(stage)], stage)) for stage in range(schedule.copies)),
         queue_bound=queue_bound,
     )
 
@@ -93,3 +95,13 @@ def _in_flight(schedule: Schedule, program: Program, stages: tuple[int, ...]) ->
         if action.stage in stages and schedule.trains(action.stage):
             in_flight += (action.kind is Kind.FORWARD) - (action.kind in ENDS_MICROBATCH)
             yield in_flight
+
+
+def _halfway(program: Program, stage: int) -> Iterator[int]:
+    """The number of microbatches of `stage` that have run their first half and not the second, after each action."""
+    halfway = 0
+    yield halfway
+    for _, action in program:
+        if action.stage == stage:
+            halfway += (action.kind is Kind.INPUT) - (action.kind is Kind.WEIGHT)
+            yield halfway

@@ -14,7 +14,7 @@ from support.shapes import line
 
 TERMS = replace(SNAPSHOTS, schedule=make_schedule("1f1b", line(2), 8), schedule_memory=10**6)
 TIMED = check_schedule(TERMS.schedule, Costs.even(2, forward=0.01, backward=0.02, latency=0.06), steps=8).timed
-BYTES = {0: [(0, 100, 10)], 1: [(1, 100, 10)]}
+BYTES = {0: [(0, 100, 10, None)], 1: [(1, 100, 10, None)]}
 
 
 def records(stage: int, *steps: int) -> list[StepRecord]:
@@ -107,6 +107,20 @@ def test_a_broker_that_was_restarted_goes_on_with_what_it_had_proposed() -> None
     assert another.core.run.orders.orders == []
 
 
+def test_a_broker_that_was_restarted_knows_the_times_of_the_newest_review() -> None:
+    run = ChoosingRun()
+    run.measured()
+    known = run.core.run.orders.review
+    assert known is not None
+    another = ChoosingRun(run.store)
+    another.join(0)
+    another.reported(0, 5)
+    review = another.core.ordering.review
+    assert review is not None
+    assert review.times is not None
+    assert (review.times.forward, review.times.input) == (known.forward, (None, None))
+
+
 def test_a_replacement_is_told_all_orders_and_the_closed_step_with_its_place() -> None:
     run = ChoosingRun()
     closed = told(run.measured())[0].closed
@@ -128,9 +142,10 @@ def test_a_run_with_a_schedule_of_its_own_is_not_measured() -> None:
 def test_workers_that_take_more_than_the_limit_whatever_the_schedule_are_told_of() -> None:
     run = ChoosingRun()
     for index in (0, 1):
-        run.send(name(index), report(index, steps=records(index, *range(5)), stage_bytes=[(index, 10**7, 10)]))
+        run.send(name(index), report(index, steps=records(index, *range(5)), stage_bytes=[(index, 10**7, 10, 0)]))
     run.after(1.5)
-    assert any("no schedule has room within schedule.memory" in each for each in run.core.run.events.warnings)
+    (told,) = [each for each in run.core.run.events.warnings if "no schedule has room within schedule.memory" in each]
+    assert 'The least is 10000010 bytes of a worker, by window 1,1: use schedule.memory = "10MiB" or more' in told
 
 
 @pytest.mark.parametrize("known", [1, 2])

@@ -77,7 +77,23 @@ def test_halves_are_compared_with_the_whole_as_it_was_before() -> None:
     assert found.halving == pytest.approx(1.3)
     assert found.backward == before.backward
     assert found.costs(halved=True).input == pytest.approx((0.013,) * 4)
-    assert found.costs(halved=False).input == pytest.approx((0.01,) * 4)
+    assert found.costs(halved=False).input == pytest.approx((0, 0.01, 0.01, 0.01))
+
+
+def test_what_is_known_from_before_has_become_as_much_slower_as_forwards_have() -> None:
+    before = MeasuredTimes.of(steps_of(make_schedule("1f1b", line(4), 8), COSTS), line(4))
+    slower = replace(
+        COSTS, forward=tuple(1.5 * each for each in COSTS.forward), input=(0.015,) * 4, weight=(0.015,) * 4
+    )
+    found = MeasuredTimes.of(steps_of(make_schedule("zb-h1", line(4), 8), slower), line(4), before)
+    assert found.backward == pytest.approx((0.03,) * 4)
+    assert found.halving == pytest.approx(1)
+
+
+def test_the_first_stage_that_trains_is_taken_to_compute_all_in_its_second_half() -> None:
+    found = measured("1f1b", line(4)).costs(halved=True)
+    assert found.input == pytest.approx((0, 0.01, 0.01, 0.01))
+    assert found.weight == pytest.approx((0.02, 0.01, 0.01, 0.01))
 
 
 def test_messages_that_hold_each_other_up_show_how_long_each_keeps_the_link_busy() -> None:

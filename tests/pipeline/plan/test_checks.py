@@ -51,6 +51,7 @@ DISAGREEING = [
     ),
     ({"schedule__name": "window"}, "schedule.window", 'name = "window" needs it: one K for each stage'),
     ({"schedule__window": [2, 1]}, "schedule.window", 'name = "1f1b" takes none; use name = "window"'),
+    ({"schedule__name": "zb-h1", "schedule__window": [2]}, "schedule.window", "1 values for 2 stages"),
     ({"schedule__name": "window", "schedule__window": [2]}, "schedule.window", "1 values for 2 stages"),
     (
         {"queues__codec": {"backward": "bf16", "backward-1": "int8"}},

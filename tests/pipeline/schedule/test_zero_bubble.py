@@ -36,6 +36,20 @@ def test_gradients_of_weights_fill_what_1f1b_leaves_idle() -> None:
     ]
 
 
+def test_with_a_window_stages_run_further_ahead_and_defer_more_weights() -> None:
+    assert drawn(make_schedule("zb-h1", line(2), 5, window=(4, 1))).splitlines() == [
+        "F0 F1 F2 F3 I0 W0 F4 I1 W1 I2 W2 I3 W3 I4 W4",
+        ".. F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 W2 W3 W4",
+    ]
+
+
+@pytest.mark.parametrize("stages", range(1, 6))
+def test_with_1f1bs_window_it_is_the_same(stages: int) -> None:
+    for schedule in accepted("zb-h1", line(stages), 8):
+        window = range(stages, 0, -1)
+        assert make_schedule("zb-h1", line(stages), schedule.microbatches, window=window) == schedule
+
+
 @pytest.mark.parametrize("workers", range(1, 7))
 def test_zb_h1_is_torchs_with_a_stage_for_each_worker(workers: int) -> None:
     from torch.distributed.pipelining import schedules  # which takes seconds to load

@@ -318,6 +318,30 @@ def test_a_frozen_stage_keeps_nothing_between_the_halves() -> None:
     made.backward_weight()
 
 
+@pytest.mark.parametrize("needs_gradient", [True, False], ids=["inner", "first"])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_what_waits_between_the_halves_is_known_after_the_forward(layers, needs_gradient) -> None:
+    make, shape = LAYERS[layers]
+    torch.manual_seed(0)
+    made = stage(make())
+    output = made.forward(torch.randn(shape).requires_grad_(needs_gradient))
+    told = made.halfway_bytes()
+    made.backward_input(randoms(output, 0), step=0, microbatch=0)
+    halves = made._halves.values()
+    kept = [each for half in halves for noted in half._noted.values() for each in noted if each is not None]
+    kept += [gradient for half in halves for part in half._parts for _, gradient in part.roots]
+    assert told == sum(each.numel() * each.element_size() for each in kept)
+    made.backward_weight(step=0, microbatch=0)
+
+
+def test_a_stage_that_cannot_split_its_backward_says_so_after_the_forward() -> None:
+    made = stage(Recomputed(use_reentrant=True))
+    assert made.halfway_bytes() == 0  # nothing is in flight
+    made.forward(torch.randn(FLAT, requires_grad=True))
+    assert made.halfway_bytes() is None
+    assert stage(nn.Linear(8, 8), recompute="stage").halfway_bytes() is None
+
+
 def test_checkpointing_that_computes_all_gradients_at_once_is_refused_by_name() -> None:
     made = stage(Recomputed(use_reentrant=True))
     made.forward(torch.randn(FLAT, requires_grad=True))

@@ -119,6 +119,7 @@ def _show_schedules(found: "Estimate") -> None:
     """Between what the run chooses, if it does."""
     if not found.schedules:
         return
+    from stageline.pipeline.choice import MOST_HALVING
     from stageline.pipeline.plan.keys.training import AUTO_BEGINS_WITH  # slow to import
 
     rows = [
@@ -130,6 +131,11 @@ def _show_schedules(found: "Estimate") -> None:
         f"auto: the run begins with {AUTO_BEGINS_WITH}, measures stages and links in its first steps, and takes what a "
         "step takes least with, of these and of windows as large as the links need and schedule.memory allows"
     )
+    if halving := [each.name for each in found.schedules if each.halves and not each.reason]:
+        say(
+            f"auto: {', '.join(halving)}: backwards in two halves, which are measured if that promises the fastest "
+            f"step, and not taken where the halves take more than {MOST_HALVING} times as long as the whole"
+        )
 
 
 def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:

@@ -108,7 +108,10 @@ def list_(as_json: bool) -> None:
 @click.option("--placement", metavar="'0,2;1,3'", callback=_placement, help="The stages of each worker.")
 @click.option("--microbatches", type=click.IntRange(min=1), help="Number of microbatches in a batch.")
 @click.option(
-    "--window", metavar="K,K,...", callback=_window, help="For the schedule window: microbatches in flight, by stage."
+    "--window",
+    metavar="K,K,...",
+    callback=_window,
+    help="For the schedules window and zb-h1: microbatches in flight, by stage.",
 )
 @click.option(
     "--first-trainable",
