@@ -37,6 +37,20 @@ def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(works
     assert found["idle"] == list(check_schedule(schedule.make_schedule("1f1b", [(0,), (1,)], 3)).idle)
 
 
+def test_a_run_that_chooses_its_schedule_is_told_between_which_and_when_halves_of_backwards_are_refused(
+    workspace, capsys
+):
+    auto = ("--set", "schedule.name=auto", "--set", "schedule.memory=1GiB")
+    assert workspace.here("plan", ".", *auto) == 0
+    printed = capsys.readouterr().out
+    assert "auto: zb-h1: backwards in two halves, which are measured if that promises the fastest step" in printed
+    assert "more than 1.15 times as long as the whole" in printed
+    assert workspace.here("plan", ".", *auto, "--set", "memory.recompute=stage") == 0
+    printed = capsys.readouterr().out
+    assert "splits backwards in two halves, and stages 0, 1 cannot, since activations are recomputed there" in printed
+    assert "auto: zb-h1" not in printed
+
+
 def test_codecs_are_told_with_the_bytes_of_what_they_write(workspace, capsys):
     codec = ("--set", "queues.codec.forward=int8")
     assert workspace.here("plan", ".", "--json", *codec) == 0
