@@ -3,7 +3,8 @@
 stages      weights, gradients, optimizer, and what is stashed of the microbatches in flight
 working     what operations make and free again: of one stage at a time
 messages    those that are kept until a checkpoint lets them go, and those that have come and wait
-snapshots   a copy of the stages' state, while it is written: after an update, which has cleared the gradients
+snapshots   a copy of the stages' state, while it is written: after an update, which has cleared the gradients, and
+            before backwards, for which activations are fetched
 offload     activations on their way to files and back; what is in files is not in `stages`, nor in `snapshots`
 compiler    torch's, which `torch.utils.checkpoint` imports
 """
@@ -33,8 +34,8 @@ def worker_estimates(
             "stages": sum(stage.total - stage.offloaded - stage.in_files for stage in own),
             "working": max(stage.working for stage in own),
             "messages": _messages(job, own, queues),
-            "snapshots": sum(map(_copied, own)) if _copies_in_memory(job) else 0,
-            "offload": min(sum(stage.offloaded for stage in own), BACKLOG + AHEAD),
+            "snapshots": _copied(own) if _copies_in_memory(job) else 0,
+            "offload": _on_the_way(own),
             "compiler": _COMPILER if any(_recomputes(job, stage) for stage in placed) else 0,
         }
         found.append(WorkerEstimate(worker, parts, max(model, sum(parts.values()))))
@@ -45,9 +46,15 @@ def _recomputes(job: Job, copy: int) -> bool:
     return job.plan.recompute_of(job.schedule.replicas.stage(copy)) is not None
 
 
-def _copied(stage: StageEstimate) -> int:
-    """Beyond the gradients, which are not there at the time."""
-    return max(0, sum(stage.bytes[part] for part in _SAVED) - stage.bytes["gradients"])
+def _copied(own: Sequence[StageEstimate]) -> int:
+    """Beyond the gradients, and what is fetched ahead for backwards, which are not there at the time."""
+    copies = sum(max(0, sum(each.bytes[part] for part in _SAVED) - each.bytes["gradients"]) for each in own)
+    return max(0, copies - max(0, _on_the_way(own) - BACKLOG))
+
+
+def _on_the_way(own: Sequence[StageEstimate]) -> int:
+    """Activations to files and back."""
+    return min(sum(stage.offloaded for stage in own), BACKLOG + AHEAD)
 
 
 def _copies_in_memory(job: Job) -> bool:
