@@ -32,6 +32,7 @@ from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.lifeline import NONE, Lifeline
 from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.disk.background_writer import WriteFailed
+from stageline.workers.disk.freed_memory import keep_freed_memory
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.metrics_file import MetricsNotWritten
@@ -149,6 +150,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
             )
         job = replace(job, length=job.length or assigned.length).only(job.schedule.placement[assigned.index])
         gc.collect()  # the model may refer to itself
+        keep_freed_memory()  # from here on: what loading has freed goes back
         _exit_on_signals(control)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
