@@ -10,13 +10,14 @@ No thread but the worker's own has to run for a message to arrive: the system wa
 import math
 import os
 import select
+from collections.abc import Callable
 from time import monotonic
 
 from stageline.broker.codec.message import Message
 from stageline.broker.errors import EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.delivery import Receiver
-from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.ends import Found, QueueOptions
 from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.queues.linked import LinkedQueues
 
@@ -35,6 +36,7 @@ class ShmQueues(LinkedQueues):
         super().__init__(run, incarnation, options)
         self.endpoint = url
         self._looking = Looking(len(os.sched_getaffinity(0)))
+        self._waiting_since = 0.0  # the last wait for a message that was not here
         try:
             self.outbound_link = self._listener = Listener(url, run, options.key)
         except EndpointTaken:
@@ -47,7 +49,20 @@ class ShmQueues(LinkedQueues):
 
     def take_soon(self, link: InboundLink, receiver: Receiver) -> Message | None:
         """Looks at the connection again and again for a while, without sleeping."""
-        until = monotonic() + self._looking.seconds()
+        message = link.take(receiver)
+        if message is None:
+            self._waiting_since = monotonic()
+            if seconds := self._looking.seconds():
+                return self._look(link, receiver, self._waiting_since + seconds)
+        return message
+
+    def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
+        found = super().wait_for(look, timeout)
+        if found is not None:
+            self._looking.woken(monotonic() - self._waiting_since)
+        return found
+
+    def _look(self, link: InboundLink, receiver: Receiver, until: float) -> Message | None:
         while (message := link.take(receiver)) is None:
             if monotonic() >= until:
                 self._looking.in_vain()

@@ -51,3 +51,20 @@ def test_with_one_processor_a_worker_rarely_looks() -> None:
     assert sleeps_until_it_looks(looking) == MOST
     looking.in_vain()
     assert sleeps_until_it_looks(looking) == MOST
+
+
+def test_a_wait_that_slept_and_was_short_makes_it_look_again_at_once() -> None:
+    looking = Looking(2)
+    for _ in range(6):
+        looking.in_vain()
+    assert not looking.seconds()
+    looking.woken(2 * LOOK)
+    assert not looking.seconds(), "looking for as long as it does would have been in vain"
+    looking.woken(LOOK / 2)
+    assert looking.seconds() == LOOK
+
+
+def test_with_one_processor_a_short_wait_does_not_make_it_look() -> None:
+    looking = Looking(1)
+    looking.woken(0.0)
+    assert not looking.seconds()
