@@ -30,9 +30,9 @@ WIRES: dict[str, Opener] = {"bare pyzmq": bare.open_wire, "stageline": ours.open
 ABOUT = """\
 Two processes on one machine exchange float32 tensors of one size. The latency is half of a round trip; the rate is that
 of a stream in one direction. Bare sends memory as it is, into memory that is already a tensor; ours retains each
-message, sends a header and checksums with it, and gives each received tensor memory of its own. Beside `shm`, bare
-pyzmq goes over ipc. Figures are medians over the rounds; wires take turns. Copying 16 MB from one tensor to another, in
-one process, has the rate of the last table."""
+message, sends a header and checksums with it, gives each received tensor memory of its own, and keeps what it frees, as
+a worker does. Beside `shm`, bare pyzmq goes over ipc. Figures are medians over the rounds; wires take turns. Copying 16
+MB from one tensor to another, in one process, has the rate of the last table."""
 
 
 def measure(rounds: int) -> BenchmarkResult:

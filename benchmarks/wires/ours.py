@@ -12,6 +12,7 @@ from stageline.broker.queues.base import QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.shm.queues import ShmQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.workers.process.freed_memory import keep_freed_memory
 
 ROUND = 8  # messages after which those received are trimmed
 WINDOW = 16  # messages that may be on their way
@@ -55,7 +56,8 @@ class OurWire:
 
 
 def open_wire(url: str, end: int, nbytes: int) -> OurWire:
-    """Each end listens at an address of its own: at `url`, and right beside it."""
+    """Each end listens at an address of its own: at `url`, and right beside it. It keeps memory as a worker does."""
+    keep_freed_memory()
     places = url, _beside(url)
     kind = ShmQueues if url.startswith("shm://") else ZeroMQQueues
     queues = kind("wire", end + 1, places[end], TERMS)

@@ -14,6 +14,7 @@ from zlib_ng.zlib_ng import crc32
 
 from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.workers.process.freed_memory import keep_freed_memory
 
 from .ours import ROUND, TERMS, OurWire
 
@@ -52,5 +53,6 @@ class BareRedisWire:
 
 
 def open_wire(url: str, end: int, nbytes: int) -> OurWire:
-    """Our queues over the server at `url`."""
+    """Our queues over the server at `url`; its processes keep memory as workers do."""
+    keep_freed_memory()
     return OurWire(RedisQueues("wire", end + 1, url, TERMS), end)

@@ -1,0 +1,52 @@
+"""Memory that a worker frees stays with its process. In processes of their own, since that lasts as long as they do."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PAGES = 2**24 // os.sysconf("SC_PAGESIZE")  # of the memory that each round takes, 16 MiB
+
+ROUNDS = """
+import resource, sys
+from stageline.workers.process.freed_memory import keep_freed_memory
+kept = keep_freed_memory() if "keep" in sys.argv else None
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [bytearray(2**20) for _ in range(16)]
+    del held
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+
+
+def last_round(*arguments: str, **environment: str) -> tuple[str, int]:
+    """What `keep_freed_memory` returned, and the page faults of the last of four equal rounds."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", ROUNDS, *arguments]
+    done = subprocess.run(command, env={**own, **environment}, capture_output=True, text=True, check=True)
+    kept, faults = done.stdout.split()
+    return kept, int(faults)
+
+
+def test_without_it_every_round_asks_the_system_for_all_its_memory() -> None:
+    """Else the next test could not fail."""
+    kept, faults = last_round()
+    assert kept == "None"
+    assert faults > PAGES / 2
+
+
+def test_a_round_takes_the_memory_that_the_one_before_has_freed() -> None:
+    kept, faults = last_round("keep")
+    assert kept == "True"
+    assert faults < PAGES / 50
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+def test_what_the_user_has_set_for_it_stays(name: str) -> None:
+    kept, faults = last_round("keep", **{name: "131072"})
+    assert kept == "False"
+    assert faults > PAGES / 2
