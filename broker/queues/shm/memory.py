@@ -63,6 +63,7 @@ class SharedMemory:
         """Raises `OSError` if it cannot be mapped. The descriptor may be closed afterwards."""
         self.size = size
         self._map = mmap.mmap(descriptor, size)
+        _prefer_large_pages(self._map)
         self._bytes = memoryview(self._map)
 
     @classmethod
@@ -93,6 +94,12 @@ class SharedMemory:
         self._bytes.release()
         with suppress(BufferError):
             self._map.close()
+
+
+def _prefer_large_pages(memory: mmap.mmap) -> None:
+    """Large messages are copied faster through pages of 2 MB, where the system has them (its shmem_enabled)."""
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def new_descriptor(size: int) -> int:
