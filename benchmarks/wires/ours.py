@@ -12,7 +12,7 @@ from stageline.broker.queues.base import QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.shm.queues import ShmQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.workers.process.freed_memory import keep_freed_memory
+from stageline.workers.process.kept_memory import keep_freed_memory
 
 ROUND = 8  # messages after which those received are trimmed
 WINDOW = 16  # messages that may be on their way

@@ -14,7 +14,7 @@ from zlib_ng.zlib_ng import crc32
 
 from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.queues.redis.queues import RedisQueues
-from stageline.workers.process.freed_memory import keep_freed_memory
+from stageline.workers.process.kept_memory import keep_freed_memory
 
 from .ours import ROUND, TERMS, OurWire
 
