@@ -150,7 +150,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
             )
         job = replace(job, length=job.length or assigned.length).only(job.schedule.placement[assigned.index])
         gc.collect()  # the model may refer to itself
-        keep_freed_memory()  # from here on: what loading has freed goes back
+        _keep_memory(job.plan)  # from here on: what loading has freed goes back
         _exit_on_signals(control)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
@@ -191,6 +191,12 @@ def _require_weights(job: Job, claim: int | None) -> None:
         except ModelRefused as error:
             refused.append(error)
     raise refused[0]
+
+
+def _keep_memory(plan: Plan) -> None:
+    """Faster, except where a run offloads: there memory is scarce."""
+    if not plan.offloaded:
+        keep_freed_memory()
 
 
 def _exit_on_signals(control: ControlThread) -> None:

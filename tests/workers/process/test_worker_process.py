@@ -44,3 +44,13 @@ def test_a_worker_that_finds_no_broker_exits_with_the_code_for_that(workspace: W
 
 def test_a_device_that_this_machine_lacks_is_not_warmed_up(workspace: Workspace) -> None:
     warm_up(read_plan(workspace.folder, sets=["workers.0.stages=[0,1]", "workers.0.device=cuda:99"]), 0)
+
+
+@pytest.mark.parametrize(("offload", "kept"), [("[]", True), ('["activations"]', False), ('["weights"]', False)])
+def test_a_worker_keeps_the_memory_that_it_frees_unless_it_offloads(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, offload: str, kept: bool
+) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: calls.append(True))
+    process._keep_memory(read_plan(workspace.folder, sets=[f"memory.offload={offload}"]))
+    assert bool(calls) == kept
