@@ -1,4 +1,4 @@
-"""Claim: zero bubble schedules are faster than 1F1B where there is something to compute, and as fast as torch's.
+"""What zero bubble schedules gain on 1F1B, in stageline and in torch.
 
 Each schedule runs in stageline and in `torch.distributed.pipelining`: the same lists of actions, in two runtimes.
 """
@@ -24,10 +24,7 @@ from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule
 from stageline.workers.launch.template import Template
 
-WORKLOADS = (  # with a layer for each stage where a process has two
-    Workload(width=64, layers=2, sequence=16, rows=4, warm=10, timed=40),
-    Workload(width=256, layers=2, sequence=64, rows=4, warm=1, timed=6),
-)
+WORKLOADS = (Workload(width=256, layers=2, sequence=64, rows=4, warm=1, timed=6),)  # layers for two stages a process
 LOOPED: gloo.Placement = ((0, 2), (1, 3))
 V_SHAPED: gloo.Placement = ((0, 3), (1, 2))
 BASE = "1F1B"
