@@ -25,6 +25,7 @@ from .claims import (
     throughput,
     transports,
     weights,
+    zero_bubble,
 )
 from .measuring.finding import BenchmarkResult
 from .measuring.machine import machine
@@ -51,6 +52,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "startup": startup.measure,
     "weights": weights.measure,
     "coordinator": coordinator_load.measure,
+    "zero-bubble": zero_bubble.measure,
 }
 
 

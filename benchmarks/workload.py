@@ -64,10 +64,11 @@ def batches(batch_size: int, seed: int, width: int, sequence: int, held_out: int
     return Rows(*_rows(batch_size, sequence, width), batch_size, seed, shuffle=False, held_out=kept)
 
 
-def stage(workload: Workload, index: int) -> nn.Sequential:
-    """The layers of one stage, with the weights they have in the unsplit model."""
-    first = index * workload.layers
-    return nn.Sequential(*layers(workload)[first : first + workload.layers])
+def stage(workload: Workload, index: int, stages: int = STAGES) -> nn.Sequential:
+    """The layers of one of `stages` equal stages, with the weights they have in the unsplit model."""
+    every = layers(workload)
+    count = len(every) // stages
+    return nn.Sequential(*every[index * count : (index + 1) * count])
 
 
 def batch(workload: Workload) -> tuple[Tensor, Tensor]:
