@@ -74,6 +74,7 @@ def test_what_is_chosen_is_what_the_plan_then_foresees_within_its_limit(limit: i
     assert chosen(wanted) == found
 
 
+@pytest.mark.slow
 def test_what_the_plan_says_is_kept_and_the_rest_is_chosen(wide: Workspace) -> None:
     kept = chosen(plan(wide, "memory.limit=200MiB", "memory.offload=[]"))
     assert set(kept.keys) == {"stage.0.recompute", "stage.1.recompute"}
@@ -89,6 +90,7 @@ def test_a_worker_may_have_a_limit_of_its_own(wide: Workspace) -> None:
     assert found.keys["stage.0.offload"] == []
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_worker_the_closest_and_the_least_limit_are_named(wide: Workspace) -> None:
     with pytest.raises(PlanRefused) as refused:
         chosen(plan(wide, "workers.0.stages=[0]", "workers.1.stages=[1]", "workers.0.memory=20MiB"))
@@ -125,9 +127,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "folder", [each if each == "replicas" else pytest.param(each, marks=pytest.mark.slow) for each in OTHERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", OTHERS)
 def test_in_other_runs_too_the_limit_that_is_named_is_enough(folder: str) -> None:
     name, *sets = OTHERS[folder]
     with pytest.raises(PlanRefused) as refused:
