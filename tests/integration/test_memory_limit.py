@@ -15,6 +15,7 @@ from support.workspace import Workspace
 PLAN = ROOT / "benchmarks"
 SETS = (
     "run.steps=2",
+    "data.check=false",
     "model.options={ width = 512, layers = 2 }",
     "data.options={ width = 512, sequence = 128 }",
     "schedule.microbatches=4",
@@ -27,6 +28,7 @@ LIMIT = 192 << 20  # of about 410 MiB that a worker takes without; least are 190
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # three trials of a model of 50 MB, and two runs of it
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_that_has_to_recompute_and_to_offload_keeps_its_weights_and_its_limit(tmp_path: Path) -> None:
     found = chosen_memory(read_plan(PLAN, sets=[*SETS, f"memory.limit={LIMIT}"]), lambda what: None)
