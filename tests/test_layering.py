@@ -23,6 +23,7 @@ LADDER = {
     "pipeline/schedule": PURE,
     "pipeline/schedule/check": PURE,
     "pipeline/choice": PURE,
+    "pipeline/budget": PURE,
     "pipeline/timetable": PURE,
     "pipeline/evaluation": PURE,
     "pipeline/plan/keys": PURE,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 
-from . import schedule_checks, stage_checks, training_checks
+from . import memory_checks, schedule_checks, stage_checks, training_checks
 from .errors import PlanError
 from .keys.models import PlanTables
 from .staying import problems_of_staying
@@ -64,20 +64,6 @@ def _record(plan: PlanTables) -> Iterator[PlanError]:
         )
 
 
-def _offload(plan: PlanTables) -> Iterator[PlanError]:
-    if not plan.offloaded:
-        return
-    if plan.queues.url == "memory://":
-        yield PlanError("memory.offload", 'over queues.url = "memory://" nothing is offloaded; use another')
-    for index, worker in enumerate(plan.workers):
-        if worker.device != "cpu":
-            yield PlanError(
-                "memory.offload",
-                f"worker {index} computes on {worker.device}, and {' and '.join(plan.offloaded)} are offloaded from "
-                'the CPU alone; leave it out, or use memory.recompute = "stage"',
-            )
-
-
 Check = Callable[[PlanTables], Iterator[PlanError]]
 
 _STAGES = ("model.cut", "model.stages")
@@ -135,7 +121,8 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), stage_checks.replicated),
     (("workers", "stage", *_STAGES, *_NOT_IN_GROUPS), stage_checks.groups),
     (("workers", "model.weights"), stage_checks.weights),
-    (("workers", "memory", "queues.url"), _offload),
+    (("workers", "stage", "memory", "queues.url"), memory_checks.offload),
+    (("workers", "stage", "memory", "queues.url", "schedule.name", "data.source"), memory_checks.limit),
     (("workers", "stage", "memory", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), schedule_checks.shape),
     ((*_STAYING, "data.source", "model.prefix_cache", "workers", "stage", *_STAGES), problems_of_staying),
 )

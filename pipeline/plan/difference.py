@@ -15,6 +15,7 @@ UNCOUNTED = frozenset(
         "run.log_every",
         "model.balance",  # what the two lead to is in model.cut
         "model.stage_memory",
+        "memory.limit",
         "memory.recompute",
         "memory.offload",
         "schedule.file",  # what it says is in schedule.rows
@@ -46,7 +47,7 @@ _LAYOUT = re.compile(
 )
 
 
-_UNCOUNTED_OF_STAGE = re.compile(r"stage\.\d+\.(recompute|elastic)")
+_UNCOUNTED_PART = re.compile(r"stage\.\d+\.(recompute|offload|elastic)|workers\.\d+\.memory")
 _ONE = re.compile(r"stage\.\d+\.(replicas|tensor|shard)")  # 1 is what a stage without the table has
 _WEIGHTS = re.compile(r"(model|workers\.\d+)\.weights")
 
@@ -87,7 +88,7 @@ def counted(tables: Mapping[str, object]) -> dict[str, object]:
 def _is_counted(key: str, value: object) -> bool:
     """A stage's table may be there for what is not counted alone: then it says that it has one replica, one process."""
     one = _ONE.fullmatch(key) is not None and value == 1
-    return not (key in UNCOUNTED or one or _UNCOUNTED_OF_STAGE.fullmatch(key))
+    return not (key in UNCOUNTED or one or _UNCOUNTED_PART.fullmatch(key))
 
 
 def differences(here: Mapping[str, object], there: Mapping[str, object]) -> tuple[Difference, ...]:

@@ -15,6 +15,7 @@ from .checks import problems
 from .difference import counted
 from .errors import PlanError, PlanRefused, shown
 from .keys.models import PlanTables
+from .keys.training import StagePlan
 from .tables import canonical, flat
 
 Origin = Literal["default", "file", "environment", "--set"]
@@ -32,6 +33,11 @@ _SEEN = (
 _MEASURED = (
     "where to cut is measured once, by `stageline train`, which begins the run; this process cannot decide it. Run "
     "`stageline plan`, and write the cut that it shows into the plan file, as model.cut"
+)
+
+_CHOSEN = (
+    "what stages recompute and offload is chosen once, by `stageline train`, which begins the run; this process cannot "
+    "choose it. Run `stageline plan`, and write what it chooses into the plan file, as [stage.0], [stage.1] and so on"
 )
 
 
@@ -95,6 +101,21 @@ class Plan(PlanTables):
         """The same plan, cut before the layers of these numbers into as many stages as it has."""
         model = self.model.model_copy(update={"cut": tuple(cut)})
         return self.model_copy(update={"model": model, "origins": {**self.origins, "model.cut": "--set"}})
+
+    def with_memory(self, chosen: Mapping[str, object]) -> "Plan":
+        """The same plan with what was `chosen` of the keys [stage.N] recompute and offload, by dotted key."""
+        tables = dict(self.stage or {})
+        for key, value in chosen.items():
+            _, stage, name = key.split(".")
+            given = tuple(value) if isinstance(value, list | tuple) else value
+            tables[stage] = tables.get(stage, StagePlan()).model_copy(update={name: given})
+        return self.model_copy(update={"stage": tables, "origins": {**self.origins, **dict.fromkeys(chosen, "--set")}})
+
+    def demand_memory(self) -> None:
+        """Raises `PlanRefused` if what stages recompute and offload has yet to be chosen: a process that computes some
+        of them does not try them all."""
+        if self.chooses_memory:
+            raise PlanRefused([self._error(key, _CHOSEN) for key in self.limit_keys])
 
     def demand_cut(self) -> None:
         """Raises `PlanRefused` if where the model is cut has yet to be measured: two processes that each measured it

@@ -35,6 +35,7 @@ PREFIX = "STAGELINE_"
 _MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
 _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
 _FILE, _ROWS = ("schedule", "file"), ("schedule", "rows")
+_SHORT: dict[Key, Key] = {("memory",): ("memory", "limit")}  # what a table means that is written as one value
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
@@ -111,7 +112,7 @@ def _plan(
     path = None if file is None else file.absolute()
     folder = re.sub(r"\W+", "-", path.parent.name if path else "").strip("-")  # as far as it makes the run's name
     default = Setting(("run", "name"), folder or "run", "default")
-    written = [Setting(key, value, "file", place(name, lines, key)) for key, value in leaves(tables)]
+    written = [Setting(_long(key, value), value, "file", place(name, lines, key)) for key, value in leaves(tables)]
     typed = [_from_set(argument) for argument in sets]
     chosen = [each for each in typed if isinstance(each, Setting)]
     errors = [each for each in typed if isinstance(each, PlanError)]
@@ -156,7 +157,12 @@ def _from_set(argument: str) -> Setting | PlanError:
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(key):
         return PlanError(masked(argument), "write section.key=value, such as run.steps=20", "--set")
-    return Setting(key, _toml(text.strip()), "--set", "--set", text.strip())
+    value = _toml(text.strip())
+    return Setting(_long(key, value), value, "--set", "--set", text.strip())
+
+
+def _long(key: Key, value: object) -> Key:
+    return key if isinstance(value, Mapping) else _SHORT.get(key, key)
 
 
 def _merged(settings: Iterable[Setting]) -> dict[Key, Setting]:

@@ -50,10 +50,8 @@ def delayed(plan: PlanTables) -> Iterator[PlanError]:
             f'name = "2bw" keeps two versions of the weights, too few for {choice.microbatches} microbatches a step on '
             f"{stages} stages; use {stages} or more",
         )
-    if "weights" in plan.offloaded:
-        yield PlanError(
-            "memory.offload", 'name = "2bw" keeps both versions of the weights in memory; leave out "weights"'
-        )
+    for key in (key for key, parts in plan.offloads.items() if "weights" in parts):
+        yield PlanError(key, 'name = "2bw" keeps both versions of the weights in memory; leave out "weights"')
     if plan.caches_prefix:
         yield PlanError("model.prefix_cache", 'name = "2bw" keeps no rows of it; leave it out, or use name = "1f1b"')
 

@@ -134,7 +134,7 @@ def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
         yield "model.prefix_cache keeps nothing beside a group; leave one of the two out"
     if recomputes:
         yield "recompute runs no split layers again; leave one of the two out"
-    if plan.offloaded:
+    if plan.offloads:
         yield "memory.offload takes nothing of what several processes keep; leave one of the two out"
     if plan.schedule.is_auto:
         yield 'schedule.name = "auto" does not measure what several processes take; name one, such as 1f1b'

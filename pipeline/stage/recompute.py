@@ -25,8 +25,9 @@ from .layers.layer import BoundLayer, HeldTensor, joined, parts_of
 from .layers.memory import copied
 from .stash import InputNodes
 
-WHOLE = "stage"
-Recompute = Literal["stage"] | Sequence[str]  # the stage as one, or patterns of the names of layers and modules in them
+WHOLE, EACH = "stage", "layers"
+# The stage as one, its layers one by one, or patterns of the names of layers and modules in them.
+Recompute = Literal["stage", "layers"] | Sequence[str]
 Forward = Callable[..., Any]
 
 
@@ -40,9 +41,9 @@ def recomputation_of(body: Body, wanted: Recompute | None, *, versions: bool) ->
     """None where nothing runs again. With `versions`, each forward has weights that no update writes to."""
     if wanted is None:
         return None
-    if wanted != WHOLE and not _are_patterns(wanted):
-        raise StageError(f'recompute = {wanted!r}: "{WHOLE}" or a list of patterns of names is wanted')
-    modules = {} if wanted == WHOLE else outermost(recomputable(body.names, list(body)), wanted)
+    if wanted not in (WHOLE, EACH) and not _are_patterns(wanted):
+        raise StageError(f'recompute = {wanted!r}: "{WHOLE}", "{EACH}" or a list of patterns of names is wanted')
+    modules = _modules(body, wanted)
     if wanted != WHOLE and not modules:
         return None
     checkpoint(torch.neg, torch.zeros(()), use_reentrant=False)  # it imports torch's compiler, for a second or longer
@@ -122,6 +123,13 @@ def recomputable(names: Sequence[str], layers: Sequence[torch.nn.Module]) -> dic
                 found |= {joined(path, key) if key else path: each for key, each in called_alone}
         found[name] = layer
     return found
+
+
+def _modules(body: Body, wanted: Recompute) -> dict[str, torch.nn.Module]:
+    """What runs again by itself, by its names."""
+    if wanted == EACH:
+        return dict(zip(body.names, body, strict=True))
+    return {} if wanted == WHOLE else outermost(recomputable(body.names, list(body)), wanted)
 
 
 def outermost(named: Mapping[str, torch.nn.Module], patterns: Sequence[str]) -> dict[str, torch.nn.Module]:

@@ -67,9 +67,9 @@ class Stage:
     `groups` have settings of the optimizer for parameters by their names: those in `titles`, where it has them.
     With `ema_decay`, every update ends with that of an exponential moving average of the weights.
     With `autocast` = "bf16", forwards and the loss compute in that precision where torch's autocast does.
-    `recompute` keeps less of each forward, which backward runs again, with the same bits: "stage", or patterns of the
-    names of layers and of modules in them. Every forward seeds torch's default generators, layer by layer; one that
-    runs again, too.
+    `recompute` keeps less of each forward, which backward runs again, with the same bits: "stage", "layers", or
+    patterns of the names of layers and of modules in them. Every forward seeds torch's default generators, layer by
+    layer; one that runs again, too.
     """
 
     def __init__(

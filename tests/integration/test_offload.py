@@ -148,12 +148,22 @@ def test_a_model_of_three_times_what_its_worker_may_have_trains_to_the_same_weig
     assert "allocate memory" in (workspace.runs()[-1] / "worker-1.log").read_text()
 
 
+def test_a_stage_may_offload_something_else_than_all() -> None:
+    found = read_plan(EXAMPLES / "mlp", sets=['memory.offload=["weights"]', "stage.1.offload=[]"])
+    assert (found.offloaded_of(0), found.offloaded_of(1)) == (("weights",), ())
+    assert found.digest() == read_plan(EXAMPLES / "mlp").digest()
+
+
 def test_what_cannot_be_offloaded_is_refused_by_name() -> None:
     wanted = 'memory.offload=["activations"]'
     with pytest.raises(PlanRefused, match=r'memory.offload = \["activations"\]: worker 1 computes on cuda:0'):
         read_plan(EXAMPLES / "mlp", sets=[wanted, "model.stages=2", *_workers("cpu", "cuda:0")])
     with pytest.raises(PlanRefused, match=r'memory.offload = .*over queues.url = "memory://" nothing is offloaded'):
         read_plan(EXAMPLES / "mlp", sets=[wanted, "queues.url=memory://"])
+    with pytest.raises(PlanRefused, match=r'stage.1.offload = \["optimizer"\]: worker 1 computes on cuda:0'):
+        read_plan(
+            EXAMPLES / "mlp", sets=['stage.1.offload=["optimizer"]', "model.stages=2", *_workers("cpu", "cuda:0")]
+        )
     with pytest.raises(PlanRefused, match=r'memory.offload = \["gradients"\]: a list of "activations", "weights"'):
         read_plan(EXAMPLES / "mlp", sets=['memory.offload=["gradients"]'])
     delayed = ['memory.offload=["weights"]', "schedule.name=2bw", "schedule.mode=async"]

@@ -143,6 +143,14 @@ ROWS = (
         'it would wait for ever. Use "1MiB" or more',
     ),
     sets(
+        "a limit of memory that nothing fits",
+        ("memory=1MiB",),
+        "memory.limit = 1048576: worker 0 would take",
+        "with what comes closest: stage 0 with recompute",
+        'Use "17MiB" or more',
+    ),
+    sets("a limit of memory in no unit", ("memory=2XB",), 'memory.limit = "2XB": a size in bytes', "units are B, KB"),
+    sets(
         "recording without snapshots",
         ("recovery.record=all", "recovery.restarts=0"),
         'recovery.record = "all": a replay begins at a snapshot',

@@ -12,6 +12,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
+from stageline.workers.preflight.trial_result import StageMemory
 from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
 from stageline.workers.process.socket_paths import demand_short_socket_paths
@@ -24,7 +25,7 @@ from .children import LocalRun, ScriptProcess
 from .first_batches import demand_same_data, keep_first_batches
 from .supervisor import supervise
 from .template import Template
-from .trials import cut_arguments, try_plan
+from .trials import cut_arguments, memory_arguments, try_plan
 
 IN_MEMORY = "memory://"
 
@@ -41,7 +42,8 @@ class Launch:
     warnings: tuple[str, ...]
     resumes: bool = False
     spares: int = 0
-    measured: tuple[str, ...] = ()  # the cut, if the plan did not have one, as arguments of commands
+    decided: tuple[str, ...] = ()  # the cut and what stages do for a limit, if the plan did not say it, as arguments
+    memory: tuple[StageMemory, ...] = ()  # what stages do for a limit, if that was chosen now
 
     @property
     def steps(self) -> int:
@@ -86,6 +88,8 @@ def prepare_launch(
     if cut is not None:
         plan = plan.with_cut(cut)
         arguments = [*arguments, *cut_arguments(cut)]
+    memory = runs.recorded_memory(plan, runs.folder(plan, name)) if resume is not None else {}
+    plan, arguments = plan.with_memory(memory), [*arguments, *memory_arguments(memory)]
     differs = resume is not None and runs.has_other_plan(plan.with_known_stages(), runs.folder(plan, name))
     tried = try_plan(plan, arguments, spawn, layouts=differs)
     if resume is not None and not differs and plan.data.check:
@@ -94,7 +98,8 @@ def prepare_launch(
     if tried.cut is not None:
         cut = list(tried.cut)
         plan = plan.with_cut(cut)
-    plan = plan.resolved(len(expected.stages))
+    memory = memory or tried.memory
+    plan = plan.with_memory(memory).resolved(len(expected.stages))
     warnings = [*expected.warnings]
     if resume is not None:
         name = _resumed(plan, name, tried.layouts, warnings.append)
@@ -105,8 +110,19 @@ def prepare_launch(
         persist_json(folder / runs.PLAN, plan.as_mapping())
     keep_first_batches(folder, tried.transcript)
     schedule = plan.make_schedule(first_trainable=tried.first_trainable, frozen=tried.frozen)
-    measured = () if cut is None else tuple(cut_arguments(cut))
-    return Launch(plan, schedule, name, folder, tried.length, tuple(warnings), resume is not None, spares, measured)
+    decided = (*(() if cut is None else cut_arguments(cut)), *memory_arguments(memory))
+    return Launch(
+        plan,
+        schedule,
+        name,
+        folder,
+        tried.length,
+        tuple(warnings),
+        resume is not None,
+        spares,
+        decided,
+        expected.memory,
+    )
 
 
 def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callable[[str], None]) -> str:
@@ -146,7 +162,7 @@ def keep_result(plan: Plan, folder: Path, facts: Facts, seconds: float) -> Resul
 def _outcome(
     launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
 ) -> LaunchOutcome:
-    plan, arguments = launch.plan, [*arguments, *launch.measured]
+    plan, arguments = launch.plan, [*arguments, *launch.decided]
     if plan.queues.url == IN_MEMORY:
         from stageline.workers.process.in_process import run_memory  # loads torch
         from stageline.workers.runtime.job import prepare

@@ -7,12 +7,13 @@ train ──starts──> trial A, trial B        at once; on other devices than
 """
 
 import fcntl
+import json
 import os
 import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -26,7 +27,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.workers.preflight.transcript import agrees, repeats
 from stageline.workers.preflight.trial_log import TrialLog
-from stageline.workers.preflight.trial_result import MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
+from stageline.workers.preflight.trial_result import ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
 from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
 from stageline.workers.process.spawn import Spawn, SpawnedProcess
@@ -35,7 +36,7 @@ POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
 TO_EXIT = 0.5  # seconds for a process with a result to exit, and for one that was killed
 _NOTHING = "Nothing was trained"
-_Outcome = TriedPlan | MeasuredCut | MeasuredLayers
+_Outcome = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers
 
 
 class TrialFailed(ModelRefused):
@@ -54,7 +55,8 @@ def try_plan(
 
     What the user's code prints goes to stderr. Where two trials differ, the plan is refused; with `tell` that is called
     with the difference instead ("" if there is none), and the trials are compared even if `data.check` is false.
-    `layouts`: the result has those of the stages. Where a plan has to be cut is measured first, once.
+    `layouts`: the result has those of the stages. Where a plan has to be cut is measured first, once, and
+    then it is chosen what stages recompute and offload, if the plan has a limit of memory.
     SIGINT and SIGTERM end the trials; then they do what they did before. Raises `PlanRefused`, `ModelRefused` or
     `DataError`.
     """
@@ -63,6 +65,13 @@ def try_plan(
         cut = list(measured.cut)
         found = try_plan(plan.with_cut(cut), [*arguments, *cut_arguments(cut)], spawn, tell=tell, layouts=layouts)
         return replace(found, estimate=replace(found.estimate, seconds=measured.seconds), cut=measured.cut)
+    if plan.chooses_memory:
+        memory = cast(ChosenMemory, _carried_out(plan, arguments, spawn, 1)[0])
+        words = [*arguments, *memory_arguments(memory.keys)]
+        found = try_plan(plan.with_memory(memory.keys), words, spawn, tell=tell, layouts=layouts)
+        warnings = (*found.estimate.warnings, *(f"memory: {why}" for why in memory.left_out))
+        estimate = replace(found.estimate, memory=memory.stages, warnings=warnings)
+        return replace(found, estimate=estimate, memory=memory.keys)
     compared = plan.data.check or tell is not None
     wanted = [*arguments, *(["--layouts"] if layouts else [])]
     tried = cast(list[TriedPlan], _carried_out(plan, wanted, spawn, 2 if compared else 1))
@@ -82,6 +91,11 @@ def measure_layers(plan: Plan, arguments: Sequence[str], spawn: Spawn) -> Measur
 def cut_arguments(cut: Sequence[int]) -> list[str]:
     """A cut that was measured, as arguments of commands: their plans have it from then on."""
     return ["--set", f"model.cut={list(cut)}"]
+
+
+def memory_arguments(chosen: Mapping[str, object]) -> list[str]:
+    """What was chosen for a limit, as arguments of commands: their plans have it from then on."""
+    return [word for key, value in chosen.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
 def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[_Outcome]:

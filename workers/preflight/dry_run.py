@@ -9,6 +9,7 @@ have gone backward.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from stageline.pipeline.stage.held import (
     total_bytes,
     trained_parameters,
 )
+from stageline.pipeline.stage.layers.file_memory import LEAST
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
@@ -86,13 +88,16 @@ class Carried(NamedTuple):
     passed_on: int
 
 
-def dry_run(job: Job, watch: TrialWatch = UNWATCHED) -> tuple[list[StageEstimate], dict[QueueKey, Carried]]:
-    """Each stage, and by queue what one message takes.
+def dry_run(
+    job: Job, watch: TrialWatch = UNWATCHED, counts: Sequence[AbstractContextManager[object]] = ()
+) -> tuple[list[StageEstimate], dict[QueueKey, Carried]]:
+    """Each stage, and by queue what one message takes. Each stage's forward and backward are in its context of
+    `counts`, if there are any.
 
     Trains the first microbatch of `job`, whose stages are used up by it: prepare the job again to train it. Raises
     `ModelRefused` or `DataError` for what could not be trained.
     """
-    tried = _DryRun(job, watch)
+    tried = _DryRun(job, watch, counts)
     try:
         tried.forward()
         stages = tried.train()
@@ -104,13 +109,14 @@ def dry_run(job: Job, watch: TrialWatch = UNWATCHED) -> tuple[list[StageEstimate
 class _DryRun:
     """One microbatch on its way through all stages."""
 
-    def __init__(self, job: Job, watch: TrialWatch) -> None:
+    def __init__(self, job: Job, watch: TrialWatch, counts: Sequence[AbstractContextManager[object]]) -> None:
         self.messages: dict[QueueKey, Carried] = {}
         self._job = job
         self._watch = watch
+        self._counts = counts
         self._received: list[list[Tree]] = []  # by stage: what its forward was given
         self._kept: list[int] = []  # by stage: bytes that autograd keeps
-        self._offloaded: list[int] = []  # by stage: those of them that can be offloaded
+        self._large: list[int] = []  # by stage: those of them that can be in files
         self._live: dict[int, LiveBytes] = {}  # by stage
         self._working: dict[int, int] = {}  # by stage: bytes that are there for a moment
         self._tapped: dict[int, int] = {}  # by stage: bytes that its tapped layers return
@@ -189,7 +195,7 @@ class _DryRun:
         for tensor in tensors(output):  # which is kept as a message, too
             saved.note(tensor)
             saved.large.pop(tensor.untyped_storage().data_ptr(), None)
-        self._offloaded.append(sum(saved.large.values()) if "activations" in self._job.plan.offloaded else 0)
+        self._large.append(sum(saved.large.values()))
         self._kept.append(saved.bytes)
         if stage.in_flight:
             self._backward.add(index)
@@ -218,14 +224,13 @@ class _DryRun:
             self._tied[Flow.TOTAL] = given
         self._gave_weights(stage, "after the update")
         estimate = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
-        offloaded = self._offloaded[index] * estimate.in_flight
-        self._estimates[index] = replace(
+        estimate = replace(
             estimate,
             working=self._working.get(index, 0),
-            offloaded=offloaded,
-            in_files=_in_files(self._job, stage),
+            movable={**_movable(self._job, stage), "activations": self._large[index] * estimate.in_flight},
             halfway=self._halfway.get(index, 0),
         )
+        self._estimates[index] = estimate.with_files(self._job.plan.offloaded_of(index))
 
     def _clip(self, index: int) -> None:
         """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""
@@ -266,7 +271,8 @@ class _DryRun:
         """What `compute` gives, while the memory is noted that it takes besides what the stage holds."""
         live, stage = self._live.setdefault(index, LiveBytes()), self._stage(index)
         before, gradients = live.now, _gradients(stage)
-        with live.watched():
+        counts = self._counts if kind is not Kind.UPDATE else ()
+        with live.watched(), counts[index] if counts else nullcontext():
             result = compute()
         match kind:
             case Kind.FORWARD:
@@ -311,14 +317,17 @@ def _queues_like(job: Job, key: QueueKey) -> list[QueueKey]:
     return [each for each in program.queues if (each.flow, stage(program.source(each)), stage(each.stage)) == wanted]
 
 
-def _in_files(job: Job, stage: Stage) -> int:
-    """Bytes of what lasts in the stage that are memory of files. Not the gradients of versions of the weights, which
+def _movable(job: Job, stage: Stage) -> dict[str, int]:
+    """Bytes of what lasts in the stage that can be memory of files. Not the gradients of versions of the weights, which
     asynchronous mode has, nor sums of replicas' gradients."""
-    if stage.file_memory is None:
-        return 0
-    bytes_of = lasting_bytes(stage, stage.file_memory.has)
+    files = stage.file_memory
+    found = lasting_bytes(stage, _is_large if files is None else files.has)
     stay = job.schedule.mode == "async" or job.schedule.replicas.is_replicated(stage.index)
-    return sum(bytes_of.values()) - (bytes_of["gradients"] if stay else 0)
+    return {**found, "gradients": 0} if stay else found
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() >= LEAST
 
 
 def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEstimate:
@@ -359,7 +368,8 @@ def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[Sta
     for copy in range(job.schedule.stages, job.schedule.copies):
         first, in_flight = estimates[job.schedule.replicas.stage(copy)], job.verdict.stage_peak[copy]
         held = {**first.bytes, "activations": first.bytes["activations"] // max(1, first.in_flight) * in_flight}
-        yield replace(
+        large = first.movable["activations"] // max(1, first.in_flight) * in_flight
+        copied = replace(
             first,
             stage=copy,
             label=job.schedule.label(copy),
@@ -367,8 +377,9 @@ def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[Sta
             in_flight=in_flight,
             bytes=held,
             total=sum(held.values()),
-            offloaded=first.offloaded // max(1, first.in_flight) * in_flight,
+            movable={**first.movable, "activations": large},
         )
+        yield copied.with_files(job.plan.offloaded_of(first.stage))
 
 
 def _gradients(stage: Stage) -> list[int]:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from functools import partial
 from math import ceil
 
-from stageline.broker.codec.codecs import Codec
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import SPILL
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
@@ -18,8 +16,9 @@ from stageline.workers.runtime.job import Job, prepare
 from .choosable import choosable, without_room
 from .dry_run import UNWATCHED, TrialWatch, dry_run, further_copies
 from .pure_prefix import try_prefix
+from .queue_estimates import queue_estimates, steps_kept
 from .trial_result import Estimate, QueueEstimate, StageEstimate
-from .worker_memory import worker_estimates
+from .worker_memory import over_limit, worker_estimates
 
 
 def estimate(plan: Plan) -> Estimate:
@@ -36,24 +35,11 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
     _demand_last_batches(job, watch)
     kept = try_prefix(job, watch.doing)
     stages, messages = dry_run(job, watch)
-    queues = [
-        QueueEstimate(
-            queue=str(key),
-            producer=job.program.source(key),
-            consumer=key.stage,
-            message=message.bytes,
-            passed_on=message.passed_on,
-            in_flight=_in_flight(job, key),
-            retained=message.bytes
-            * key.per_step(job.schedule.microbatches)
-            * _steps_kept(job, job.program.source(key)),
-            ends=f"{job.schedule.label(job.program.source(key))} to {job.schedule.label(key.stage)}",
-            codec=job.codecs.get(key, Codec.LOSSLESS).name.lower(),
-        )
-        for key, message in sorted(messages.items(), key=lambda each: (each[0].wire, str(each[0])))
-    ]
+    queues = queue_estimates(job, messages)
     replicas = [*further_copies(job, stages)]
-    if errors := [*_overflows(job, queues), *_over_limit(plan, stages), *without_room(job, stages)]:
+    workers = worker_estimates(job, [*stages, *replicas], queues)
+    stage_errors = [*_overflows(job, queues), *_over_limit(plan, stages), *without_room(job, stages)]
+    if errors := [*stage_errors, *over_limit(job, workers)]:
         raise PlanRefused(errors)
     return Estimate(
         digest=plan.digest(),
@@ -63,7 +49,7 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
         steps=job.steps,
         stages=stages,
         queues=queues,
-        workers=worker_estimates(job, [*stages, *replicas], queues),
+        workers=workers,
         idle=job.verdict.idle,
         prefix_cache=kept,
         replicas=replicas,
@@ -88,29 +74,6 @@ def _demand_last_batches(job: Job, watch: TrialWatch) -> None:
             job.segments[0].check_inputs(inputs, microbatches)
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
-
-
-def _in_flight(job: Job, key: QueueKey) -> int:
-    """The messages of a queue that are put and not yet taken, at most: what the schedule allows, or the credit."""
-    if str(key) not in job.schedule.ahead:
-        return job.verdict.queue_bound[str(key)]
-    return min(job.windows()[key], job.steps * job.schedule.microbatches)
-
-
-def _steps_kept(job: Job, stage: int) -> int:
-    """How many steps' messages `stage` keeps at most: the next checkpoint is complete when all stages have come to it,
-    and the first stage is ahead of the last by less than a step; in asynchronous mode, by a microbatch for each stage.
-    One that runs forward only is ahead of the next by what that one grants."""
-    plan, microbatches, number = job.plan, job.schedule.microbatches, job.schedule.replicas.stage
-    granted = [ceil(job.windows()[key] / microbatches) for key in _ahead(job) if number(key.stage) > number(stage)]
-    if plan.queues.url == "memory://" or not plan.recovery.on:
-        return min(1 + sum(granted), job.steps)
-    ahead = 1 if job.schedule.mode == "sync" else max(1, ceil(job.program.last / microbatches))
-    return min(plan.recovery.snapshot_every + ahead + sum(granted), job.steps)
-
-
-def _ahead(job: Job) -> list[QueueKey]:
-    return [key for key in job.program.queues if str(key) in job.schedule.ahead]
 
 
 def _unused(job: Job) -> Iterator[str]:
@@ -145,7 +108,7 @@ def _overflows(job: Job, queues: list[QueueEstimate]) -> Iterator[PlanError]:
     room = (1 + SPILL) * plan.queues.retain_bytes
     for worker, needed in enumerate(_by_worker(job, queues)):
         if needed > room:
-            steps = max(_steps_kept(job, stage) for stage in job.schedule.placement[worker])
+            steps = max(steps_kept(job, stage) for stage in job.schedule.placement[worker])
             of = f"{steps} steps (recovery.snapshot_every is {every})" if plan.recovery.on else "one step"
             smaller = ", or a smaller recovery.snapshot_every" if plan.recovery.on else ""
             yield PlanError(

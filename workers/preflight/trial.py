@@ -30,7 +30,7 @@ from .estimate import estimate_of
 from .measure import measured_cut, measured_layers
 from .transcript import LeafRecord, Transcript
 from .trial_log import DOING, RESULT
-from .trial_result import MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
+from .trial_result import ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
 
 
 class TrialWriter:
@@ -42,7 +42,7 @@ class TrialWriter:
     def doing(self, what: str) -> None:
         self._write(DOING, what.replace("\n", " ").encode(errors="replace"))
 
-    def result(self, found: TriedPlan | MeasuredCut | MeasuredLayers | TrialRefusal) -> None:
+    def result(self, found: TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers | TrialRefusal) -> None:
         self._write(RESULT, msgspec.json.encode(found))
 
     def _write(self, word: str, content: bytes) -> None:
@@ -55,16 +55,25 @@ class TrialWriter:
 
 def carry_out_trial(plan: Plan, writer: TrialWriter, *, layouts: bool = False, costs: bool = False) -> None:
     """Writes the result, with `layouts` those of the stages; whatever the user's code raises is one. If where to cut
-    has yet to be measured, the result is that; with `costs`, it is what each layer costs."""
+    has yet to be measured, or what stages recompute and offload to be chosen, the result is that; with `costs`, it is
+    what each layer costs."""
     try:
         if costs:
             writer.result(measured_layers(plan, writer.doing))
         elif plan.measures_cut:
             writer.result(measured_cut(plan, writer.doing))
+        elif plan.chooses_memory:
+            writer.result(_chosen(plan, writer))
         else:
             writer.result(_tried(plan, writer, layouts))
     except StagelineError as error:
         writer.result(TrialRefusal.of(error))
+
+
+def _chosen(plan: Plan, writer: TrialWriter) -> ChosenMemory:
+    from .memory_choice import chosen_memory  # counts operations with what takes a second to import
+
+    return chosen_memory(plan, writer.doing)
 
 
 def _tried(plan: Plan, writer: TrialWriter, layouts: bool) -> TriedPlan:

@@ -5,7 +5,9 @@ from contextlib import suppress
 
 import msgspec
 
-from .trial_result import MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
+from .trial_result import ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
+
+_Result = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers | TrialRefusal
 
 DOING, RESULT = "doing", "result"  # the words of a trial's own lines
 
@@ -18,7 +20,7 @@ class TrialLog:
 
     def __init__(self, mark: str, read: Callable[[int], bytes], printed: Callable[[bytes], None]) -> None:
         self.doing = "its start"
-        self.result: TriedPlan | MeasuredCut | MeasuredLayers | TrialRefusal | None = None
+        self.result: _Result | None = None
         self._begin = f"{mark} ".encode()
         self._read = read
         self._printed = printed
@@ -59,7 +61,7 @@ class TrialLog:
         word, _, content = line.partition(b" ")
         if word == RESULT.encode():
             with suppress(msgspec.MsgspecError):  # then there is none
-                self.result = msgspec.json.decode(content, type=TriedPlan | MeasuredCut | MeasuredLayers | TrialRefusal)
+                self.result = msgspec.json.decode(content, type=_Result)
             return True
         self.doing = content.decode(errors="replace")
         return False

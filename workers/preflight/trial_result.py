@@ -3,7 +3,10 @@
 It crosses from the process of the trial to the one that started it as JSON; neither needs torch to read it.
 """
 
+from collections.abc import Collection
+
 import msgspec
+from msgspec.structs import replace
 
 from stageline.broker.control.messages import RunLength
 from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
@@ -13,14 +16,17 @@ from stageline.pipeline.plan import PlanError, PlanRefused
 
 from .transcript import Transcript
 
+_LASTING = {"weights": ("weights", "gradients", "averages"), "optimizer": ("optimizer",)}  # what is in files with it
+
 
 class StageEstimate(msgspec.Struct, frozen=True):
     """One stage, or one replica of it, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
     microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
     for a microbatch is `tapped` bytes. `working` bytes come on top for a moment: what its operations make and free
     again, and what backward computes again. Of what is stashed, `offloaded` bytes are in files most of the time; of
-    weights, gradients, averages and the optimizer's state, `in_files` bytes are memory of files. A microbatch takes
-    `halfway` bytes more between the halves of its backward; None if the stage cannot split it.
+    weights, gradients, averages and the optimizer's state, `in_files` bytes are memory of files. How much could be in
+    files at most is in `movable`, by what it is. A microbatch takes `halfway` bytes more between the halves of its
+    backward; None if the stage cannot split it.
 
     `group` processes compute it together. With more than one, all bytes are those of one process that has the whole
     stage: what a process of the group takes is not known."""
@@ -40,6 +46,16 @@ class StageEstimate(msgspec.Struct, frozen=True):
     in_files: int = 0
     group: int = 1
     halfway: int | None = 0
+    movable: dict[str, int] = {}
+
+    def with_files(self, wanted: Collection[str]) -> "StageEstimate":
+        """The same with what is `wanted` in files, by its names in `memory.offload`."""
+        lasting = [part for each in wanted for part in _LASTING.get(each, ())]
+        return replace(
+            self,
+            offloaded=self.movable["activations"] if "activations" in wanted else 0,
+            in_files=sum(self.movable[part] for part in lasting),
+        )
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
@@ -61,11 +77,21 @@ class QueueEstimate(msgspec.Struct, frozen=True):
 class WorkerEstimate(msgspec.Struct, frozen=True):
     """What one worker's process takes at most beyond the imports of its program: `bytes` says what takes how much,
     `total` all of it; or the model as a whole, while it is loaded, if that is more. `stages` and `working` of a worker
-    on another device are there, the others in its host's memory."""
+    on another device are there, the others in its host's memory. It may take `limit`, if the plan says so."""
 
     worker: int
     bytes: dict[str, int]
     total: int
+    limit: int | None = None
+
+
+class StageMemory(msgspec.Struct, frozen=True):
+    """What `stage` recomputes and offloads, chosen for a limit; its part of a step takes longer by that `share`."""
+
+    stage: int
+    recompute: str
+    offload: tuple[str, ...]
+    share: float
 
 
 class CacheEstimate(msgspec.Struct, frozen=True):
@@ -108,12 +134,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: CacheEstimate | None = None
     replicas: list[StageEstimate] = []  # of stages, besides the first of each
     schedules: tuple[ScheduleEstimate, ...] = ()  # of a run that chooses its schedule
+    memory: tuple[StageMemory, ...] = ()  # of a plan with a limit: what was chosen for it
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
     """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only; `frozen`
     are those above of which nothing is trained. `layouts` are the stages', if they were asked for; `cut` is where they
-    begin, if that was measured."""
+    begin, if that was measured, and `memory` what was chosen for a limit, by keys of the plan."""
 
     estimate: Estimate
     length: RunLength
@@ -122,6 +149,7 @@ class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
     layouts: tuple[StageLayout, ...] = ()
     cut: tuple[int, ...] | None = None
     frozen: tuple[int, ...] = ()
+    memory: dict[str, object] = {}
 
 
 class MeasuredCut(msgspec.Struct, frozen=True, tag="cut"):
@@ -129,6 +157,15 @@ class MeasuredCut(msgspec.Struct, frozen=True, tag="cut"):
 
     cut: tuple[int, ...]
     seconds: tuple[float, ...]
+
+
+class ChosenMemory(msgspec.Struct, frozen=True, tag="memory"):
+    """What was chosen for a plan with a limit: `keys` of the plan with their values; what each of the `stages` does,
+    chosen or not; and why some ways of recomputing were `left_out`."""
+
+    keys: dict[str, object]
+    stages: tuple[StageMemory, ...]
+    left_out: tuple[str, ...] = ()
 
 
 class MeasuredLayers(msgspec.Struct, frozen=True, tag="layers"):

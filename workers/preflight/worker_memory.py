@@ -1,17 +1,12 @@
-"""What the process of each worker takes at most, from what its stages and its messages take.
+"""What the process of each worker takes at most, from what its stages and its messages take."""
 
-stages      weights, gradients, optimizer, and what is stashed of the microbatches in flight
-working     what operations make and free again: of one stage at a time
-messages    those that are kept until a checkpoint lets them go, and those that have come and wait
-snapshots   a copy of the stages' state, while it is written: after an update, which has cleared the gradients, and
-            before backwards, for which activations are fetched
-offload     activations on their way to files and back; what is in files is not in `stages`, nor in `snapshots`
-compiler    torch's, which `torch.utils.checkpoint` imports
-"""
-
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import reduce
 
 from stageline.broker.codec.message import Flow
+from stageline.pipeline.budget import StageLoad, WorkerRoom
+from stageline.pipeline.budget.load import limit_for
+from stageline.pipeline.plan import PlanError
 from stageline.pipeline.stage.offload import AHEAD
 from stageline.workers.disk.scratch_files import BACKLOG
 from stageline.workers.runtime.job import Job
@@ -19,48 +14,70 @@ from stageline.workers.runtime.job import Job
 from .trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 
 _SAVED = ("weights", "optimizer", "averages", "stashed_weights")  # what a snapshot copies of what a stage holds
-_COMPILER = 70 << 20  # bytes, measured with torch 2.13
 
 
 def worker_estimates(
     job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate]
 ) -> list[WorkerEstimate]:
     """In the order of the workers. `stages` are those of the model, then their further replicas."""
-    model = 0 if job.plan.loads_weights else sum(each.bytes["weights"] for each in stages[: job.schedule.stages])
     found = []
-    for worker, placed in enumerate(job.plan.placement):
-        own = [stages[stage] for stage in placed]
-        parts = {
-            "stages": sum(stage.total - stage.offloaded - stage.in_files for stage in own),
-            "working": max(stage.working for stage in own),
-            "messages": _messages(job, own, queues),
-            "snapshots": _copied(own) if _copies_in_memory(job) else 0,
-            "offload": _on_the_way(own),
-            "compiler": _COMPILER if any(_recomputes(job, stage) for stage in placed) else 0,
-        }
-        found.append(WorkerEstimate(worker, parts, max(model, sum(parts.values()))))
+    for worker, room in enumerate(worker_rooms(job, stages, queues)):
+        load = reduce(StageLoad.beside, (_planned_load(job, stages[stage]) for stage in job.plan.placement[worker]))
+        found.append(WorkerEstimate(worker, room.parts(load), room.peak(load), room.limit))
     return found
 
 
-def _recomputes(job: Job, copy: int) -> bool:
-    return job.plan.recompute_of(job.schedule.replicas.stage(copy)) is not None
+def worker_rooms(job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate]) -> list[WorkerRoom]:
+    """What each worker takes besides its stages, and how much it may take."""
+    model = 0 if job.plan.loads_weights else sum(each.bytes["weights"] for each in stages[: job.schedule.stages])
+    own = [[stages[stage] for stage in placed] for placed in job.plan.placement]
+    return [
+        WorkerRoom(_messages(job, each, queues), model, BACKLOG + AHEAD, AHEAD, job.plan.limit_of(worker))
+        for worker, each in enumerate(own)
+    ]
 
 
-def _copied(own: Sequence[StageEstimate]) -> int:
-    """Beyond the gradients, and what is fetched ahead for backwards, which are not there at the time."""
-    copies = sum(max(0, sum(each.bytes[part] for part in _SAVED) - each.bytes["gradients"]) for each in own)
-    return max(0, copies - max(0, _on_the_way(own) - BACKLOG))
+def stage_load(job: Job, stage: StageEstimate, offload: Collection[str], *, recomputes: bool) -> StageLoad:
+    """What a stage takes of its worker that has `offload` in files. Snapshots are copied after an update, which has
+    cleared the gradients."""
+    in_files = stage.with_files(offload)
+    copies = job.plan.recovery.on and job.plan.queues.url != "memory://"
+    copies_in_files = bool({"weights", "optimizer"} & {*offload})
+    return StageLoad(
+        held=stage.total - in_files.offloaded - in_files.in_files,
+        working=stage.working,
+        copied=_copied(stage) if copies and not copies_in_files else 0,
+        offloaded=in_files.offloaded,
+        compiler=recomputes,
+    )
 
 
-def _on_the_way(own: Sequence[StageEstimate]) -> int:
-    """Activations to files and back."""
-    return min(sum(stage.offloaded for stage in own), BACKLOG + AHEAD)
+def over_limit(job: Job, workers: Sequence[WorkerEstimate]) -> Iterator[PlanError]:
+    """The workers that would take more than they may, whatever was said of their stages."""
+    for each in workers:
+        if each.limit is not None and each.total > each.limit:
+            stages = ", ".join(str(job.schedule.label(stage)) for stage in job.plan.placement[each.worker])
+            yield PlanError(
+                limit_key(job, each.worker),
+                f"worker {each.worker} would take {each.total} bytes with what the plan says of stages {stages}. Use "
+                f'"{-(-limit_for(each.total) // 2**20)}MiB" or more, or leave recompute and offload to be chosen',
+                value=str(each.limit),
+            )
 
 
-def _copies_in_memory(job: Job) -> bool:
-    if {"weights", "optimizer"} & {*job.plan.offloaded}:
-        return False  # the copies are in files, too
-    return job.plan.recovery.on and job.plan.queues.url != "memory://"
+def limit_key(job: Job, worker: int) -> str:
+    """The key that says how much it may take."""
+    return "memory.limit" if job.plan.workers[worker].memory is None else f"workers.{worker}.memory"
+
+
+def _planned_load(job: Job, stage: StageEstimate) -> StageLoad:
+    of = job.schedule.replicas.stage(stage.stage)
+    return stage_load(job, stage, job.plan.offloaded_of(of), recomputes=job.plan.recompute_of(of) is not None)
+
+
+def _copied(stage: StageEstimate) -> int:
+    """Beyond the gradients, which are not there at the time."""
+    return max(0, sum(stage.bytes[part] for part in _SAVED) - stage.bytes["gradients"])
 
 
 def _messages(job: Job, own: Sequence[StageEstimate], queues: Sequence[QueueEstimate]) -> int:

@@ -186,10 +186,12 @@ class AssignedWorker:
 
     def _new_scratch(self) -> ScratchFiles | None:
         """Given to the stages."""
-        if "activations" not in self._job.plan.offloaded:
+        offloaded = self._job.plan.offloaded_of
+        stages = [stage for stage in self.executor.stages.values() if "activations" in offloaded(stage.index)]
+        if not stages:
             return None
         scratch = ScratchFiles(self._folder / "offload", self._note_offload, self._wait_for_scratch)
-        for stage in self.executor.stages.values():
+        for stage in stages:
             stage.offload_activations(scratch)
         return scratch
 

@@ -135,6 +135,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     lifeline = Lifeline(options.lifeline)
     lifeline.end_process_when_cut()
     _require_claim(plan, options)
+    plan.demand_memory()
     job = prepare(plan, worker=options.claim)
     if options.spare:
         warm_up(job.plan, options.claim)

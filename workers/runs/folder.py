@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -97,6 +97,27 @@ def recorded_cut(plan: "plans.Plan", folder: Path) -> list[int] | None:
     return cut if plan.measures_cut and len(cut) + 1 == plan.model.stages else None
 
 
+def recorded_memory(plan: "plans.Plan", folder: Path) -> dict[str, object]:
+    """What was chosen for the limits of the run in `folder`, by key, of what this plan would choose again with the same
+    limits and layout. Nothing if that cannot be read."""
+    kept = _kept_plan(folder)
+    stages = kept.get("model", {}).get("stages")
+    if not plan.chooses_memory or stages is None:
+        return {}
+    plan = plan.with_stages(stages)
+    tables = plan.as_mapping()
+    if _limits(tables) != _limits(kept) or plans.differences(tables, kept):
+        return {}
+    wanted = [key for stage in range(stages) for key in plan.undecided_memory(stage)]
+    found = {key: kept.get("stage", {}).get(key.split(".")[1], {}).get(key.split(".")[2]) for key in wanted}
+    return {} if None in found.values() else found
+
+
+def _limits(tables: dict[str, Any]) -> list[object]:
+    workers = tables.get("workers", {})
+    return [tables.get("memory"), {name: each.get("memory") for name, each in workers.items()}]
+
+
 class _RecordedModel(msgspec.Struct):
     cut: list[int]
 
@@ -108,11 +129,16 @@ class _RecordedPlan(msgspec.Struct):
 
 
 def _differences(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":
+    kept = _kept_plan(folder)
+    return plans.differences(plan.as_mapping(), kept) if kept else ()
+
+
+def _kept_plan(folder: Path) -> dict[str, Any]:
+    """That of the run in `folder`, as tables; none if it cannot be read."""
     try:
-        kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=dict[str, object])
+        return msgspec.json.decode((folder / PLAN).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError):
-        return ()
-    return plans.differences(plan.as_mapping(), kept)
+        return {}
 
 
 def newest(plan: "plans.Plan") -> Path:

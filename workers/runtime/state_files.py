@@ -14,9 +14,10 @@ from stageline.workers.disk.mapped_files import MappedFiles
 def offload_state(plan: Plan, stages: Iterable[Stage], folder: Path, note: Note) -> None:
     """What `plan` wants of weights and optimizers; if it offloads anything, memory that is freed goes back to the
     system from now on. `note` gets faults of the disk that may pass. Raises `WriteFailed` for one that did not."""
-    wanted = {*plan.offloaded}
     memory = FileMemory(MappedFiles(folder, note))
-    for stage in stages if wanted & {"weights", "optimizer"} else ():
-        stage.offload_state(memory, weights="weights" in wanted, optimizer="optimizer" in wanted)
-    if wanted:
+    by_stage = [(stage, {*plan.offloaded_of(stage.index)}) for stage in stages]
+    for stage, wanted in by_stage:
+        if wanted & {"weights", "optimizer"}:
+            stage.offload_state(memory, weights="weights" in wanted, optimizer="optimizer" in wanted)
+    if any(wanted for _, wanted in by_stage):
         give_back_memory()

@@ -78,11 +78,8 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
 
 def _demand_no_files(plan: Plan) -> None:
     """Raises `PlanRefused` for what inline workers cannot have."""
-    keys = {
-        "memory.offload": bool(plan.offloaded),
-        "recovery.on_bad_microbatch": plan.recovery.on_bad_microbatch == "skip",
-    }
-    for key in (key for key, wanted in keys.items() if wanted):
+    skips = ["recovery.on_bad_microbatch"] if plan.recovery.on_bad_microbatch == "skip" else []
+    for key in (*plan.offloads, *skips):
         raise plan.refused(key, "inline workers have no files; leave out workers, or this setting")
 
 

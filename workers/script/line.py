@@ -54,9 +54,9 @@ class Line(AbstractContextManager["Line"]):
     their names: {"match": ["*.bias"], "weight_decay": 0.0}. Before its steps gradients are scaled down so that their
     norm over all stages is at most `clip_norm`. With `ema_decay`, workers keep an exponential moving average of the
     weights, as torch's `AveragedModel` does: `ema=True` asks for it. With `autocast` = "bf16", forwards and the loss
-    are computed as in torch.autocast. `recompute`: backward runs each "stage", or layers and modules whose names match
-    these patterns, forward again instead of keeping their activations. `metrics` are means over rows, which `evaluate`
-    gives.
+    are computed as in torch.autocast. `recompute`: backward runs each "stage", its "layers" one by one, or layers
+    and modules whose names match these patterns, forward again instead of keeping their activations. `metrics` are
+    means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window", and may with "zb-h1". `workers`: "processes", one for each worker, forked from this
     one, or "inline", in this thread. `broker`: the address at which workers on other machines join,

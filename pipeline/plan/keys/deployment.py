@@ -150,3 +150,8 @@ class WorkerPlan(Section):
         description="Where this worker reads the weights of its stages. Default: `model.weights`.",
         examples=["/data/part-1.safetensors"],
     )
+    memory: Unset[Size] = Field(
+        default=None,
+        description="What the process of this worker may take beyond its program, in bytes. Default: `memory.limit`.",
+        examples=["2GiB"],
+    )

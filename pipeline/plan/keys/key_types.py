@@ -320,12 +320,16 @@ Groups = Annotated[  # of parameters, each with settings of the optimizer
     Accepts('a list of tables such as { match = ["*.bias", "*norm*"], weight_decay = 0.0 }'),
 ]
 Recomputed = Annotated[
-    Literal["stage"] | Annotated[tuple[_LayerName, ...], Field(min_length=1)],
-    Accepts('"stage" or a list of patterns of names such as ["transformer.h.*.mlp"]'),
+    Literal["stage", "layers"] | Annotated[tuple[_LayerName, ...], Field(min_length=1)],
+    Accepts('"stage", "layers" or a list of patterns of names such as ["transformer.h.*.mlp"]'),
 ]
 RecomputedOfStage = Annotated[
-    Literal["stage", "nothing"] | Annotated[tuple[_LayerName, ...], Field(min_length=1)],
-    Accepts('"stage", "nothing" or a list of patterns of names such as ["transformer.h.*.mlp"]'),
+    Literal["stage", "layers", "nothing"] | Annotated[tuple[_LayerName, ...], Field(min_length=1)],
+    Accepts('"stage", "layers", "nothing" or a list of patterns of names such as ["transformer.h.*.mlp"]'),
+]
+Offloaded = Annotated[
+    tuple[Literal["activations", "weights", "optimizer"], ...],
+    Accepts('a list of "activations", "weights", "optimizer"'),
 ]
 Styles = Annotated[  # by patterns of the names of layers
     Mapping[str, str],

@@ -51,6 +51,10 @@ _Stages = Annotated[
     dict[str, StagePlan], BeforeValidator(lambda tables: tables, json_schema_input_type=dict[_Number, StagePlan])
 ]
 
+_Memory = Annotated[  # `memory = "2GiB"` is read as its limit
+    MemoryPlan, BeforeValidator(lambda table: table, json_schema_input_type=MemoryPlan | int | str)
+]
+
 
 class PlanTables(Section):
     """The plan of a run: what is trained, how it is cut and scheduled, and which worker computes what."""
@@ -66,7 +70,7 @@ class PlanTables(Section):
     lr_scheduler: Unset[LrSchedulerPlan] = None
     evaluation: Unset[EvaluationPlan] = None
     taps: Unset[TapsPlan] = None
-    memory: Unset[MemoryPlan] = None
+    memory: Unset[_Memory] = None
     queues: QueuesPlan = Field(default_factory=QueuesPlan)
     recovery: RecoveryPlan = Field(default_factory=RecoveryPlan)
     broker: BrokerPlan = Field(default_factory=BrokerPlan)
@@ -108,10 +112,43 @@ class PlanTables(Section):
             return None if self.memory is None else self.memory.recompute
         return None if wanted == "nothing" else wanted
 
+    def offloaded_of(self, stage: int) -> tuple[str, ...]:
+        """What lies in files in `stage` while it is not used, by its names in `memory.offload`."""
+        wanted = self.stage_plan(stage).offload
+        if wanted is None and self.memory is not None:
+            wanted = self.memory.offload
+        return wanted or ()
+
     @property
-    def offloaded(self) -> tuple[str, ...]:
-        """What lies in files while it is not used, by its names in `memory.offload`."""
-        return () if self.memory is None else self.memory.offload
+    def offloads(self) -> dict[str, tuple[str, ...]]:
+        """What lies in files, by the keys that say it."""
+        given = {"memory.offload": None if self.memory is None else self.memory.offload}
+        given |= {f"stage.{name}.offload": table.offload for name, table in (self.stage or {}).items()}
+        return {key: wanted for key, wanted in given.items() if wanted}
+
+    def limit_of(self, worker: int) -> int | None:
+        """How many bytes the process of `worker` may take beyond its program; None if the plan does not say it."""
+        own = self.workers[worker].memory
+        return self.memory.limit if own is None and self.memory is not None else own
+
+    @property
+    def limit_keys(self) -> tuple[str, ...]:
+        """The keys that say how much workers may take."""
+        of_workers = (f"workers.{index}.memory" for index, each in enumerate(self.workers) if each.memory is not None)
+        of_all = ("memory.limit",) if self.memory is not None and self.memory.limit is not None else ()
+        return (*of_all, *of_workers)
+
+    def undecided_memory(self, stage: int) -> tuple[str, ...]:
+        """The keys of the table [stage.N] that a limit decides, since nobody has said it."""
+        own, of_all = self.stage_plan(stage), self.memory or MemoryPlan()
+        pairs = {"recompute": (own.recompute, of_all.recompute), "offload": (own.offload, of_all.offload)}
+        return tuple(f"stage.{stage}.{name}" for name, given in pairs.items() if given == (None, None))
+
+    @property
+    def chooses_memory(self) -> bool:
+        """Whether the command that begins the run has yet to choose what stages recompute and offload."""
+        stages = self.model.stages
+        return bool(self.limit_keys) and (stages is None or any(map(self.undecided_memory, range(stages))))
 
     @property
     def evaluates(self) -> bool:

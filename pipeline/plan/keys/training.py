@@ -18,6 +18,7 @@ from .key_types import (
     Groups,
     ListPath,
     Name,
+    Offloaded,
     Options,
     Positive,
     RecomputedOfStage,
@@ -256,9 +257,14 @@ class StagePlan(Section):
     )
     recompute: Unset[RecomputedOfStage] = Field(
         default=None,
-        description='What backward runs forward again in this stage: the "stage", patterns of names of its layers and '
-        'modules in them, or "nothing". Default: `memory.recompute`.',
+        description='What backward runs forward again in this stage: the "stage", its "layers" one by one, patterns of '
+        'names of layers and modules in them, or "nothing". Default: `memory.recompute`.',
         examples=["stage", "nothing", ["lm_head"]],
+    )
+    offload: Unset[Offloaded] = Field(
+        default=None,
+        description="What lies in files in this stage while it is not used; [] is nothing. Default: `memory.offload`.",
+        examples=[["activations"], []],
     )
     elastic: Truth = Field(
         default=False,

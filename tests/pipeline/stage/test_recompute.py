@@ -126,7 +126,9 @@ class ForwardCounter(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("recompute", "forwards"), [(None, [1, 1]), ("stage", [2, 2]), (["1"], [1, 2]), (["2"], [1, 1])], ids=str
+    ("recompute", "forwards"),
+    [(None, [1, 1]), ("stage", [2, 2]), ("layers", [2, 2]), (["1"], [1, 2]), (["2"], [1, 1])],
+    ids=str,
 )
 def test_only_what_is_named_runs_again_and_not_in_evaluation(recompute: Recompute | None, forwards: list[int]) -> None:
     watched = [ForwardCounter(), ForwardCounter()]
@@ -284,5 +286,5 @@ def test_of_a_list_of_modules_those_in_it_run_again_since_it_has_no_forward() ->
 
 @pytest.mark.parametrize("recompute", ["all", "b*", 5, [1]])
 def test_what_is_neither_the_stage_nor_patterns_is_refused(recompute: Any) -> None:
-    with pytest.raises(StageError, match='"stage" or a list of patterns of names is wanted'):
+    with pytest.raises(StageError, match='"stage", "layers" or a list of patterns of names is wanted'):
         Stage([nn.Linear(4, 4)], optimizer=SGD, recompute=recompute)

@@ -93,4 +93,4 @@ def test_train_measures_once_and_its_run_keeps_the_cut(
     (run / "result.json").unlink()
     with contextlib.chdir(workspace.folder), workspace.forking(), template.Template() as processes:
         launch = prepare_launch(plan(workspace, *TIMED), [".", *words], processes, resume=run.name)
-    assert (launch.run, launch.plan.model.cut, launch.measured) == (run.name, (3,), ("--set", "model.cut=[3]"))
+    assert (launch.run, launch.plan.model.cut, launch.decided) == (run.name, (3,), ("--set", "model.cut=[3]"))

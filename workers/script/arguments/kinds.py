@@ -100,7 +100,7 @@ _KINDS: tuple[tuple[str, Accepts, str], ...] = (
     ("placement", _optional(_is_placement), "a list with the stages of each worker, such as [[0, 2], [1, 3]]"),
     ("window", _optional(_is_list), "a list with one whole number for each stage, such as [4, 2]"),
     ("trainable", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40.*"]'),
-    ("recompute", _is_recompute, '"stage", or a list of patterns of names such as ["encoder.layer.*.mlp"]'),
+    ("recompute", _is_recompute, '"stage", "layers", or a list of patterns of names such as ["encoder.layer.*.mlp"]'),
     ("taps", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40"]'),
     ("weights", _optional(_is_path), "the path of a file or folder of weights"),
     ("seed", _is_seed, "a whole number from 0 on, of at most 64 bits"),

@@ -12,6 +12,7 @@ import msgspec
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
+from stageline.workers.cli.display.chosen_memory import show_chosen
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, share, show, size
 
@@ -65,11 +66,14 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
         click.echo(msgspec.json.encode(found))
         return
     options.warn(found.warnings[len(read.warnings) :])
+    chosen = [f"stage.{each.stage}.{key}" for each in found.memory for key in ("recompute", "offload")]
     origins = {**found.origins, **({"model.cut": "measured"} if found.seconds else {})}
+    origins |= {key: "chosen" for key in chosen if origins.get(key) == "--set"}
     keys = [(key, shown(value), origins.get(key, "the model")) for key, value in flat(found.plan).items()]
     show("plan", ("key", "value", "from"), keys)
     _show_split(found)
     _show_queues(found)
+    show_chosen(found.memory)
     _show_workers(found)
     _show_schedules(found)
     if found.prefix_cache is not None:
@@ -153,11 +157,16 @@ def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:
 def _show_workers(found: "Estimate") -> None:
     parts = list(found.workers[0].bytes)
     grouped = {stage.worker for stage in found.stages if stage.group > 1}
+    limits = ["limit"] if any(each.limit is not None for each in found.workers) else []
     rows = [
-        (each.worker, *_sizes([*(each.bytes[part] for part in parts), each.total], known=each.worker not in grouped))
+        (
+            each.worker,
+            *_sizes([*(each.bytes[part] for part in parts), each.total], known=each.worker not in grouped),
+            *("" if each.limit is None else size(each.limit) for _ in limits),
+        )
         for each in found.workers
     ]
-    show("memory of a worker's process at most, beyond its program", ("worker", *parts, "total"), rows)
+    show("memory of a worker's process at most, beyond its program", ("worker", *parts, "total", *limits), rows)
 
 
 def _sizes(counts: Iterable[int], *, known: bool) -> list[str]:

@@ -1,0 +1,25 @@
+"""Which stages recompute, and which offload, so that no worker takes more than its limit: `memory.limit`.
+
+Imports nothing else of the product. Read `load.py`, what the process of a worker takes; `cost.py`, what less memory
+costs in time; `option.py`; then `choosing.py`, which takes the cheapest combination that fits. `refusal.py` is for
+where none does.
+"""
+
+from .choosing import cheapest
+from .cost import Moved, added_nanoseconds, moved_bytes
+from .load import StageLoad, WorkerRoom
+from .option import StageOption, Switches
+from .refusal import Shortfall, shortfalls
+
+__all__ = [
+    "Moved",
+    "Shortfall",
+    "StageLoad",
+    "StageOption",
+    "Switches",
+    "WorkerRoom",
+    "added_nanoseconds",
+    "cheapest",
+    "moved_bytes",
+    "shortfalls",
+]

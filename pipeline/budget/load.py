@@ -1,0 +1,91 @@
+"""What the process of a worker takes at most, beyond its program: the sum of what its stages and its messages take.
+
+stages      weights, gradients, optimizer, and what is stashed of the microbatches in flight
+working     what operations make and free again: of one stage at a time
+messages    those that are kept until a checkpoint lets them go, and those that have come and wait
+snapshots   a copy of the stages' state, while it is written: not beside activations that are fetched for backwards
+offload     activations on their way to files and back
+compiler    torch's, which `torch.utils.checkpoint` imports
+"""
+
+from dataclasses import dataclass
+
+COMPILER = 70 << 20  # bytes, measured with torch 2.13
+LEAST_RESERVE = 16 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoad:
+    """Bytes that a stage takes of its worker: `held` all the time, `working` for a moment, `copied` for a snapshot.
+    Activations of `offloaded` bytes go to files and come back. `compiler`: whether it needs that."""
+
+    held: int = 0
+    working: int = 0
+    copied: int = 0
+    offloaded: int = 0
+    compiler: bool = False
+
+    def beside(self, other: "StageLoad") -> "StageLoad":
+        """What the two take in one process."""
+        return StageLoad(
+            self.held + other.held,
+            max(self.working, other.working),
+            self.copied + other.copied,
+            self.offloaded + other.offloaded,
+            self.compiler or other.compiler,
+        )
+
+    def within(self, other: "StageLoad") -> bool:
+        """Whether it takes no more than `other` of anything."""
+        return (
+            self.held <= other.held
+            and self.working <= other.working
+            and self.copied <= other.copied
+            and self.offloaded <= other.offloaded
+            and self.compiler <= other.compiler
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRoom:
+    """The process of one worker. Its `messages` take so many bytes whatever its stages do, as does the `model` as a
+    whole while the stages are made; `under_way` bytes at most are on their way to files and back, of them `fetched` for
+    backwards, which is not beside a snapshot that is written. It may take `limit` bytes; any number, if that is
+    None."""
+
+    messages: int = 0
+    model: int = 0
+    under_way: int = 0
+    fetched: int = 0
+    limit: int | None = None
+
+    def parts(self, load: StageLoad) -> dict[str, int]:
+        """Bytes, by what they are for."""
+        on_the_way = min(load.offloaded, self.under_way)
+        return {
+            "stages": load.held,
+            "working": load.working,
+            "messages": self.messages,
+            "snapshots": max(0, load.copied - max(0, on_the_way - self.under_way + self.fetched)),
+            "offload": on_the_way,
+            "compiler": COMPILER if load.compiler else 0,
+        }
+
+    def peak(self, load: StageLoad) -> int:
+        """Bytes at most."""
+        return max(self.model, sum(self.parts(load).values()))
+
+    def fits(self, load: StageLoad) -> bool:
+        """Whether that is within the limit."""
+        return self.limit is None or self.peak(load) <= foreseen_within(self.limit)
+
+
+def foreseen_within(limit: int) -> int:
+    """How many bytes may be foreseen of a worker that may take `limit`: an eighth, and 16 MiB at least, are left to
+    what is not foreseen, such as memory that the allocator keeps."""
+    return limit - max(limit // 8, LEAST_RESERVE)
+
+
+def limit_for(foreseen: int) -> int:
+    """The least limit with which so many bytes may be foreseen."""
+    return max(foreseen + LEAST_RESERVE, 8 * (foreseen - 1) // 7 + 1)
