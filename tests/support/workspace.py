@@ -100,7 +100,7 @@ class Workspace:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        left = self.kill()
+        left = {pid: words for pid, words in self.kill().items() if words}  # without words it is exiting
         for command in self._started:
             command.wait()
             for stream in (command.stdout, command.stderr):

@@ -195,8 +195,8 @@ def _require_weights(job: Job, claim: int | None) -> None:
 
 
 def _keep_memory(plan: Plan) -> None:
-    """Faster, except where a run offloads: there memory is scarce."""
-    if not plan.offloaded:
+    """Faster, except where a run offloads or has a limit: there memory is scarce."""
+    if not plan.offloads and not plan.limit_keys:
         keep_freed_memory()
 
 

@@ -46,11 +46,19 @@ def test_a_device_that_this_machine_lacks_is_not_warmed_up(workspace: Workspace)
     warm_up(read_plan(workspace.folder, sets=["workers.0.stages=[0,1]", "workers.0.device=cuda:99"]), 0)
 
 
-@pytest.mark.parametrize(("offload", "kept"), [("[]", True), ('["activations"]', False), ('["weights"]', False)])
-def test_a_worker_keeps_the_memory_that_it_frees_unless_it_offloads(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, offload: str, kept: bool
+@pytest.mark.parametrize(
+    ("key", "kept"),
+    [
+        ("memory.offload=[]", True),
+        ('memory.offload=["activations"]', False),
+        ('stage.1.offload=["weights"]', False),
+        ("memory=4GiB", False),
+    ],
+)
+def test_a_worker_keeps_the_memory_that_it_frees_unless_memory_is_scarce(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, key: str, kept: bool
 ) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(process, "keep_freed_memory", lambda: calls.append(True))
-    process._keep_memory(read_plan(workspace.folder, sets=[f"memory.offload={offload}"]))
+    process._keep_memory(read_plan(workspace.folder, sets=[key]))
     assert bool(calls) == kept
