@@ -158,3 +158,11 @@ def test_parameters_that_are_parts_of_one_memory_have_two_versions_as_others_do(
     for each in (plain, flat):
         drive(each, range(STEPS))
     assert all(map(torch.equal, plain.state_dict().values(), flat.state_dict().values()))
+
+
+@pytest.mark.parametrize("mode", ["delay_weights", "stash_weights"])
+def test_a_forward_that_writes_to_a_weight_is_refused_by_name(mode: str) -> None:
+    """It wrote to one version: how many microbatches ran before the update decided the weights."""
+    made = Stage([nn.Embedding(7, 3, max_norm=0.5)], optimizer=partial(torch.optim.SGD, lr=0.1), **{mode: True})  # type: ignore[arg-type]
+    with pytest.raises(StageError, match=r"a forward has written to 0\.weight, .*max_norm.*mode = \"sync\""):
+        made.forward(torch.arange(7), step=0, microbatch=0)
