@@ -71,6 +71,8 @@ class Accepts:
         found = error.errors(include_url=False, include_input=False)
         if reasons := [str(each["ctx"]["error"]) for each in found if each["type"] == "value_error"]:
             return f"; {reasons[0]}"
+        if isinstance(value, list) and (odd := _odd_text(error)):
+            return f', "{odd}" is none of these; {nearest(odd, self.names)}'.rstrip("; ")
         if all(
             each["type"].endswith("_type") or (each["type"] == "literal_error" and not isinstance(value, str))
             for each in found
@@ -78,6 +80,12 @@ class Accepts:
             return f", this is {name_of(value)}"
         near = nearest(value, self.names) if isinstance(value, str) else ""
         return f"; {near}" if near else ""
+
+
+def _odd_text(error: ValidationError) -> str:
+    """Of a list, the first text that is none of those that are allowed; "" if there is none."""
+    found = (each["input"] for each in error.errors(include_url=False) if each["type"] == "literal_error")
+    return next((each for each in found if isinstance(each, str)), "")
 
 
 class _NotNull:

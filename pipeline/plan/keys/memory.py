@@ -1,6 +1,6 @@
 """How much memory stages take, for more time: a table of the plan. It changes no bit of what is trained."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -19,7 +19,10 @@ class MemoryPlan(Section):
         "patterns of the names of layers and modules in them. Default: nothing.",
         examples=["stage", ["transformer.h.*.mlp"]],
     )
-    offload: Annotated[tuple[Offloaded, ...], Accepts('a list of "activations", "weights", "optimizer"')] = Field(
+    offload: Annotated[
+        tuple[Offloaded, ...],
+        Accepts('a list of "activations", "weights", "optimizer"', names=get_args(Offloaded)),
+    ] = Field(
         default=(),
         description="What lies in files of the run's folder while it is not used: activations between a microbatch's "
         "forward and its backward; weights, with their gradients and averages; what the optimizer keeps.",
