@@ -52,17 +52,13 @@ class MappedFiles:
 
     def _mapped(self, size: int) -> torch.UntypedStorage:
         self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="state-")
-        try:
-            if os.path.exists(_DESCRIPTORS):
-                os.unlink(name)
-                name = f"{_DESCRIPTORS}/{descriptor}"
+        nameless = os.path.exists(_DESCRIPTORS)
+        made = tempfile.TemporaryFile if nameless else tempfile.NamedTemporaryFile  # each of them is gone when closed
+        with made(dir=self._folder, prefix="state-") as file:
+            descriptor = file.fileno()
             _reserve(descriptor, size)
+            name = f"{_DESCRIPTORS}/{descriptor}" if nameless else file.name
             return torch.UntypedStorage.from_file(name, True, size)  # type: ignore[return-value]  # torch says any
-        finally:
-            os.close(descriptor)
-            if not name.startswith(_DESCRIPTORS):
-                os.unlink(name)
 
 
 def _reserve(descriptor: int, size: int) -> None:
