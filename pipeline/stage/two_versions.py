@@ -13,19 +13,22 @@ copy, which the optimizer then changes. So there are two versions in memory, one
 
 from collections.abc import Iterable
 
-from stageline.pipeline.errors import ForeignState, StageError
+from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
 
 from .layers.body import Body, Weights
 from .layers.memory import copied
+from .layers.overlaps import overlaps
 from .state import InFlight, Previous
 from .versions import Key, Version, Versions, leaf_copy, on_host_uncopied
 
 
 class TwoVersions(Versions):
-    """The two versions of one stage's weights. Counts updates, so every step must have one."""
+    """The two versions of one stage's weights. Counts updates, so every step must have one. Raises `ModelRefused` for a
+    trained parameter that shares memory: from the first update on it would have memory of its own."""
 
     def __init__(self, body: Body) -> None:
         super().__init__(body)
+        _demand_own_memory(body)
         self._updates = 0
         self._before: Weights | None = None  # the newest update; None before the first
 
@@ -83,3 +86,15 @@ class TwoVersions(Versions):
 
     def _restored(self, saved: InFlight) -> Version:
         return Version(self._weights_of(saved.step), self._restored_buffers(saved), rerun=True)
+
+
+def _demand_own_memory(body: Body) -> None:
+    trained = body.by_unsplit_names(body.trainable())
+    variables = body.by_unsplit_names({**dict(body.named_parameters()), **dict(body.named_buffers())})
+    for one, other in overlaps(variables):
+        if one in trained or other in trained:
+            raise ModelRefused(
+                f'{one} and {other} share memory, and name = "2bw" gives a trained parameter other memory at each '
+                f"update: what is written to one would no longer be in the other. Make them one parameter, clone one "
+                f'of them, or use name = "1f1b"'
+            )

@@ -49,10 +49,14 @@ class Versions:
         """Returns `forward()`, called with the version's weights.
 
         A forward that runs again gets copies of the buffers that it read before, and leaves the layers' own as they
-        are: those hold its changes already.
+        are: those hold its changes already. Raises `StageError` for a forward that writes to the weights.
         """
         buffers = {name: copied(buffer) for name, buffer in version.buffers.items()} if version.rerun else {}
+        before = {name: weight._version for name, weight in version.weights.items()}
         output: Tree = torch.func.functional_call(self._body, {**version.weights, **buffers}, (forward,))
+        for name, weight in version.weights.items():
+            if weight._version != before[name]:
+                raise self._written(name)
         return output
 
     def lend(self, version: Version) -> None:
@@ -107,12 +111,21 @@ class Versions:
             self._current = {name: leaf_copy(parameter) for name, parameter in self._body.trainable().items()}
         return self._current
 
-    def _not_stashed(self, name: str) -> StageError:
-        title = next(iter(self._body.by_unsplit_names({name: self._body.trainable()[name]})))
+    def _title(self, name: str) -> str:
+        return next(iter(self._body.by_unsplit_names({name: self._body.trainable()[name]})))
+
+    def _written(self, name: str) -> StageError:
         return StageError(
-            f"{title} was read other than as the attribute that it is of its module (from a list, a closure, or "
-            f"another object that holds it), so the forward used the newest weights and not the version stashed for it"
-            f'. Look it up where it is used, as self.name in the forward, or train with mode = "sync"'
+            f"a forward has written to {self._title(name)}, as torch.nn.Embedding with max_norm does. In asynchronous "
+            f"mode it writes to one version of the weight, and the cut would decide which microbatches see that. "
+            f'Leave the change to the optimizer, or train with mode = "sync"'
+        )
+
+    def _not_stashed(self, name: str) -> StageError:
+        return StageError(
+            f"{self._title(name)} was read other than as the attribute that it is of its module (from a list, a "
+            f"closure, or another object that holds it), so the forward used the newest weights and not the version "
+            f'stashed for it. Look it up where it is used, as self.name in the forward, or train with mode = "sync"'
         )
 
     def _restored_buffers(self, saved: InFlight) -> Weights:

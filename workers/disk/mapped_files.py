@@ -14,7 +14,7 @@ from time import monotonic, sleep
 
 import torch
 
-from stageline.pipeline.retry import Note, persist, reason_of
+from stageline.pipeline.retry import BOUND, Note, persist, reason_of
 
 from .background_writer import WriteFailed
 from .freed_memory import function_of_system
@@ -24,17 +24,19 @@ _advise = function_of_system("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes
 
 
 class MappedFiles:
-    """Files in `folder`, which is made. `note` gets faults that may pass, such as a full disk: these are waited for."""
+    """Files in `folder`, which is made. `note` gets faults that may pass, such as a full disk: these are waited for.
+    Without it they are not, since nothing would tell of the wait."""
 
-    def __init__(self, folder: Path, note: Note) -> None:
+    def __init__(self, folder: Path, note: Note | None) -> None:
         self._folder = folder.absolute()
-        self._note = note
+        self._note = note or (lambda fault: None)
+        self._bound = BOUND if note else 0.0
 
     def storage(self, size: int) -> torch.UntypedStorage:
         """The memory of a new file of `size` bytes, which begins at a page. Raises `WriteFailed`."""
         what = f"make a file of {size} bytes in {self._folder}"
         try:
-            return persist(partial(self._mapped, size), what, self._note, now=monotonic, wait=sleep)
+            return persist(partial(self._mapped, size), what, self._note, now=monotonic, wait=sleep, bound=self._bound)
         except (OSError, RuntimeError) as error:  # torch's, where the system maps no more files
             raise WriteFailed(f"cannot {what}: {reason_of(error)}") from error
 
@@ -50,17 +52,13 @@ class MappedFiles:
 
     def _mapped(self, size: int) -> torch.UntypedStorage:
         self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="state-")
-        try:
-            if os.path.exists(_DESCRIPTORS):
-                os.unlink(name)
-                name = f"{_DESCRIPTORS}/{descriptor}"
+        nameless = os.path.exists(_DESCRIPTORS)
+        made = tempfile.TemporaryFile if nameless else tempfile.NamedTemporaryFile  # each of them is gone when closed
+        with made(dir=self._folder, prefix="state-") as file:
+            descriptor = file.fileno()
             _reserve(descriptor, size)
+            name = f"{_DESCRIPTORS}/{descriptor}" if nameless else file.name
             return torch.UntypedStorage.from_file(name, True, size)  # type: ignore[return-value]  # torch says any
-        finally:
-            os.close(descriptor)
-            if not name.startswith(_DESCRIPTORS):
-                os.unlink(name)
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -49,7 +49,7 @@ class TrialStages:
         self._doing(f"{weights}the loss, the metrics, the optimizer")
         self._made[index] = made = _executor(self._job, index)
         if self._offloads:
-            offload_state(self._job.plan, made.stages.values(), _folder(self._job.plan), lambda fault: None)
+            offload_state(self._job.plan, made.stages.values(), _folder(self._job.plan), None)
 
 
 def _folder(plan: Plan) -> Path:

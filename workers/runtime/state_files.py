@@ -11,9 +11,10 @@ from stageline.workers.disk.freed_memory import give_back_memory
 from stageline.workers.disk.mapped_files import MappedFiles
 
 
-def offload_state(plan: Plan, stages: Iterable[Stage], folder: Path, note: Note) -> None:
+def offload_state(plan: Plan, stages: Iterable[Stage], folder: Path, note: Note | None) -> None:
     """What `plan` wants of weights and optimizers; if it offloads anything, memory that is freed goes back to the
-    system from now on. `note` gets faults of the disk that may pass. Raises `WriteFailed` for one that did not."""
+    system from now on. `note` gets faults of the disk that may pass; without it, they are not waited for. Raises
+    `WriteFailed` for one that did not."""
     memory = FileMemory(MappedFiles(folder, note))
     by_stage = [(stage, {*plan.offloaded_of(stage.index)}) for stage in stages]
     for stage, wanted in by_stage:

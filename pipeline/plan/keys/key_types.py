@@ -71,6 +71,8 @@ class Accepts:
         found = error.errors(include_url=False, include_input=False)
         if reasons := [str(each["ctx"]["error"]) for each in found if each["type"] == "value_error"]:
             return f"; {reasons[0]}"
+        if isinstance(value, list) and (odd := _odd_text(error)):
+            return f', "{odd}" is none of these; {nearest(odd, self.names)}'.rstrip("; ")
         if all(
             each["type"].endswith("_type") or (each["type"] == "literal_error" and not isinstance(value, str))
             for each in found
@@ -78,6 +80,12 @@ class Accepts:
             return f", this is {name_of(value)}"
         near = nearest(value, self.names) if isinstance(value, str) else ""
         return f"; {near}" if near else ""
+
+
+def _odd_text(error: ValidationError) -> str:
+    """Of a list, the first text that is none of those that are allowed; "" if there is none."""
+    found = (each["input"] for each in error.errors(include_url=False) if each["type"] == "literal_error")
+    return next((each for each in found if isinstance(each, str)), "")
 
 
 class _NotNull:
@@ -327,9 +335,10 @@ RecomputedOfStage = Annotated[
     Literal["stage", "layers", "nothing"] | Annotated[tuple[_LayerName, ...], Field(min_length=1)],
     Accepts('"stage", "layers", "nothing" or a list of patterns of names such as ["transformer.h.*.mlp"]'),
 ]
+_Offloadable = Literal["activations", "weights", "optimizer"]
 Offloaded = Annotated[
-    tuple[Literal["activations", "weights", "optimizer"], ...],
-    Accepts('a list of "activations", "weights", "optimizer"'),
+    tuple[_Offloadable, ...],
+    Accepts('a list of "activations", "weights", "optimizer"', names=get_args(_Offloadable)),
 ]
 Styles = Annotated[  # by patterns of the names of layers
     Mapping[str, str],

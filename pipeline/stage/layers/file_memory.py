@@ -7,6 +7,7 @@ snapshots               their copies of both
 A tensor keeps its strides and its alignment, since kernels choose by these. Small ones stay where they are.
 """
 
+import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -56,13 +57,10 @@ class FileMemory:
         return self.copied(tensor.detach())
 
     def take_parameters(self, module: torch.nn.Module) -> None:
-        """Moves the parameters of `module`, but for those that share memory with others or with buffers, and from now
-        on each gradient of theirs that autograd adds up."""
-        parameters = list(module.parameters())
-        shared = _shared([*parameters, *module.buffers()])
-        for parameter in parameters:
-            if _address(parameter) not in shared:
-                parameter.data = self.moved(parameter.data)
+        """Moves the parameters of `module`, but for those that share memory with any other tensor, and from now on each
+        gradient of theirs that autograd adds up."""
+        for parameter in module.parameters():
+            self._take_parameter(parameter)
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
 
@@ -82,6 +80,17 @@ class FileMemory:
         """Whether its memory is that of a file."""
         return tensor.layout is torch.strided and self._files.has(tensor.untyped_storage())
 
+    def _take_parameter(self, parameter: torch.Tensor) -> None:
+        """A view of it, a buffer or an attribute of a layer, must go on seeing what is written to it: where the former
+        memory is still there once the parameter has left it, the parameter goes back."""
+        if not self._movable(parameter.data):
+            return
+        lies = parameter.storage_offset(), parameter.shape, parameter.stride()
+        former = weakref.ref(parameter.untyped_storage())
+        parameter.data = self.moved(parameter.data)
+        if (shared := former()) is not None:
+            parameter.data = torch.empty(0, dtype=parameter.dtype).set_(shared, *lies)
+
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             parameter.grad = self.moved(parameter.grad)
@@ -92,16 +101,3 @@ class FileMemory:
         if layout(tuple(tensor.shape), tensor.stride()).extent is None or tensor.data_ptr() % tensor.itemsize:
             return False
         return not self._files.has(tensor.untyped_storage())
-
-
-def _shared(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """The addresses of memory that several of them have."""
-    seen: set[int] = set()
-    found: set[int] = set()
-    for tensor in tensors:
-        (found if _address(tensor) in seen else seen).add(_address(tensor))
-    return found
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

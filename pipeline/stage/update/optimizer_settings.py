@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 Group = Mapping[str, Any]  # of an optimizer's `param_groups`
 
@@ -36,9 +37,11 @@ def require_same_settings(optimizer: Optimizer, saved: list[Group], *, scheduled
 
 
 def is_torchs_own(optimizer: Optimizer) -> bool:
-    """Whether it is of torch and has no hooks: a step changes no settings, and each parameter by itself."""
-    hooks = (getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
-    return type(optimizer).__module__.startswith("torch.optim.") and not any(hooks)
+    """Whether it is of torch and has no hooks, nor all optimizers have: a step changes no settings, and each parameter
+    by itself."""
+    own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
+    of_all = (getattr(torch_optimizer, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post"))
+    return type(optimizer).__module__.startswith("torch.optim.") and not any((*own, *of_all))
 
 
 def _compared(group: Group, scheduled: bool) -> set[str]:

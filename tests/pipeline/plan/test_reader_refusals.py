@@ -76,6 +76,12 @@ WRONG = [
     ({"run__epochs": {"a": 1}}, "run.epochs", "a whole number from 1 on is wanted, this is a table"),
     ({"run__epochs": 0}, "run.epochs", "a whole number from 1 on is wanted"),
     ({"run__epochs": 2**63}, "run.epochs", "a whole number from 1 on is wanted"),
+    (
+        {"memory": {"offload": ["weights", "optimiser"]}},
+        "memory.offload",
+        '"optimiser" is none of these; did you mean "',
+    ),
+    ({"memory": {"offload": ["x"]}}, "memory.offload", '"x" is none of these'),
     ({"run__seed": -1}, "run.seed", "a whole number from 0 on is wanted"),
     ({"run__name": "../up"}, "run.name", "a name of letters, digits and - _ . is wanted"),
     ({"run": 5}, "run", "this is a table: write [run], and its keys below"),

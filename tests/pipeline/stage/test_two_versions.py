@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from stageline.pipeline.errors import ForeignState, StageError
+from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.alternating import alternate
 from stageline.pipeline.stage.stage import Stage
@@ -126,3 +126,43 @@ def test_a_snapshot_with_other_weights_of_the_version_before_is_refused() -> Non
 def test_a_step_that_no_version_is_for_is_refused() -> None:
     with pytest.raises(StageError, match=r"microbatch 0 of step 2 came after 0 updates: .* for steps 0 and 1"):
         stage().forward(given(2, 0)[0], step=2, microbatch=0)
+
+
+@pytest.mark.parametrize("shares", ["parameter", "view", "buffer"])
+def test_a_trained_parameter_that_shares_memory_is_refused_by_name(shares: str) -> None:
+    """The first update gave each of them memory of its own, and they went apart without a word."""
+    made = nn.Linear(5, 5)
+    match shares:
+        case "parameter":
+            made.other = nn.Parameter(made.weight.data)
+        case "view":
+            made.other = nn.Parameter(made.weight.data[2:], requires_grad=False)
+        case _:
+            made.register_buffer("other", made.weight.data[:2])
+    with pytest.raises(ModelRefused, match=r"0\.(weight and 0\.other|other and 0\.weight) share memory.*clone one"):
+        Stage([made], optimizer=partial(torch.optim.SGD, lr=0.1), delay_weights=True)
+
+
+def test_parameters_that_are_parts_of_one_memory_have_two_versions_as_others_do() -> None:
+    """As torch lays out the weights of an LSTM on a GPU."""
+
+    def made(*, flat: bool) -> Stage:
+        module = layers()
+        if flat:
+            memory = torch.cat([module[0].weight.data.reshape(-1), module[2].weight.data.reshape(-1)])
+            module[0].weight.data = memory[: 5 * 43].view(SHAPE)
+            module[2].weight.data = memory[5 * 43 :].view(3, 5)
+        return Stage(module, optimizer=partial(torch.optim.SGD, lr=0.1), delay_weights=True)
+
+    plain, flat = made(flat=False), made(flat=True)
+    for each in (plain, flat):
+        drive(each, range(STEPS))
+    assert all(map(torch.equal, plain.state_dict().values(), flat.state_dict().values()))
+
+
+@pytest.mark.parametrize("mode", ["delay_weights", "stash_weights"])
+def test_a_forward_that_writes_to_a_weight_is_refused_by_name(mode: str) -> None:
+    """It wrote to one version: how many microbatches ran before the update decided the weights."""
+    made = Stage([nn.Embedding(7, 3, max_norm=0.5)], optimizer=partial(torch.optim.SGD, lr=0.1), **{mode: True})  # type: ignore[arg-type]
+    with pytest.raises(StageError, match=r"a forward has written to 0\.weight, .*max_norm.*mode = \"sync\""):
+        made.forward(torch.arange(7), step=0, microbatch=0)

@@ -29,6 +29,33 @@ def test_memory_of_a_file_keeps_what_is_written_and_leaves_no_name_and_no_descri
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_file_never_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had one until it was unlinked; a process that was killed in between left it behind."""
+    if not _made_without_a_name(tmp_path):
+        pytest.skip("the file system of the folder makes no files without names")
+    monkeypatch.setattr(os, "unlink", lambda *_, **__: pytest.fail("the file had a name"))
+    assert files_in(tmp_path).storage(70_000).nbytes() == 70_000
+
+
+def _made_without_a_name(folder: Path) -> bool:
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+def test_where_the_system_lists_no_descriptors_a_file_has_a_name_until_it_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_files, "_DESCRIPTORS", "/proc/self/no-such-folder")
+    files = files_in(tmp_path)
+    storage = files.storage(70_000)
+    assert files.has(storage)
+    torch.empty(0, dtype=torch.uint8).set_(storage, 0, (70_000,), (1,)).fill_(7)
+    assert not list(tmp_path.iterdir())
+
+
 def test_it_is_known_which_memory_is_of_a_file(tmp_path: Path) -> None:
     files = files_in(tmp_path)
     assert files.has(files.storage(100))

@@ -1,11 +1,15 @@
 """What a plan comes to before it runs."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.workers.disk import mapped_files
+from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.preflight.estimate import estimate
 from support import reference
 from support.workspace import Workspace
@@ -151,3 +155,23 @@ def test_what_is_memory_of_files_is_not_in_the_memory_of_the_worker(workspace: W
         less = [a.bytes["stages"] - b.bytes["stages"] for a, b in zip(plain.workers, found.workers, strict=True)]
         assert less == [0, tensors * 256 * 256 * 4]
         assert all(worker.bytes["snapshots"] == 0 for worker in found.workers)
+
+
+def test_a_disk_without_room_ends_the_trial_at_once(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was waited for, a minute for each attempt, and `plan` said nothing meanwhile."""
+    workspace.write(
+        "model.py",
+        "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(4, 8192), nn.Linear(8192, 2))\n",
+    )
+    attempts: list[int] = []
+
+    def reserve(descriptor: int, size: int) -> None:
+        attempts.append(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(mapped_files, "_reserve", reserve)
+    monkeypatch.setattr(mapped_files, "sleep", lambda seconds: pytest.fail("waits"))
+    sets = ["model.metrics=[]", "model.cut=[1]", 'memory.offload=["weights"]']
+    with pytest.raises(WriteFailed, match=r"cannot make a file of \d+ bytes in .*: No space left on device"):
+        estimate(read_plan(workspace.folder, sets=sets))
+    assert len(attempts) == 1

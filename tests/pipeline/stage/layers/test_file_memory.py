@@ -64,9 +64,16 @@ def test_gradients_move_as_they_are_added_up_and_have_the_same_bits(files: Mappe
     assert torch.equal(other.weight.grad, plain.weight.grad)
 
 
-def test_parameters_that_share_memory_stay_and_go_on_sharing_it(files: MappedFiles) -> None:
+@pytest.mark.parametrize("as_buffer", [True, False], ids=["a buffer", "an attribute"])
+def test_parameters_that_share_memory_stay_and_go_on_sharing_it(as_buffer: bool, files: MappedFiles) -> None:
+    """An attribute that is a view of its layer's weight was left with the weight's former values."""
     layer = nn.Linear(SIDE, SIDE)
-    layer.register_buffer("view", layer.weight.detach()[:2])
+    view = layer.weight.detach()[:2]
+    if as_buffer:
+        layer.register_buffer("view", view)
+    else:
+        layer.view = view
+    del view
     FileMemory(files).take_parameters(layer)
     with torch.no_grad():
         layer.weight.fill_(3.0)

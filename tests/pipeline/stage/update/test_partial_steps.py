@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.update import partial_steps
@@ -82,3 +83,16 @@ def test_a_step_that_raises_leaves_all_groups_whole(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         UpdatedFiles(FileMemory(MappedFiles(tmp_path, lambda fault: None)), state=True).step(optimizer)
     assert [group["params"] for group in optimizer.param_groups] == [[each] for each in parameters]
+
+
+def test_a_hook_that_all_optimizers_have_is_called_once_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was called for each part of each group."""
+    monkeypatch.setattr(partial_steps, "_PART", 1)
+    called: list[Optimizer] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: called.append(optimizer))
+    try:
+        memory = FileMemory(MappedFiles(tmp_path, lambda fault: None))
+        optimizer, _ = stepped(lambda groups: optim.SGD(groups, lr=0.1), memory)
+    finally:
+        hook.remove()
+    assert called == 3 * [optimizer]
