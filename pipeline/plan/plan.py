@@ -104,6 +104,8 @@ class Plan(PlanTables):
 
     def with_memory(self, chosen: Mapping[str, object]) -> "Plan":
         """The same plan with what was `chosen` of the keys [stage.N] recompute and offload, by dotted key."""
+        if not chosen:
+            return self
         tables = dict(self.stage or {})
         for key, value in chosen.items():
             _, stage, name = key.split(".")

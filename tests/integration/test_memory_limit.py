@@ -1,11 +1,9 @@
 """A run within a limit of memory: what is chosen for it keeps the weights, and its workers below it."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from benchmarks.trainers.worker_memory import train_and_watch
 from stageline.pipeline.plan import read_plan
 from stageline.workers.preflight.memory_choice import chosen_memory
 from stageline.workers.runs.folder import recorded_memory
@@ -30,7 +28,12 @@ LIMIT = 192 << 20  # of about 410 MiB that a worker takes without; least are 190
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # three trials of a model of 50 MB, and two runs of it
 @pytest.mark.usefixtures("one_thread")
-def test_a_run_that_has_to_recompute_and_to_offload_keeps_its_weights_and_its_limit(tmp_path: Path) -> None:
+def test_a_run_that_has_to_recompute_and_to_offload_keeps_its_weights_and_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.trainers.worker_memory import train_and_watch
+
     found = chosen_memory(read_plan(PLAN, sets=[*SETS, f"memory.limit={LIMIT}"]), lambda what: None)
     assert any(each.recompute != "nothing" and each.offload for each in found.stages)
     plain = train_and_watch(PLAN, SETS)
