@@ -78,14 +78,7 @@ def _without_replicas(plan: PlanTables) -> Iterator[str]:
         yield "a script's stages have no replicas; train by a plan"
     if plan.clips:
         yield "optimizer.clip_norm is not computed over replicas; leave one of the two out"
-    if plan.caches_prefix:
-        yield "model.prefix_cache keeps nothing where stages have replicas; leave one of the two out"
-    if plan.taps is not None:
-        yield "layers are not tapped where stages have replicas; leave the table [taps] out"
-    if plan.recovery.on_bad_microbatch == "skip":
-        yield 'no microbatch is left out where stages have replicas; use recovery.on_bad_microbatch = "halt"'
-    if plan.recovery.record == "all":
-        yield 'nothing is recorded in passing where stages have replicas; use recovery.record = "bad"'
+    yield from _with_one_process(plan, "where stages have replicas")
 
 
 def groups(plan: PlanTables) -> Iterator[PlanError]:
@@ -130,20 +123,25 @@ def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
         yield 'a group keeps one version of its weights; use schedule.mode = "sync"'
     if plan.averages:
         yield "optimizer.ema_decay averages no weights that are split; leave one of the two out"
-    if plan.caches_prefix:
-        yield "model.prefix_cache keeps nothing beside a group; leave one of the two out"
     if recomputes:
         yield "recompute runs no split layers again; leave one of the two out"
     if plan.offloads:
-        yield "memory.offload takes nothing of what several processes keep; leave one of the two out"
+        yield "offload takes nothing of what several processes keep; leave one of the two out"
     if plan.schedule.is_auto:
         yield 'schedule.name = "auto" does not measure what several processes take; name one, such as 1f1b'
+    yield from _with_one_process(plan, "beside a group")
+
+
+def _with_one_process(plan: PlanTables, where: str) -> Iterator[str]:
+    """What a stage has that one process alone computes, and not `where` several do; each with the way out."""
+    if plan.caches_prefix:
+        yield f"model.prefix_cache keeps nothing {where}; leave one of the two out"
     if plan.taps is not None:
-        yield "layers are not tapped beside a group; leave the table [taps] out"
+        yield f"layers are not tapped {where}; leave the table [taps] out"
     if plan.recovery.on_bad_microbatch == "skip":
-        yield 'no microbatch is left out beside a group; use recovery.on_bad_microbatch = "halt"'
+        yield f'no microbatch is left out {where}; use recovery.on_bad_microbatch = "halt"'
     if plan.recovery.record == "all":
-        yield 'nothing is recorded in passing beside a group; use recovery.record = "bad"'
+        yield f'nothing is recorded in passing {where}; use recovery.record = "bad"'
 
 
 def weights(plan: PlanTables) -> Iterator[PlanError]:
