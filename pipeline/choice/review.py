@@ -70,7 +70,7 @@ class ScheduleReview:
         return self.begins is not None and step >= self.begins and self._ranking is None
 
     def note(self, step: int, stage: int, actions: Sequence[ActionTimes]) -> None:
-        """What a stage has run in a step; nothing if its times are not known, which begins the sample anew after it."""
+        """What a stage has run in a step; nothing if its times are not known, after which the sample begins again."""
         if not actions:
             self._measure_from(step + 1)
         elif self.wants(step):
@@ -86,7 +86,7 @@ class ScheduleReview:
         self._measure_from(step + 1)
 
     def interrupt(self, begun: int) -> None:
-        """Steps are repeated after a loss: the sample begins anew with what follows those `begun`."""
+        """Steps are repeated after a loss: the sample begins again, after those `begun`."""
         if self.begins is not None and self._ranking is None:
             self._measure_from(max(self.begins, begun + 1))
 

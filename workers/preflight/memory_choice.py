@@ -45,8 +45,8 @@ _FORMS = ("stage", "layers")
 @dataclass(frozen=True, slots=True)
 class _Trial:
     """All stages and their further copies, trained by one microbatch with one way of recomputing, which is called
-    `recompute` where nobody has said it; by stage, how many nanoseconds it computes. `working`: by copy, the bytes that
-    are there for a moment with weights and optimizer in files, where that was tried."""
+    `recompute` where the plan does not set it; by stage, how many nanoseconds it computes. `working`: by copy, the
+    bytes that are there for a moment with weights and optimizer in files, where that was tried."""
 
     recompute: str
     stages: Sequence[StageEstimate]

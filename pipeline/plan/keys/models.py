@@ -139,7 +139,7 @@ class PlanTables(Section):
         return (*of_all, *of_workers)
 
     def undecided_memory(self, stage: int) -> tuple[str, ...]:
-        """The keys of the table [stage.N] that a limit decides, since nobody has said it."""
+        """The keys of the table [stage.N] that a limit decides, since the plan does not set them."""
         own, of_all = self.stage_plan(stage), self.memory or MemoryPlan()
         pairs = {"recompute": (own.recompute, of_all.recompute), "offload": (own.offload, of_all.offload)}
         return tuple(f"stage.{stage}.{name}" for name, given in pairs.items() if given == (None, None))
