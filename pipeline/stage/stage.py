@@ -36,14 +36,15 @@ from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
 from .split import SplitBackward, halfway_bytes
 from .stash import InputNodes, Stash, Stashed, matched
-from .state import Previous, StageState, capture_state, restore_state
+from .stashed_versions import StashedVersions
+from .state import StageState, capture_state, restore_state
 from .two_versions import TwoVersions
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup
 from .update.partial_steps import UpdatedFiles
 from .update.update import LrSchedulerFactory, StageUpdate
-from .versions import Key, Version, Versions
+from .versions import PRESENT, Key, Version, Versions
 
 
 class _NotGiven:
@@ -118,7 +119,7 @@ class Stage:
         self._output_guard = OutputGuard(self._body, index)
         self._stash = Stash(index)
         self._versions = _versions(self._body, stash=stash_weights, delay=delay_weights)
-        self._recomputation = recomputation_of(self._body, recompute, versions=self._versions is not None)
+        self._recomputation = recomputation_of(self._body, recompute, versions=self._versions.stashed)
         self._halves: dict[Key, SplitBackward] = {}  # between `backward_input` and `backward_weight`
         self._offload: ActivationOffload | None = None
         self.file_memory: FileMemory | None = None  # of weights, of what the optimizer keeps, and of snapshots
@@ -199,7 +200,7 @@ class Stage:
                 return self.forward(x, target, step=step, microbatch=microbatch, share=share, owned=owned)
         key = (step, self._forwarded if microbatch is None else microbatch)
         self._stash.require_absent(key)
-        version = self._versions.version_for(key) if self._versions else None
+        version = self._versions.version_for(key)
         input_nodes = InputNodes(x)
         loss = self.loss if target is not None else None
 
@@ -241,18 +242,16 @@ class Stage:
         if self._roots:
             outputs, gradients = map(list, zip(*self._roots, *zip(outputs, gradients, strict=True), strict=True))
             self._roots = []
-        if self._versions and stashed.version:
-            self._versions.lend(stashed.version)
+        self._versions.lend(stashed.version)
         if outputs:
             torch.autograd.backward(outputs, gradients)
-        if self._versions and stashed.version:
-            self._versions.collect(stashed.version)
+        self._versions.collect(stashed.version)
         return self._result(stashed, None if owned else gradient)
 
     def halfway_bytes(self) -> int | None:
         """What the newest microbatch in flight would take between `backward_input` and `backward_weight`, besides what
         its forward has saved; 0 if none is in flight, None if the stage cannot run backward in halves."""
-        if self._recomputation is not None or self._versions is not None:
+        if self._recomputation is not None or self._versions.stashed:
             return None
         newest = next(reversed(self._stash.kept.values()), None)
         if newest is None:
@@ -282,7 +281,7 @@ class Stage:
                 f"for each of its weights in the second: take recompute out, or use a schedule that does not split "
                 f"backwards, such as 1f1b"
             )
-        if self._versions is not None:
+        if self._versions.stashed:
             raise StageError(f"stage {self.index} stashes weights, and cannot split a backward: use backward")
         key = self._stash.key(step, microbatch)
         stashed = self._stash.kept.pop(key, None)
@@ -348,8 +347,8 @@ class Stage:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
         the last of every `lr_every` steps, if the number of this `step` is given, counted from 0."""
         self._forwarded = 0
-        moved = self._versions is not None and self._versions.begin_update()
-        if self._update(step) and self._versions:
+        moved = self._versions.begin_update()
+        if self._update(step):
             self._versions.invalidate()
         if moved:
             self._output_guard = OutputGuard(self._body, self.index)
@@ -360,7 +359,7 @@ class Stage:
         nothing has written to weights. Raises `StageError` for averages on a stage that has none."""
         average = self._averaging() if ema else None
         with torch.no_grad(), evaluating(self._body), average.in_place_of_weights() if average else nullcontext():
-            output = self._run(self._arrivals.own(x, owned=owned), (step, microbatch), None)
+            output = self._run(self._arrivals.own(x, owned=owned), (step, microbatch), PRESENT)
             kept = [*average.averages.values()] if average else []
             return self._output_guard.sendable(output, [*kept, None if owned else x])
 
@@ -394,18 +393,17 @@ class Stage:
         In asynchronous mode that includes what the forwards of the microbatches in flight have read. Raises
         `StageError` within a synchronous step: the graphs that are stashed for backward cannot be saved.
         """
-        if self.in_flight and not self._versions:
+        if self.in_flight and not self._versions.stashed:
             raise StageError(
                 f"stage {self.index} holds {self.in_flight} microbatches that have yet to go backward: "
                 f"a snapshot is taken between two steps, after the update"
             )
-        stashed = ((key, each.version) for key, each in self._stash.kept.items() if each.version)
-        in_flight = self._versions.in_flight(stashed) if self._versions else ()
-        return capture_state(self._body, self._update, in_flight, self._previous(), self._copy)
+        in_flight = self._versions.in_flight((key, each.version) for key, each in self._stash.kept.items())
+        return capture_state(self._body, self._update, in_flight, self._versions.previous, self._copy)
 
     def state(self) -> StageState:
         """Copies all state but that of microbatches in flight. Possible within a step, too."""
-        return capture_state(self._body, self._update, (), self._previous(), self._copy)
+        return capture_state(self._body, self._update, (), self._versions.previous, self._copy)
 
     def restore(self, state: StageState) -> None:
         """Restores what `snapshot` returned, here or in another process. Does not change `state`.
@@ -423,8 +421,7 @@ class Stage:
             restore_state(state, self._body, self._update)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
-        if self._versions:
-            self._versions.restore(state.in_flight, state.previous)
+        self._versions.restore(state.in_flight, state.previous)
         self._output_guard = OutputGuard(self._body, self.index)
 
     def variables(self) -> dict[str, torch.Tensor]:
@@ -441,9 +438,6 @@ class Stage:
         now = self._body.unsplit_buffers()
         changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
         self._body.set_buffers({name: buffers[name] for name in changed})
-
-    def _previous(self) -> Previous | None:
-        return None if self._versions is None else self._versions.previous
 
     def _begun(
         self, stashed: Stashed, gradient: "Tree | _NotGiven"
@@ -477,16 +471,13 @@ class Stage:
             raise StageError(f"stage {self.index} clips no gradients: make it with clip_norm")
         return self._clip
 
-    def _lasting(self, version: Version | None) -> list[torch.Tensor]:
+    def _lasting(self, version: Version) -> list[torch.Tensor]:
         """What is there between a forward and its backward anyway."""
-        stashed = [] if version is None else [*version.weights.values(), *version.buffers.values()]
-        return [*self._body.parameters(), *self._body.buffers(), *stashed]
+        return [*self._body.parameters(), *self._body.buffers(), *version.weights.values(), *version.buffers.values()]
 
-    def _run(self, x: Tree, key: tuple[int, int], version: Version | None, *, taps: bool = True) -> Tree:
+    def _run(self, x: Tree, key: Key, version: Version, *, taps: bool = True) -> Tree:
         with self._precision():
-            if self._versions and version:
-                return self._versions.run(version, lambda: self._layers.run(x, key, taps=taps))
-            return self._layers.run(x, key, taps=taps)
+            return self._versions.run(version, lambda: self._layers.run(x, key, taps=taps))
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> torch.Tensor:
         self.now_at(LOSS)
@@ -494,10 +485,10 @@ class Stage:
             return scalar_loss(function, output, self._arrivals.here(target))
 
 
-def _versions(body: Body, *, stash: bool, delay: bool) -> Versions | None:
+def _versions(body: Body, *, stash: bool, delay: bool) -> Versions:
     if delay:
         return TwoVersions(body)
-    return Versions(body) if stash else None
+    return StashedVersions(body) if stash else Versions()
 
 
 def _listed(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -14,7 +14,7 @@ import torch
 from stageline.pipeline.errors import GradientMismatch, StageError
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
 
-from .versions import Key, Version
+from .versions import PRESENT, Key, Version
 
 
 class InputNodes:
@@ -79,7 +79,7 @@ class Stashed(msgspec.Struct):
     outputs: Tree
     share: float | None  # the weight of a loss; None for an activation
     input_nodes: InputNodes
-    version: Version | None  # None without weight stashing
+    version: Version
     requires_grad: bool  # whether any of the outputs does
 
     def gradient_of_loss(self, stage: int) -> Tree:
@@ -111,15 +111,13 @@ class Stash:
                 f"stage {self._stage} already holds microbatch {key[1]} of step {key[0]}, not yet backward"
             )
 
-    def put(
-        self, key: Key, outputs: Tree, share: float | None, input_nodes: InputNodes, version: Version | None
-    ) -> None:
-        """Stashes one forward, if it will go backward or has a version of the weights, which is in use until then."""
+    def put(self, key: Key, outputs: Tree, share: float | None, input_nodes: InputNodes, version: Version) -> None:
+        """Stashes one forward, if it will go backward or has a version of its own, which is in use until then."""
         if isinstance(outputs, torch.Tensor):
             requires_grad = outputs.requires_grad
         else:
             requires_grad = any(leaf.requires_grad for leaf in tensors(outputs))
-        if requires_grad or version is not None:
+        if requires_grad or version is not PRESENT:
             self.kept[key] = Stashed(outputs, share, input_nodes, version, requires_grad)
 
     def key(self, step: int | None, microbatch: int | None) -> Key:

@@ -18,11 +18,12 @@ from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
 from .layers.body import Body, Weights
 from .layers.memory import copied
 from .layers.overlaps import overlaps
+from .stashed_versions import StashedVersions, leaf_copy, on_host_uncopied
 from .state import InFlight, Previous
-from .versions import Key, Version, Versions, leaf_copy, on_host_uncopied
+from .versions import Key, Version
 
 
-class TwoVersions(Versions):
+class TwoVersions(StashedVersions):
     """The two versions of one stage's weights. Counts updates, so every step must have one. Raises `ModelRefused` for a
     trained parameter that shares memory: from the first update on it would have memory of its own."""
 
@@ -55,12 +56,12 @@ class TwoVersions(Versions):
             parameter.data = copied(parameter.data)
         return True
 
-    def in_flight(self, stashed: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
+    def in_flight(self, versions: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
         """Without weights, which are those of `previous`."""
         unsplit = self._body.by_unsplit_names
         return tuple(
             InFlight(*key, {}, on_host_uncopied(unsplit(version.buffers)))
-            for key, version in (*stashed, *self._reruns.items())
+            for key, version in (*versions, *self._reruns.items())
         )
 
     def restore(self, in_flight: Iterable[InFlight], previous: Previous | None) -> None:

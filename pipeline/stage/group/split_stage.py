@@ -48,7 +48,7 @@ class SplitStage(Stage):
     ) -> Tree:
         raise StageError(f"stage {self.index} is computed by a group, which does not halve a backward: use backward")
 
-    def _run(self, x: Tree, key: tuple[int, int], version: Version | None, *, taps: bool = True) -> Tree:
+    def _run(self, x: Tree, key: tuple[int, int], version: Version, *, taps: bool = True) -> Tree:
         return map_tensors(whole, super()._run(x, key, version, taps=taps))
 
 

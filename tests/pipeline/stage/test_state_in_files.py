@@ -47,7 +47,7 @@ def train(stage: Stage, steps: range) -> list[Tensor]:
             stage.forward(x.requires_grad_(), step=step, microbatch=microbatch)
         for microbatch in range(2):
             stage.backward(torch.ones(6, SIDE), step=step, microbatch=microbatch)
-            if stage._versions is not None:
+            if stage._versions.stashed:
                 stage.update(step)
         if stage._clip is not None:
             stage.norms()
