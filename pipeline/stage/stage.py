@@ -15,7 +15,7 @@ In a loop of your own:
     last.update()
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -26,11 +26,11 @@ from stageline.pipeline.tree import Tree, map_tensors, tensors
 from .arrivals import Arrivals
 from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, Weights, evaluating
-from .layers.fetching import LayersAhead
 from .layers.file_memory import FileMemory
 from .layers.memory import OutputGuard, copied
 from .layers.precision import Autocast, precision_of
-from .offload import ActivationOffload, Scratch
+from .offload import Scratch
+from .offloaded import OffloadedParts
 from .recompute import Recompute, recomputation_of
 from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
@@ -42,7 +42,6 @@ from .two_versions import TwoVersions
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup
-from .update.partial_steps import UpdatedFiles
 from .update.update import LrSchedulerFactory, StageUpdate
 from .versions import PRESENT, Key, Version, Versions
 
@@ -121,9 +120,7 @@ class Stage:
         self._versions = _versions(self._body, stash=stash_weights, delay=delay_weights)
         self._recomputation = recomputation_of(self._body, recompute, versions=self._versions.stashed)
         self._halves: dict[Key, SplitBackward] = {}  # between `backward_input` and `backward_weight`
-        self._offload: ActivationOffload | None = None
-        self.file_memory: FileMemory | None = None  # of weights, of what the optimizer keeps, and of snapshots
-        self._ahead: LayersAhead | None = None
+        self._offloaded = OffloadedParts(self._body, self._layers, self._update)
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self._forwarded = 0
 
@@ -138,20 +135,18 @@ class Stage:
 
     def offload_activations(self, scratch: Scratch) -> None:
         """From now on, what forwards keep for their backwards lies there meanwhile. No bit changes."""
-        self._offload = ActivationOffload(scratch)
+        self._offloaded.take_activations(scratch)
 
     def offload_state(self, memory: FileMemory, *, weights: bool, optimizer: bool) -> None:
         """From now on, `weights` with their gradients and averages, and what the `optimizer` keeps, lie there, and so
         do the copies that snapshots are. To be called before the first forward. No bit changes."""
-        self.file_memory = memory
-        if weights:
-            memory.take_parameters(self._body)
-            self._ahead = LayersAhead([*self._body], memory)
-            self._layers.before = self._ahead.before_forward
-            self._output_guard = OutputGuard(self._body, self.index)
-            if self._update.average is not None:
-                self._update.average.copied = memory.copied
-        self._update.files = UpdatedFiles(memory, state=optimizer)
+        self._offloaded.take_state(memory, weights=weights, optimizer=optimizer)
+        self._output_guard = OutputGuard(self._body, self.index)
+
+    @property
+    def file_memory(self) -> FileMemory | None:
+        """Where `offload_state` has put state; None before."""
+        return self._offloaded.files
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -208,7 +203,7 @@ class Stage:
             output = self._run(given, key, version, taps=not again)
             return output if loss is None else self._loss_of(loss, output, target)
 
-        with nullcontext() if self._offload is None else self._offload.saving(input_nodes, self._lasting(version)):
+        with self._offloaded.saving(input_nodes, version):
             entered = self._arrivals.entered(x, input_nodes, owned=owned)
             output = compute(entered) if self._recomputation is None else self._recomputation.run(compute, entered)
         self._stash.put(key, output, share if loss is not None else None, input_nodes, version)
@@ -399,11 +394,11 @@ class Stage:
                 f"a snapshot is taken between two steps, after the update"
             )
         in_flight = self._versions.in_flight((key, each.version) for key, each in self._stash.kept.items())
-        return capture_state(self._body, self._update, in_flight, self._versions.previous, self._copy)
+        return capture_state(self._body, self._update, in_flight, self._versions.previous, self._offloaded.copied)
 
     def state(self) -> StageState:
         """Copies all state but that of microbatches in flight. Possible within a step, too."""
-        return capture_state(self._body, self._update, (), self._versions.previous, self._copy)
+        return capture_state(self._body, self._update, (), self._versions.previous, self._offloaded.copied)
 
     def restore(self, state: StageState) -> None:
         """Restores what `snapshot` returned, here or in another process. Does not change `state`.
@@ -414,8 +409,7 @@ class Stage:
         """
         self._stash.kept.clear()
         self._halves.clear()
-        if self._offload is not None:
-            self._offload.clear()
+        self._offloaded.forget_microbatches()
         self._forwarded = 0
         try:
             restore_state(state, self._body, self._update)
@@ -443,10 +437,7 @@ class Stage:
         self, stashed: Stashed, gradient: "Tree | _NotGiven"
     ) -> tuple[Tree, list[torch.Tensor], list[torch.Tensor]]:
         """The gradient, here, with the outputs that take part in a backward, and theirs."""
-        if self._offload is not None:
-            self._offload.begin(stashed.input_nodes)
-        if self._ahead is not None:
-            self._ahead.before_backward()
+        self._offloaded.before_backward(stashed.input_nodes)
         if isinstance(gradient, _NotGiven):
             gradient = stashed.gradient_of_loss(self.index)
         gradient = self._arrivals.here(gradient)
@@ -457,10 +448,6 @@ class Stage:
         result = stashed.input_nodes.gradients()
         return None if result is None else self._output_guard.sendable(result, received)
 
-    @property
-    def _copy(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        return copied if self.file_memory is None else self.file_memory.copied
-
     def _averaging(self) -> WeightAverage:
         if self._update.average is None:
             raise StageError(f"stage {self.index} keeps no averages of its weights: make it with ema_decay")
@@ -470,10 +457,6 @@ class Stage:
         if self._clip is None:
             raise StageError(f"stage {self.index} clips no gradients: make it with clip_norm")
         return self._clip
-
-    def _lasting(self, version: Version) -> list[torch.Tensor]:
-        """What is there between a forward and its backward anyway."""
-        return [*self._body.parameters(), *self._body.buffers(), *version.weights.values(), *version.buffers.values()]
 
     def _run(self, x: Tree, key: Key, version: Version, *, taps: bool = True) -> Tree:
         with self._precision():
