@@ -21,9 +21,10 @@ from contextlib import nullcontext
 import torch
 
 from stageline.pipeline.errors import ForeignState, StageError
-from stageline.pipeline.tree import Tree, map_tensors, tensors
+from stageline.pipeline.tree import Tree, map_tensors
 
 from .arrivals import Arrivals
+from .halves import WaitingHalves
 from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, Weights, evaluating
 from .layers.file_memory import FileMemory
@@ -34,7 +35,6 @@ from .offloaded import OffloadedParts
 from .recompute import Recompute, recomputation_of
 from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
-from .split import SplitBackward, halfway_bytes
 from .stash import InputNodes, Stash, Stashed, matched
 from .stashed_versions import StashedVersions
 from .state import StageState, capture_state, restore_state
@@ -119,7 +119,7 @@ class Stage:
         self._stash = Stash(index)
         self._versions = _versions(self._body, stash=stash_weights, delay=delay_weights)
         self._recomputation = recomputation_of(self._body, recompute, versions=self._versions.stashed)
-        self._halves: dict[Key, SplitBackward] = {}  # between `backward_input` and `backward_weight`
+        self._halves = WaitingHalves(index)  # between `backward_input` and `backward_weight`
         self._offloaded = OffloadedParts(self._body, self._layers, self._update)
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self._forwarded = 0
@@ -161,7 +161,7 @@ class Stage:
     @property
     def in_flight(self) -> int:
         """Microbatches run forward and not yet backward, with both halves."""
-        return len(self._stash.kept) + len(self._halves)
+        return len(self._stash.kept) + len(self._halves.kept)
 
     @property
     def where(self) -> str:
@@ -249,13 +249,7 @@ class Stage:
         if self._recomputation is not None or self._versions.stashed:
             return None
         newest = next(reversed(self._stash.kept.values()), None)
-        if newest is None:
-            return 0
-        outputs = [output for output in tensors(newest.outputs) if output.requires_grad]
-        try:
-            return halfway_bytes(self.index, outputs, newest.input_nodes.anchor)
-        except StageError:
-            return None
+        return 0 if newest is None else self._halves.bytes_after(newest)
 
     def backward_input(
         self,
@@ -283,23 +277,14 @@ class Stage:
         if stashed is None or not stashed.requires_grad:
             return None
         gradient, outputs, gradients = self._begun(stashed, gradient)
-        half = SplitBackward(self.index, outputs, gradients, stashed.input_nodes.anchor)
-        stashed.outputs = None
-        outputs.clear()
-        half.compute_inputs()
-        self._halves[key] = half
+        self._halves.run_first(key, stashed, outputs, gradients)
         return self._result(stashed, None if owned else gradient)
 
     def backward_weight(self, *, step: int | None = None, microbatch: int | None = None) -> None:
         """The second half of `backward`, of the named microbatch or of the oldest that has run `backward_input`: adds
         up parameters' gradients in `.grad`. Microbatches must come in the order of an undivided backward."""
-        oldest = next(iter(self._halves), (0, 0))
-        key = oldest if step is None or microbatch is None else (step, microbatch)
-        half = self._halves.pop(key, None)
         roots, self._roots = self._roots, []
-        if half is None:
-            half = SplitBackward(self.index, (), (), None)  # nothing in this stage required a gradient
-        half.compute_weights(roots)
+        self._halves.run_second(step, microbatch, roots)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -408,7 +393,7 @@ class Stage:
         parameters, buffers, optimizer or learning rate scheduler; it must not be used afterwards.
         """
         self._stash.kept.clear()
-        self._halves.clear()
+        self._halves.kept.clear()
         self._offloaded.forget_microbatches()
         self._forwarded = 0
         try:

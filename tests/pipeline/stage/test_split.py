@@ -327,7 +327,7 @@ def test_what_waits_between_the_halves_is_known_after_the_forward(layers, needs_
     output = made.forward(torch.randn(shape).requires_grad_(needs_gradient))
     told = made.halfway_bytes()
     made.backward_input(randoms(output, 0), step=0, microbatch=0)
-    halves = made._halves.values()
+    halves = made._halves.kept.values()
     kept = [each for half in halves for noted in half._noted.values() for each in noted if each is not None]
     kept += [gradient for half in halves for part in half._parts for _, gradient in part.roots]
     assert told == sum(each.numel() * each.element_size() for each in kept)
