@@ -26,10 +26,11 @@ from stageline.pipeline.tree import Tree, map_tensors
 from .arrivals import Arrivals
 from .halves import WaitingHalves
 from .layers.activity import GRADIENTS, LOSS, Activity
-from .layers.body import Body, Weights, evaluating
+from .layers.body import Body, evaluating
 from .layers.file_memory import FileMemory
-from .layers.memory import OutputGuard, copied
+from .layers.memory import OutputGuard
 from .layers.precision import Autocast, precision_of
+from .named_tensors import NamedTensors
 from .offload import Scratch
 from .offloaded import OffloadedParts
 from .recompute import Recompute, recomputation_of
@@ -53,7 +54,7 @@ class _NotGiven:
 NOT_GIVEN = _NotGiven()
 
 
-class Stage:
+class Stage(NamedTensors):
     """One contiguous segment of a model.
 
     `layers` are the segment's layers in order; `names` are their names in the unsplit model (by default their numbers,
@@ -96,23 +97,23 @@ class Stage:
         recompute: Recompute | None = None,
     ) -> None:
         listed = _listed(layers)
-        self.index = index
+        self.names = tuple(names or (str(first_layer + k) for k in range(len(listed))))
         self.device = torch.device(device)
+        self._activity = Activity(self.names)
+        body = Body(listed, self.names, self.device)
+        named, known = body.unsplit_parameters(), titles or {}
+        trainable = {known.get(name, name): each for name, each in named.items() if each.requires_grad}
+        average = None if ema_decay is None else WeightAverage(body, ema_decay)
+        update = StageUpdate(trainable, optimizer, groups, lr_scheduler, lr_every, average, self._activity)
+        super().__init__(index, body, update)
         self.loss = loss
         self.seed = seed
         self.first_layer = first_layer
-        self.names = tuple(names or (str(first_layer + k) for k in range(len(listed))))
-        self._activity = Activity(self.names)
-        self._body = Body(listed, self.names, self.device)
         self._layers = SeededLayers(
             listed, self.names, first_layer=first_layer, seed=seed, device=self.device, activity=self._activity
         )
         self._precision = precision_of(autocast, self.device)
         self._arrivals = Arrivals(self.device)
-        named, known = self._body.unsplit_parameters(), titles or {}
-        trainable = {known.get(name, name): each for name, each in named.items() if each.requires_grad}
-        average = None if ema_decay is None else WeightAverage(self._body, ema_decay)
-        self._update = StageUpdate(trainable, optimizer, groups, lr_scheduler, lr_every, average, self._activity)
         numbers = numbers_of(named, first_layer) if order is None else order
         self._clip = None if clip_norm is None else GradientClip(index, clip_norm, named, numbers)
         self._output_guard = OutputGuard(self._body, index)
@@ -147,16 +148,6 @@ class Stage:
     def file_memory(self) -> FileMemory | None:
         """Where `offload_state` has put state; None before."""
         return self._offloaded.files
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """None without trainable parameters."""
-        return self._update.optimizer
-
-    @property
-    def lr_scheduler(self) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """None without an optimizer."""
-        return self._update.lr_scheduler
 
     @property
     def in_flight(self) -> int:
@@ -291,19 +282,6 @@ class Stage:
         """The norm, over all stages, of the gradients that were clipped last; None if none were."""
         return None if self._clip is None else self._clip.total
 
-    def gradients(self) -> dict[str, torch.Tensor | None]:
-        """The gradients added up since the last update, by the unsplit model's names; None for one that got none. They
-        are the stage's own: nothing writes to them once `set_gradients` has been called."""
-        return {name: each.grad for name, each in self._trained()}
-
-    def set_gradients(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
-        """What the next update updates with."""
-        for name, parameter in self._trained():
-            parameter.grad = gradients[name]
-
-    def _trained(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, each) for name, each in self._body.unsplit_parameters().items() if each.requires_grad]
-
     def norms(self, later: Tree = None) -> Tree:
         """After all backwards of a step, the last stage first: the norms of its gradients, with those that the stage
         after it has returned, which are `later`. Raises `GradientNotFinite`, and `GradientMismatch` for what are no
@@ -316,12 +294,6 @@ class Stage:
         for the stage after it. Raises as `norms` does."""
         self.now_at(GRADIENTS)
         return self._clipping().clip(total, self.device)
-
-    @property
-    def learning_rates(self) -> tuple[float, ...]:
-        """Those of the optimizer's groups, for the next update; none without an optimizer."""
-        groups = () if self.optimizer is None else self.optimizer.param_groups
-        return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
     def update(self, step: int | None = None) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
@@ -350,22 +322,6 @@ class Stage:
             raise StageError(f"stage {self.index} has no loss: only the last stage has one")
         with torch.no_grad():
             return self._loss_of(self.loss, output, target).item()
-
-    def state_dict(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by the unsplit model's names, with `ema` the averages in place of weights. The tensors
-        are the stage's own, not copies. Raises `StageError` for averages on a stage that has none."""
-        return {**self._body.weights(), **(self._averaging().entries if ema else {})}
-
-    @property
-    def averages(self) -> Weights:
-        """Of the trained parameters, by their names in `state_dict`; nothing before the first update, when they are the
-        weights, and nothing without `ema_decay`."""
-        return {} if self._update.average is None else self._update.average.entries
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Loads what `state_dict` returns; averages stay, and the next update goes on from them. Raises torch's
-        `RuntimeError`, which names what is missing or misshapen."""
-        self._body.set_weights(state)
 
     def snapshot(self) -> StageState:
         """Copies all state, between two steps.
@@ -403,21 +359,6 @@ class Stage:
         self._versions.restore(state.in_flight, state.previous)
         self._output_guard = OutputGuard(self._body, self.index)
 
-    def variables(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers, with those that `state_dict` leaves out, by the unsplit model's names. The tensors
-        are the stage's own, not copies."""
-        return {**self._body.unsplit_buffers(), **self._body.weights()}
-
-    def buffers(self) -> Weights:
-        """Copies of the layers' buffers, by the unsplit model's names."""
-        return {name: copied(buffer) for name, buffer in self._body.unsplit_buffers().items()}
-
-    def set_buffers(self, buffers: Weights) -> None:
-        """Restores what `buffers` returned. Does not write to unchanged buffers, since a graph may hold them."""
-        now = self._body.unsplit_buffers()
-        changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
-        self._body.set_buffers({name: buffers[name] for name in changed})
-
     def _begun(
         self, stashed: Stashed, gradient: "Tree | _NotGiven"
     ) -> tuple[Tree, list[torch.Tensor], list[torch.Tensor]]:
@@ -432,11 +373,6 @@ class Stage:
         """What a backward returns: the gradients of the inputs, without memory of what was `received`."""
         result = stashed.input_nodes.gradients()
         return None if result is None else self._output_guard.sendable(result, received)
-
-    def _averaging(self) -> WeightAverage:
-        if self._update.average is None:
-            raise StageError(f"stage {self.index} keeps no averages of its weights: make it with ema_decay")
-        return self._update.average
 
     def _clipping(self) -> GradientClip:
         if self._clip is None:
