@@ -28,7 +28,8 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.call_sequence import CallSequence
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.executor import Sums
-from stageline.workers.runtime.program import ENDLESS, NO_ROUNDS, Instruction, Program
+from stageline.workers.runtime.instruction import Instruction
+from stageline.workers.runtime.program import ENDLESS, NO_ROUNDS, Program
 
 Key = tuple[int, int]  # step, microbatch
 
@@ -278,7 +279,7 @@ def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...]) -> Chain
         sent = [Message("", Flow.CALL, number, 0, worker, 1, number, encode_call(call)) for worker in workers]
         _run_in_turn(executors, sequences, [list(each.begin(sent[k]))[::-1] for k, each in enumerate(sequences)])
         found = {worker: sequences[worker].reply() for worker in workers}
-        replies.append({key.stage: found[key.stage] for key in program.answers(kind)})
+        replies.append({key.stage: found[key.stage] for key in program.queues.answers(kind)})
         for sequence in sequences:
             sequence.close()
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}

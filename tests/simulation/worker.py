@@ -29,8 +29,9 @@ from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.worker_process import failures_reported
 from stageline.workers.runtime.calls import Position
+from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program import ENDLESS, Instruction, Program
+from stageline.workers.runtime.program import ENDLESS, Program
 from stageline.workers.runtime.progress import Progress
 
 STARTING = 0.1  # seconds, on the average
@@ -171,10 +172,10 @@ def program_of(scenario: Scenario) -> Program:
 
 def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
     """Of worker `worker`, or of the script."""
-    windows = dict.fromkeys(program.inbound(worker), window)
+    windows = dict.fromkeys(program.queues.inbound(worker), window)
     bounds = check_schedule(program.schedule).queue_bound  # credit is renewed when half of it is used up
     windows |= {key: max(window, 2 * bounds[str(key)]) for key in windows if str(key) in program.schedule.ahead}
-    return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=program.local(worker))
+    return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=program.queues.local(worker))
 
 
 def _digests(executor: ChainExecutor) -> dict[str, tuple[str, tuple[int, ...], str]]:
@@ -187,7 +188,7 @@ class CheckedHooks(SnapshotHooks):
     def watch(self, environment: Environment, program: Program, worker: int, queues: SimulatedQueues) -> None:
         self._environment = environment
         self._program = program
-        self._outbound = program.outbound(worker)
+        self._outbound = program.queues.outbound(worker)
         self._queues = queues
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
@@ -209,7 +210,7 @@ class CheckedHooks(SnapshotHooks):
         for key in self._outbound:
             bound = lead * messages_per_step(key.flow, schedule.microbatches) + in_flight
             retained = self._queues.outbound(key).depth().retained
-            if key.flow in _BOUNDED and self._program.source(key) == stage and retained > bound:
+            if key.flow in _BOUNDED and self._program.queues.source(key) == stage and retained > bound:
                 self._environment.report(f"{key} retains {retained} messages, and {bound} may still be needed")
 
 

@@ -26,9 +26,11 @@ from stageline.pipeline.stage.state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call, settled_call
 from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop, take_turns
 from stageline.workers.runtime.metric_value import Metric
-from stageline.workers.runtime.program import AHEAD, ENDLESS, Instruction, Program, call_key
+from stageline.workers.runtime.program import AHEAD, ENDLESS, Program
+from stageline.workers.runtime.queue_keys import call_key
 from support.reference import Recipe
 
 RUN = "scripted"
@@ -92,7 +94,7 @@ class ScriptedRun:
 
     def state(self) -> dict[str, Tensor]:
         number = self.put(CallKind.STATE)
-        parts = [self.take(key, number) for key in self.program.answers(CallKind.STATE)]
+        parts = [self.take(key, number) for key in self.program.queues.answers(CallKind.STATE)]
         return {name: tensor for part in parts for name, tensor in part.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -121,7 +123,7 @@ class ScriptedRun:
     def reply(self, number: int, *, of_last_stage: bool = False) -> Tree:
         """All replies to call `number`, once it is done; of the one that says something, if `of_last_stage`."""
         call, _ = self._unsettled[number]
-        found, *others = [self.take(key, number) for key in self.program.answers(call.kind)]
+        found, *others = [self.take(key, number) for key in self.program.queues.answers(call.kind)]
         assert all(reply is None for reply in others), others
         self.turns(lambda: all(loop.calls > number for loop in self.loops))
         return found if of_last_stage else None
@@ -150,7 +152,7 @@ class ScriptedRun:
         """As a script's driver does: what was only run forward, and is answered, is forgotten."""
         call, replies = self._unsettled[number]
         replies[worker] = reply
-        if len(replies) == len(self.program.answers(call.kind)):
+        if len(replies) == len(self.program.queues.answers(call.kind)):
             del self._unsettled[number]
             for owner in self.program.batch_owners if call.kind.runs_forward_only else ():
                 self.queues.outbound(call_key(owner)).empty(number, settled_call(call, replies[owner]))
@@ -182,7 +184,7 @@ class ScriptedRun:
     def trim(self, saved: SavedState) -> None:
         """The checkpoint `saved` is complete: nothing before it is needed any more."""
         for place, ends in enumerate(self.ends):
-            for key in self.program.outbound(place):
+            for key in self.program.queues.outbound(place):
                 ends.outbound(key).trim(saved.position.of(key.flow))
 
     def lose(self, worker: int, saved: SavedState) -> None:
@@ -197,11 +199,11 @@ class ScriptedRun:
                     self.snapshots[step].pop(index, None)
         loop = self.loops[worker] = self._loop(worker, saved.position.step)
         loop.begin_at(saved.position)
-        for key in self.program.inbound(worker):
+        for key in self.program.queues.inbound(worker):
             self.ends[worker].inbound(key).rewind(saved.position.of(key.flow))
 
     def retained(self, key: QueueKey) -> int:
-        return self.ends[self.program.producer(key)].outbound(key).depth().retained
+        return self.ends[self.program.queues.producer(key)].outbound(key).depth().retained
 
     def _open_all(self) -> list[Queues]:
         return [MemoryQueues(RUN, self.recipe.microbatches)] * (self.program.script + 1)
@@ -284,11 +286,11 @@ class WiredScriptedRun(ScriptedRun):
     def _open(self, place: int) -> WorkerQueues:
         microbatches = self.recipe.microbatches
         single = {Flow.CALL, *TO_SCRIPT}
-        windows = {key: AHEAD if key.flow in single else 2 * microbatches for key in self.program.queues}
+        windows = {key: AHEAD if key.flow in single else 2 * microbatches for key in self.program.queues.all}
         options = QueueOptions(
             microbatches=microbatches,
             windows=windows,
-            local=self.program.local(place),
+            local=self.program.queues.local(place),
             retain_bytes=self.retain_bytes,
             spill_bytes=0,
             patience=0.1,
@@ -297,5 +299,5 @@ class WiredScriptedRun(ScriptedRun):
 
     def _connect(self) -> None:
         for place, ends in enumerate(self.ends):
-            producers = self.program.producers(place).items()
+            producers = self.program.queues.producers(place).items()
             ends.connect({key: self.ends[producer].endpoint for key, producer in producers})

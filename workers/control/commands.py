@@ -48,9 +48,9 @@ class CommandHandler:
         self._stop: tuple[Stop, float] | None = None  # what ends the run after a step, and until when it may wait
         self._joined = False
         self._finished = False  # nothing is left but to serve the others
-        self._producers = loop.program.producers(assigned.index)
-        self._inbound = [queues.inbound(key) for key in loop.program.inbound(assigned.index)]
-        self._outbound = [queues.outbound(key) for key in loop.program.outbound(assigned.index)]
+        self._producers = loop.program.queues.producers(assigned.index)
+        self._inbound = [queues.inbound(key) for key in loop.program.queues.inbound(assigned.index)]
+        self._outbound = [queues.outbound(key) for key in loop.program.queues.outbound(assigned.index)]
 
     def run(self, save: Callable[[], dict[str, TensorDigest]], *, workers_timeout: float, lease: float) -> None:
         """Returns when the run has finished. `save` writes the weights and gives their digests. Times in seconds.
@@ -140,7 +140,7 @@ class CommandHandler:
         begin = self._loop.progress.position(start.step)
         self._trim(begin)
         for inbound in self._inbound:
-            inbound.rewind(max(begin.of(inbound.key.flow), self._loop.program.first_step(inbound.key)))
+            inbound.rewind(max(begin.of(inbound.key.flow), self._loop.program.queues.first_step(inbound.key)))
 
     def _trim(self, position: Position) -> None:
         """Replies are kept until they have arrived: without snapshots, a step may be over before they have."""
@@ -149,7 +149,7 @@ class CommandHandler:
             flow = outbound.key.flow
             floor = position.of(flow)
             floor = min(floor, self._loop.progress.answered.get(flow, floor))
-            outbound.trim(self._loop.program.within(outbound.key, floor))
+            outbound.trim(self._loop.program.queues.within(outbound.key, floor))
 
     def _end(self, stop: Stop) -> None:
         """Ends at once, unless there is a step to finish first, or snapshots to report: those of a worker that has gone

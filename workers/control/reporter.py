@@ -18,8 +18,8 @@ from stageline.broker.control.messages import (
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import QueueKey, Trouble
 from stageline.pipeline.schedule import Kind
+from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.machine import AwaitCredit
-from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.progress import Progress
 
 AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are sent again

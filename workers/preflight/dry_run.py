@@ -298,7 +298,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 def _message(job: Job, action: Action, payload: Tree, before: Mapping[int, torch.Tensor]) -> dict[QueueKey, Carried]:
     """`before`: what the stage had received, by its address."""
-    key = job.program.gives(action)
+    key = job.program.queues.gives(action)
     if key is None:
         return {}
     codec = job.codecs.get(key, Codec.LOSSLESS)
@@ -312,9 +312,9 @@ def _queues_like(job: Job, key: QueueKey) -> list[QueueKey]:
     """The queues from and to the same stages as `key`: several where these have replicas."""
     if not job.schedule.shares:
         return [key]
-    stage, program = job.schedule.replicas.stage, job.program
-    wanted = key.flow, stage(program.source(key)), stage(key.stage)
-    return [each for each in program.queues if (each.flow, stage(program.source(each)), stage(each.stage)) == wanted]
+    stage, queues = job.schedule.replicas.stage, job.program.queues
+    wanted = key.flow, stage(queues.source(key)), stage(key.stage)
+    return [each for each in queues.all if (each.flow, stage(queues.source(each)), stage(each.stage)) == wanted]
 
 
 def _movable(job: Job, stage: Stage) -> dict[str, int]:

@@ -13,20 +13,23 @@ from .trial_result import QueueEstimate
 
 def queue_estimates(job: Job, messages: Mapping[QueueKey, Carried]) -> list[QueueEstimate]:
     """By queue, in order of their names."""
-    return [
-        QueueEstimate(
-            queue=str(key),
-            producer=job.program.source(key),
-            consumer=key.stage,
-            message=message.bytes,
-            passed_on=message.passed_on,
-            in_flight=_in_flight(job, key),
-            retained=message.bytes * key.per_step(job.schedule.microbatches) * steps_kept(job, job.program.source(key)),
-            ends=f"{job.schedule.label(job.program.source(key))} to {job.schedule.label(key.stage)}",
-            codec=job.codecs.get(key, Codec.LOSSLESS).name.lower(),
-        )
-        for key, message in sorted(messages.items(), key=lambda each: (each[0].wire, str(each[0])))
-    ]
+    ordered = sorted(messages.items(), key=lambda each: (each[0].wire, str(each[0])))
+    return [_estimate(job, key, message) for key, message in ordered]
+
+
+def _estimate(job: Job, key: QueueKey, message: Carried) -> QueueEstimate:
+    source = job.program.queues.source(key)
+    return QueueEstimate(
+        queue=str(key),
+        producer=source,
+        consumer=key.stage,
+        message=message.bytes,
+        passed_on=message.passed_on,
+        in_flight=_in_flight(job, key),
+        retained=message.bytes * key.per_step(job.schedule.microbatches) * steps_kept(job, source),
+        ends=f"{job.schedule.label(source)} to {job.schedule.label(key.stage)}",
+        codec=job.codecs.get(key, Codec.LOSSLESS).name.lower(),
+    )
 
 
 def steps_kept(job: Job, stage: int) -> int:
@@ -49,4 +52,4 @@ def _in_flight(job: Job, key: QueueKey) -> int:
 
 
 def _ahead(job: Job) -> list[QueueKey]:
-    return [key for key in job.program.queues if str(key) in job.schedule.ahead]
+    return [key for key in job.program.queues.all if str(key) in job.schedule.ahead]

@@ -37,7 +37,7 @@ def open_queues(
     options = QueueOptions(
         microbatches=program.schedule.microbatches,
         windows=windows,
-        local=program.local(assigned.index),
+        local=program.queues.local(assigned.index),
         retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
         key=assigned.queue_key,

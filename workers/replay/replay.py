@@ -26,8 +26,8 @@ from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_snapshot
 from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.skipping import SkipLog
 
 from .recorder import result_queue

@@ -18,7 +18,9 @@ from stageline.pipeline.tree import Tree
 
 from .calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call
 from .executor import Executor, Sums
-from .program import Instruction, Program, call_key
+from .instruction import Instruction
+from .program import Program
+from .queue_keys import call_key
 
 SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
 
@@ -29,7 +31,7 @@ class CallSequence:
 
     def __init__(self, program: Program, worker: int, executor: Executor, position: Position) -> None:
         self.calls = call_key(worker)
-        self.replies = [key for key in program.outbound(worker) if key.flow in TO_SCRIPT]
+        self.replies = [key for key in program.queues.outbound(worker) if key.flow in TO_SCRIPT]
         self.position = self.start = position
         self.open: Call | None = None
         self.over = False
@@ -92,7 +94,7 @@ class CallSequence:
     @property
     def answer(self) -> QueueKey | None:
         """The queue that the reply to the open call is put into; None if it has none from this worker."""
-        keys = () if self.open is None else self._program.answers(self.open.kind)
+        keys = () if self.open is None else self._program.queues.answers(self.open.kind)
         return next((key for key in keys if key.stage == self._worker), None)
 
     def reply(self) -> Tree:

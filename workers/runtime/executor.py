@@ -22,8 +22,8 @@ from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed
 
+from .instruction import Instruction
 from .metric_value import Metric, metric_value
-from .program import Instruction
 
 DATA = "the data source"  # in place of a layer's name, as those of a stage
 

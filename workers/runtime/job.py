@@ -180,12 +180,12 @@ class Job:
         """How many messages each queue's consumer lets its producer send ahead: about twice the most that the schedule
         can have on its way, so that credit is granted again before it runs out, and not less than a step's beyond it,
         so that it is not granted all the time. It is the schedule that bounds what waits, except after a recovery."""
-        return {key: self._window(key) for key in self.program.queues}
+        return {key: self._window(key) for key in self.program.queues.all}
 
     @property
     def codecs(self) -> dict[QueueKey, Codec]:
         """Of the queues that have one."""
-        return codecs_of(self.plan, self.schedule, self.program.queues)
+        return codecs_of(self.plan, self.schedule, self.program.queues.all)
 
     def _window(self, key: QueueKey) -> int:
         microbatches = self.schedule.microbatches

@@ -30,9 +30,10 @@ from stageline.workers.runs.metrics.lines import MetricsLine, StepMetrics, evalu
 from .call_sequence import CallSequence, SaveStages
 from .calls import CallKind, Position
 from .executor import Executor
+from .instruction import Instruction
 from .machine import AwaitCredit, AwaitOrder, Command, Compute, Finish, Machine, Take
 from .orders import LONGEST, OrderMissing, StepOrders
-from .program import Instruction, Program
+from .program import Program
 from .progress import Progress
 from .replays import CacheUse
 
@@ -82,7 +83,7 @@ class WorkerLoop:
     ) -> None:
         finished = dict.fromkeys(program.schedule.placement[worker], start)
         self.progress = Progress(clock.time(), complete=start, last=program.last, finished=finished)
-        self.progress.tied_sources = program.tied_sources
+        self.progress.tied_sources = program.queues.tied_sources
         self.progress.first_trainable = program.schedule.first_trainable
         if not program.scripted:
             self.progress.position_after = program.position
@@ -102,7 +103,7 @@ class WorkerLoop:
         self._now = clock.time
         self._inbound = cache(queues.inbound)
         self._outbound = cache(self._open_outbound)
-        self._evaluation = [key for key in program.outbound(worker) if key.flow is Flow.EVALUATION]
+        self._evaluation = [key for key in program.queues.outbound(worker) if key.flow is Flow.EVALUATION]
         self._keep: Callable[[int], object] = lambda step: None
         self._standing = Standing(program.criterion or Criterion())
         self._judged = 0  # rounds of evaluation that the standing is of
@@ -251,7 +252,7 @@ class WorkerLoop:
 
     def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
         outbound = self._outbound(wanted.key)
-        number = self.program.number_in(wanted.key, wanted.instruction)
+        number = self.program.queues.number_in(wanted.key, wanted.instruction)
         if not outbound.has_credit(number, 0):
             self.progress.waiting(wanted)
             if not outbound.has_credit(number, timeout):
@@ -289,7 +290,7 @@ class WorkerLoop:
     def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
         step, microbatch, number = instruction.step, instruction.action.microbatch, instruction.number
         if key.part is not None:
-            number = self.program.number_in(key, instruction)
+            number = self.program.queues.number_in(key, instruction)
         if key.flow is Flow.REPLAYED:  # one a step, without content
             microbatch, number, payload = 0, step, None
         elif (codec := self._codecs.get(key)) is not None:

@@ -4,7 +4,7 @@ schedule of worker 1    1F0 1F1 1B0 1B1 1U
 its program             step 0: 1F0 takes forward-1 and gives forward-2, ..., 1U; step 1: 1F0, ...
 
 In a scripted run there is no program beforehand: each call of the script brings the instructions of one step, or of one
-evaluated batch. Evaluation has queues of its own (evaluation-1, ...), which number its batches over the whole run.
+evaluated batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, islice
 
-import msgspec
-
-from stageline.broker.codec.message import Flow, message_number
-from stageline.broker.queues.base import QueueKey, QueuePart
+from stageline.broker.codec.message import message_number
+from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, forward_only
-from stageline.pipeline.schedule.ties import tied_queues
 
 from .calls import Call, CallKind, Position
+from .instruction import Instruction
 from .orders import StepOrders
-from .replays import CacheUse, Replays
+from .queue_keys import evaluation_key, verdict_key
+from .replays import Replays
+from .run_queues import RunQueues
 
 CHUNK = 64  # instructions that are made at once
 ENDLESS = 2**62  # steps: a script says when it is over
@@ -31,42 +31,6 @@ AHEAD = 2  # calls that a script may be ahead of the replies that it has; a work
 
 _Touched = tuple[str, tuple[QueueKey, ...], QueueKey | None]  # an action's name, what it takes from, what it gives to
 _Touch = Callable[[Action], _Touched]
-
-
-class Instruction(msgspec.Struct, frozen=True):
-    """An action of one step with the queues it takes from and gives to. `evaluates`: no stash, no gradient.
-    `needs_credit`: no gradient comes back for what it gives, so the consumer says when it may be computed.
-
-    `also`: further queues that get the same.
-
-    `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
-    run's, which the ledger knows; evaluated batches are not, and `step` then numbers those. `cache`: what is done with
-    the cache of what leaves the frozen first stages.
-    """
-
-    step: int
-    action: Action
-    number: int
-    name: str
-    takes: tuple[QueueKey, ...]
-    gives: QueueKey | None
-    evaluates: bool = False
-    counted: bool = True
-    needs_credit: bool = False
-    also: tuple[QueueKey, ...] = ()
-    cache: CacheUse | None = None
-
-    @property
-    def inputs(self) -> tuple[QueueKey, ...]:
-        """The queues that bring what it computes from, or once did: what is replayed is what one of them brought."""
-        if self.cache is CacheUse.REPLAYED:
-            return (QueueKey(Flow.FORWARD, self.action.stage),)
-        return self.takes
-
-    def __str__(self) -> str:
-        if self.action.kind is Kind.VERDICT:
-            return f"{self.name} of round {self.step} of evaluation"
-        return f"{self.name} of {'step' if self.counted else 'evaluated batch'} {self.step}"
 
 
 @dataclass(frozen=True)
@@ -101,25 +65,9 @@ class Program:
         return frozenset({self.schedule.owner(0), self.schedule.owner(self.last)})
 
     @cached_property
-    def queues(self) -> tuple[QueueKey, ...]:
-        """Every queue between stages, and between script and workers."""
-        between_stages = tuple(map(self._key, self.schedule.routes))
-        evaluates = self.scripted or self.rounds.batches
-        evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages) if evaluates]
-        if not self.scripted:
-            replayed = () if self.replays is None else self.replays.queues
-            return (*between_stages, *evaluation, *replayed, *map(verdict_key, self._told))
-        calls = [key(worker) for worker in range(self.script) for key in (call_key, reply_key)]
-        return (*between_stages, *evaluation, *calls, self._losses)
-
-    def answers(self, kind: CallKind) -> tuple[QueueKey, ...]:
-        """The queues that bring the script what came of a call of `kind`: of a training step its loss alone, for which
-        the backwards and updates of other workers need not be waited for; else replies of all workers, first the one
-        that says something."""
-        if kind is CallKind.TRAIN:
-            return (self._losses,)
-        last = self._losses.stage
-        return tuple(reply_key(worker) for worker in sorted(range(self.script), key=lambda worker: worker != last))
+    def queues(self) -> RunQueues:
+        """All queues of the run."""
+        return RunQueues(self.schedule, self.scripted, bool(self.rounds.batches), self._told, self.replays)
 
     def instructions(self, worker: int, start: int = 0, orders: StepOrders | None = None) -> Iterator[Instruction]:
         """Everything that `worker` does from step `start` on, known beforehand: nothing in a scripted run. They are
@@ -142,102 +90,6 @@ class Program:
     def instruction(self, step: int, action: Action, *, evaluates: bool = False) -> Instruction:
         """One of them."""
         return next(self._instructions(iter([(step, action)]), evaluates=evaluates))
-
-    def takes(self, action: Action) -> tuple[QueueKey, ...]:
-        """The queues whose next messages `action` needs."""
-        return tuple(map(self._key, self.schedule.takes(action)))
-
-    def gives(self, action: Action) -> QueueKey | None:
-        """The queue that the result of `action` is put into."""
-        name = self.schedule.gives(action)
-        return None if name is None else self._key(name)
-
-    def _key(self, name: str) -> QueueKey:
-        """The queue that the schedule calls `name`."""
-        if not self.schedule.shares:
-            return queue_key(name)
-        flow, _, label = name.partition("-")
-        carried, (_, consumer) = self.schedule.carried(name), self.schedule.routes[name]
-        places = None if carried is None else {microbatch: place for place, microbatch in enumerate(carried)}
-        return QueueKey(Flow(flow), consumer, QueuePart(label, places))
-
-    def number_in(self, key: QueueKey, instruction: Instruction) -> int:
-        """The number, in `key`, of the message that `instruction` takes from there, or puts there."""
-        if key.part is None or key.part.places is None:
-            return instruction.number
-        count, place = key.per_step(self.schedule.microbatches), key.place(instruction.action.microbatch)
-        return message_number(instruction.step, place, count)
-
-    @cached_property
-    def _also(self) -> Callable[[Action], tuple[QueueKey, ...]]:
-        if not self.schedule.shares:
-            return lambda action: ()
-        return cache(lambda action: tuple(map(self._key, self.schedule.also_gives(action))))
-
-    def inbound(self, worker: int) -> list[QueueKey]:
-        """The queues that `worker` takes from."""
-        return [key for key in self.queues if self.consumer(key) == worker]
-
-    def outbound(self, worker: int) -> list[QueueKey]:
-        """The queues that `worker` puts into."""
-        return [key for key in self.queues if self.producer(key) == worker]
-
-    def local(self, worker: int) -> set[QueueKey]:
-        """The queues that begin and end at `worker`."""
-        return {*self.inbound(worker)} & {*self.outbound(worker)}
-
-    def producers(self, worker: int) -> dict[QueueKey, int]:
-        """The queues that `worker` takes from others, each with the worker that puts into it."""
-        return {key: self.producer(key) for key in self.inbound(worker) if self.producer(key) != worker}
-
-    def consumer(self, key: QueueKey) -> int:
-        """The worker that takes from `key`; `script` for a loss or a reply."""
-        match key.flow:
-            case Flow.CALL | Flow.VERDICT:
-                return key.stage
-            case Flow.LOSS | Flow.REPLY:
-                return self.script
-            case _:
-                return self.schedule.owner(key.stage)
-
-    def producer(self, key: QueueKey) -> int:
-        """The worker that puts into `key`; `script` for a call."""
-        match key.flow:
-            case Flow.CALL:
-                return self.script
-            case Flow.LOSS | Flow.REPLY:
-                return key.stage
-            case _:
-                return self.schedule.owner(self.source(key))
-
-    def source(self, key: QueueKey) -> int:
-        """The stage that puts into `key`, a queue between stages, or of what the last one decides."""
-        match key.flow:
-            case Flow.EVALUATION:
-                return key.stage - 1
-            case Flow.REPLAYED:
-                return key.stage + 1
-            case Flow.VERDICT:
-                return self.last
-            case _:
-                return self.schedule.routes[str(key)][0]
-
-    @cached_property
-    def tied_sources(self) -> dict[QueueKey, int]:
-        """The stages that put into the queues between stages that share parameters."""
-        queues = tied_queues(self.schedule.ties, self.schedule.tied)
-        return {queue_key(name): source for name, (source, _) in queues.items()}
-
-    def first_step(self, key: QueueKey) -> int:
-        """The step with which the messages of `key` begin."""
-        return 0 if self.replays is None or key.flow is not Flow.REPLAYED else self.replays.first
-
-    def within(self, key: QueueKey, floor: int) -> int:
-        """`floor`, before which messages of `key` are forgotten, or the first or last step of those if it lies beyond
-        them: a consumer that takes no more stays where it is, and would be told of messages that were never there."""
-        if self.replays is not None and key.flow is Flow.FORWARD and key.stage <= self.schedule.first_trainable:
-            return min(floor, self.replays.first)
-        return max(floor, self.first_step(key))
 
     @cached_property
     def replays(self) -> Replays | None:
@@ -290,16 +142,13 @@ class Program:
         yield instruction((), None)
 
     @cached_property
-    def _losses(self) -> QueueKey:
-        return loss_key(self.schedule.owner(self.last))
-
-    @cached_property
     def _forward_only(self) -> Schedule:
         return forward_only(self.schedule.placement, self.schedule.microbatches, self.schedule.shares)
 
     @cached_property
     def _in_training(self) -> _Touch:
-        return cache(lambda action: (self.schedule.name_of(action), self.takes(action), self.gives(action)))
+        queues = self.queues
+        return cache(lambda action: (self.schedule.name_of(action), queues.takes(action), queues.gives(action)))
 
     @cached_property
     def _in_replay(self) -> _Touch:
@@ -323,10 +172,11 @@ class Program:
         def touched(action: Action) -> _Touched:
             if self.schedule.shares:  # the first copies alone
                 before, after = action.stage > 0, action.stage < self.last
-                takes, gives = (_evaluation(action.stage),) * before, _evaluation(action.stage + 1) if after else None
-                return self.schedule.name_of(action), takes, gives
+                gives = evaluation_key(action.stage + 1) if after else None
+                return self.schedule.name_of(action), (evaluation_key(action.stage),) * before, gives
             name, takes, gives = self._in_training(action)
-            return name, tuple(map(_evaluating, takes)), None if gives is None else _evaluating(gives)
+            evaluated = None if gives is None else evaluation_key(gives.stage)
+            return name, tuple(evaluation_key(key.stage) for key in takes), evaluated
 
         return cache(touched)
 
@@ -371,7 +221,7 @@ class Program:
                     evaluates,
                     counted,
                     throttled if evaluates else self._runs_ahead(each),
-                    self._also(each) if counted else (),
+                    self.queues.also_gives(each) if counted else (),
                     None if replays is None else replays.use(step, each),
                 )
                 for step, each in islice(actions, CHUNK)
@@ -379,37 +229,3 @@ class Program:
                 yield chunk
 
         return chain.from_iterable(chunks())
-
-
-def queue_key(name: str) -> QueueKey:
-    """The queue that a schedule calls `name`, as in "forward-1"."""
-    flow, _, stage = name.partition("-")
-    return QueueKey(Flow(flow), int(stage))
-
-
-def call_key(worker: int) -> QueueKey:
-    """The queue of the script's calls to `worker`."""
-    return QueueKey(Flow.CALL, worker)
-
-
-def loss_key(worker: int) -> QueueKey:
-    """The queue of the training steps' losses, from `worker`, which has the last stage, to the script."""
-    return QueueKey(Flow.LOSS, worker)
-
-
-def verdict_key(worker: int) -> QueueKey:
-    """The queue of the verdicts on rounds of evaluation, to `worker`."""
-    return QueueKey(Flow.VERDICT, worker)
-
-
-def reply_key(worker: int) -> QueueKey:
-    """The queue of the replies of `worker` to the script's other calls."""
-    return QueueKey(Flow.REPLY, worker)
-
-
-def _evaluating(key: QueueKey) -> QueueKey:
-    return _evaluation(key.stage)
-
-
-def _evaluation(stage: int) -> QueueKey:
-    return QueueKey(Flow.EVALUATION, stage)

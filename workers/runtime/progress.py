@@ -19,9 +19,9 @@ from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
 
 from .calls import Position
+from .instruction import Instruction
 from .machine import AwaitCredit, Take
 from .orders import StepOrders
-from .program import Instruction
 from .stage_bytes import HeldBytes
 
 

@@ -26,7 +26,7 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
 
 from .executor import BadMicrobatch, ComputeFailed, Culprit, Executor
-from .program import Instruction
+from .instruction import Instruction
 
 FOLDER = "skipped"
 MARK: Tree = {"stageline": "skip"}  # travels in an activation's place

@@ -25,7 +25,8 @@ from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import codecs_of
 from stageline.workers.runtime.loop import WorkerLoop, take_turns
-from stageline.workers.runtime.program import ENDLESS, Program, call_key
+from stageline.workers.runtime.program import ENDLESS, Program
+from stageline.workers.runtime.queue_keys import call_key
 from stageline.workers.script.arguments.script_plan import LineOptions
 from stageline.workers.script.calls.call_log import CallLog, WeightNames, messages
 from stageline.workers.script.calls.open_call import Replies
@@ -57,7 +58,7 @@ class InlineRun:
         self._calls = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
-        codecs = codecs_of(plan, schedule, self._program.queues)
+        codecs = codecs_of(plan, schedule, self._program.queues.all)
         self._workers = [
             WorkerLoop(self._program, index, executor, self._queues, codecs=codecs, run=RUN, incarnation=1)
             for index, executor in enumerate(self._executors)
@@ -119,7 +120,7 @@ class InlineRun:
         for message in messages(call, self._program, self._names, RUN, 1):
             self._queues.outbound(call_key(message.stage)).put(message)
         take_turns(self._workers, lambda worker: worker.calls > call.number)
-        replies = {key.stage: self._reply(key) for key in self._program.answers(call.kind)}
+        replies = {key.stage: self._reply(key) for key in self._program.queues.answers(call.kind)}
         self._forget()
         done: Future[Replies] = Future()
         done.set_result(replies)
@@ -132,7 +133,7 @@ class InlineRun:
     def _forget(self) -> None:
         """Nothing before this call is needed again."""
         position = self._calls.position
-        for key in self._program.queues:
+        for key in self._program.queues.all:
             self._queues.outbound(key).trim(position.of(key.flow))
         for worker in self._workers:
             worker.progress.steps.clear()

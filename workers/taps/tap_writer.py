@@ -27,9 +27,9 @@ from stageline.workers.disk.background_writer import BackgroundWriter, WriteFail
 from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
 from stageline.workers.runtime.disk_wait import has_room
 from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import CarryOut
-from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.skipping import MARK
 

@@ -22,10 +22,12 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.runtime.calls import Call, CallKind, Position
+from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit, Take
-from stageline.workers.runtime.program import Instruction, Program, call_key, reply_key
+from stageline.workers.runtime.program import Program
 from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.queue_keys import call_key, reply_key
 from support.redis_server import RedisServer
 from support.shapes import line
 

@@ -19,7 +19,7 @@ from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
 from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
-from stageline.workers.runtime.program import call_key, loss_key, reply_key
+from stageline.workers.runtime.queue_keys import call_key, loss_key, reply_key
 from support.payloads import bits
 from support.redis_server import shared_server
 from support.reference import Recipe, train
@@ -221,7 +221,7 @@ def put(run: ScriptedRun, kind: CallKind, number: int) -> int:
 
 def replies(run: ScriptedRun, number: int) -> list[Any]:
     call, _ = run._unsettled[number]
-    return [bits(run.take(key, number)) for key in run.program.answers(call.kind)]
+    return [bits(run.take(key, number)) for key in run.program.queues.answers(call.kind)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -304,7 +304,7 @@ def test_a_worker_gives_up_a_batch_whose_result_the_script_has(made, make, tmp_p
     run = WiredScriptedRun(recipe(), CUT, PLACEMENTS["a line"], open_queues=partial(open_ipc, tmp_path))
     made.append(run)
     saved, number = run.save(), run.put(CallKind.EVALUATE, *batch(0))
-    found = {key.stage: run.receive(key, number) for key in run.program.answers(CallKind.EVALUATE)}
+    found = {key.stage: run.receive(key, number) for key in run.program.queues.answers(CallKind.EVALUATE)}
     run.lose(1, saved)
     waiting = run.loops[1]
     while waiting.doing == "waits for call 0 of the script":

@@ -10,7 +10,8 @@ from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.runtime.executor import BadMicrobatch, ComputeFailed, Executor
-from stageline.workers.runtime.program import Instruction, Program
+from stageline.workers.runtime.instruction import Instruction
+from stageline.workers.runtime.program import Program
 from support.shapes import line
 
 

@@ -11,9 +11,11 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
 from stageline.workers.runtime.machine import AwaitCredit
-from stageline.workers.runtime.program import NO_ROUNDS, Instruction, Program, queue_key
+from stageline.workers.runtime.program import NO_ROUNDS, Program
+from stageline.workers.runtime.queue_keys import queue_key
 from support.shapes import line
 
 STEPS, MICROBATCHES = 3, 2

@@ -7,16 +7,10 @@ import pytest
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.workers.runtime.calls import Call, CallKind, Position
-from stageline.workers.runtime.program import (
-    Program,
-    call_key,
-    loss_key,
-    queue_key,
-    reply_key,
-    verdict_key,
-)
+from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.queue_keys import queue_key, verdict_key
 from stageline.workers.runtime.replays import CacheUse
-from support.shapes import line, looped
+from support.shapes import line
 
 
 def written(program: Program, worker: int, start: int = 0) -> list[str]:
@@ -49,8 +43,8 @@ def test_gradients_of_what_stages_share_are_numbered_by_microbatch_and_sums_by_s
         "1T1 of step 1 #3 - -> tied-0",
         "1U of step 1 #1 total-1 -> -",
     ]
-    assert program.tied_sources == {queue_key("tied-0"): 1, queue_key("total-1"): 0}
-    assert program.producers(1) == {queue_key("forward-1"): 0, queue_key("total-1"): 0}
+    assert program.queues.tied_sources == {queue_key("tied-0"): 1, queue_key("total-1"): 0}
+    assert program.queues.producers(1) == {queue_key("forward-1"): 0, queue_key("total-1"): 0}
     program = Program(make_schedule("gpipe", line(2), 2, ties=((0, 1),), tied="step"), 2)
     assert [written(program, worker, start=1)[-2:] for worker in (0, 1)] == [
         ["0S of step 1 #1 subtotal-0 -> -", "0U of step 1 #1 - -> total-1"],
@@ -71,10 +65,10 @@ def test_evaluation_runs_forward_only_after_the_steps_it_is_due() -> None:
 
 
 def test_evaluation_has_queues_of_its_own_and_goes_as_far_ahead_as_the_next_stage_grants() -> None:
-    assert [str(key) for key in EVALUATES.queues] == ["forward-1", "backward-0", "evaluation-1"]
+    assert [str(key) for key in EVALUATES.queues.all] == ["forward-1", "backward-0", "evaluation-1"]
     evaluates = [each for each in EVALUATES.instructions(0) if each.evaluates]
     assert all(str(each.gives) == "evaluation-1" and each.needs_credit and not each.counted for each in evaluates)
-    assert EVALUATES.source(queue_key("evaluation-1")) == 0
+    assert EVALUATES.queues.source(queue_key("evaluation-1")) == 0
 
 
 @pytest.mark.parametrize("start", range(4))
@@ -88,7 +82,7 @@ def test_a_worker_that_begins_at_a_checkpoint_evaluates_what_comes_after_it(star
 
 def test_a_run_that_may_end_early_has_a_verdict_after_each_round_but_the_last() -> None:
     program = replace(EVALUATES, schedule=make_schedule("gpipe", line(3), 1), criterion=Criterion(patience=2))
-    assert [str(key) for key in program.queues[-2:]] == ["verdict-0", "verdict-1"]
+    assert [str(key) for key in program.queues.all[-2:]] == ["verdict-0", "verdict-1"]
     assert [each for each in written(program, 1) if "V" in each] == ["1V of round 0 of evaluation #0 verdict-1 -> -"]
     assert [each for each in written(program, 2) if "V" in each] == [
         "2V of round 0 of evaluation #0 - -> verdict-0",
@@ -97,29 +91,14 @@ def test_a_run_that_may_end_early_has_a_verdict_after_each_round_but_the_last() 
     ]
     assert written(program, 0).index("0V of round 0 of evaluation #0 verdict-0 -> -") == 2 * 3 + 2
     assert all(program.step_at(each) == 2 for each in program.instructions(2) if each.name == "2V")
-    assert (program.producer(verdict_key(1)), program.consumer(verdict_key(1))) == (2, 1)
+    assert (program.queues.producer(verdict_key(1)), program.queues.consumer(verdict_key(1))) == (2, 1)
     assert [program.position(step).rounds for step in (2, 3)] == [0, 1]
 
 
 def test_a_frozen_stage_sends_no_gradient_and_gets_none() -> None:
     program = Program(make_schedule("gpipe", line(3), 1, first_trainable=1), 1)
-    assert [str(key) for key in program.queues] == ["forward-1", "forward-2", "backward-1"]
+    assert [str(key) for key in program.queues.all] == ["forward-1", "forward-2", "backward-1"]
     assert written(program, 1)[1] == "1B0 of step 0 #0 backward-1 -> -"
-
-
-def test_a_worker_with_several_stages_has_queues_of_its_own() -> None:
-    program = Program(make_schedule("interleaved-1f1b", looped(2, 2), 2), 1)
-    assert program.local(0) == set()
-    assert program.producers(0) == {queue_key("forward-2"): 1, queue_key("backward-0"): 1, queue_key("backward-2"): 1}
-    together = Program(make_schedule("gpipe", ((0, 1),), 2), 1)
-    assert together.local(0) == set(together.queues)
-    assert together.producers(0) == {}
-
-
-@pytest.mark.parametrize(("name", "stage"), [("forward-2", 1), ("backward-2", 3)])
-def test_a_queue_is_filled_by_the_neighbour_of_the_stage_that_takes_from_it(name: str, stage: int) -> None:
-    assert Program(make_schedule("gpipe", line(4), 1), 1).source(queue_key(name)) == stage
-    assert str(queue_key(name)) == name
 
 
 def test_a_call_of_a_script_brings_the_instructions_of_a_step_or_of_an_evaluated_batch() -> None:
@@ -137,20 +116,6 @@ def test_a_call_of_a_script_brings_the_instructions_of_a_step_or_of_an_evaluated
     ]
     assert called(CallKind.EVALUATE) == called(CallKind.PREDICT) == ["0F0 of evaluated batch 3 #3 -> evaluation-1"]
     assert called(CallKind.STATE) == called(CallKind.LOAD) == called(CallKind.STOP) == []
-
-
-def test_the_script_is_one_more_place_that_calls_and_takes_replies() -> None:
-    program = Program(make_schedule("gpipe", line(2), 1), 1, scripted=True)
-    evaluation = queue_key("evaluation-1")
-    assert program.script == 2
-    assert program.inbound(2) == [reply_key(0), reply_key(1), loss_key(1)]
-    assert program.outbound(2) == [call_key(0), call_key(1)]
-    assert program.producers(2) == {reply_key(0): 0, reply_key(1): 1, loss_key(1): 1}
-    assert program.producers(1) == {queue_key("forward-1"): 0, evaluation: 0, call_key(1): 2}
-    assert program.outbound(1) == [queue_key("backward-0"), reply_key(1), loss_key(1)]
-    assert program.answers(CallKind.TRAIN) == (loss_key(1),)
-    assert program.answers(CallKind.STATE) == (reply_key(1), reply_key(0))
-    assert program.local(0) == program.local(2) == set()
 
 
 def test_frozen_first_stages_only_end_their_steps_once_what_leaves_them_is_there() -> None:
@@ -178,7 +143,7 @@ def test_frozen_first_stages_only_end_their_steps_once_what_leaves_them_is_there
 
 def test_a_worker_that_also_trains_ends_the_steps_of_its_frozen_stage_as_its_list_says() -> None:
     program = Program(make_schedule("gpipe", ((0, 2), (1,)), 1, first_trainable=1), 3, replayed_from=1)
-    assert [str(key) for key in program.queues if key.flow == "replayed"] == []
+    assert [str(key) for key in program.queues.all if key.flow == "replayed"] == []
     assert [str(each) for each in program.instructions(0, start=2)] == [
         "2F0 of step 2",
         "2B0 of step 2",
@@ -197,7 +162,7 @@ def test_a_forward_of_the_first_stage_that_trains_says_whether_its_input_is_kept
 
 def test_where_nothing_is_replayed_a_program_is_as_without() -> None:
     schedule = make_schedule("gpipe", line(3), 1, first_trainable=1)
-    assert Program(schedule, 2, replayed_from=2).queues == Program(schedule, 2).queues
+    assert Program(schedule, 2, replayed_from=2).queues.all == Program(schedule, 2).queues.all
 
 
 def test_rounds_between_steps_run_all_stages_whether_these_are_replayed_or_not() -> None:
@@ -212,15 +177,3 @@ def test_rounds_between_steps_run_all_stages_whether_these_are_replayed_or_not()
     assert [(each.number, each.takes, each.cache) for each in evaluated] == [
         (number, (queue_key("evaluation-1"),), None) for number in range(3)
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "first", "within"),
-    [("evaluation-1", 0, [0, 2, 9]), ("replayed-0", 2, [2, 2, 9]), ("forward-1", 0, [0, 2, 2])],
-)
-def test_queues_are_trimmed_within_the_steps_that_use_them(name: str, first: int, within: list[int]) -> None:
-    program = Program(make_schedule("gpipe", line(2), 1, first_trainable=1), 12, Rounds(12, 2), replayed_from=2)
-    key = queue_key(name)
-    assert key in program.queues
-    assert program.first_step(key) == first
-    assert [program.within(key, floor) for floor in (0, 2, 9)] == within

@@ -35,8 +35,9 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.control.session import Stopped
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import LAST_REPLIES, Call, CallKind, Position, settled_call
-from stageline.workers.runtime.program import AHEAD, Program, call_key
+from stageline.workers.runtime.program import AHEAD, Program
 from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.queue_keys import call_key
 
 from .batch_record import BatchRecord
 from .call_log import CallLog, WeightNames, messages
@@ -91,7 +92,7 @@ class Driver:
         self._open: deque[OpenCall] = deque()
         self._replied: deque[OpenCall] = deque()  # all replies are here, and the script does not know it yet
         self._untold = False  # replies have come which the reports do not know of
-        self._producers = program.producers(program.script)
+        self._producers = program.queues.producers(program.script)
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
 
     def begin(self) -> None:
@@ -112,7 +113,8 @@ class Driver:
         Raises `RunFailed` if the run is over.
         """
         self.raise_failure()
-        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state, ema), deque(self._program.answers(kind)))
+        call = Call(kind, *_UNNUMBERED, inputs, targets, state, ema)
+        opened = OpenCall(call, deque(self._program.queues.answers(kind)))
         self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
         if len(self._open) < AHEAD:  # else the thread looks for another once it has the replies to the oldest
             self._queues.ring()

@@ -229,7 +229,7 @@ class ProcessRun:
         return reachable(endpoint, self._processes.broker)
 
     def _windows(self) -> dict[QueueKey, int]:
-        return dict.fromkeys(self._program.inbound(self._program.script), REPLIES_AHEAD)
+        return dict.fromkeys(self._program.queues.inbound(self._program.script), REPLIES_AHEAD)
 
     def _failure(self, reason: str, code: int) -> RunFailed:
         return RunFailed(self._processes.killed or reason, code, self.folder)
