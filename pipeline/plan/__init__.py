@@ -1,7 +1,7 @@
 """The plan of a run: one frozen value, read from TOML, checked as a whole, the same for every process of the run.
 
-May import `schedule`, `evaluation`, and the files of `pipeline` itself. Read `keys/training.py` and
-`keys/deployment.py` first: every key with its type, default and meaning; then `reader.py`.
+May import `schedule`, `evaluation`, and the files of `pipeline` itself. Read the files of `keys` first:
+every key with its type, default and meaning; then `reader.py`.
 Names are imported when they are first used: `tables` and `difference` do without the import of pydantic.
 """
 

@@ -15,7 +15,7 @@ from .checks import problems
 from .difference import counted
 from .errors import PlanError, PlanRefused, shown
 from .keys.models import PlanTables
-from .keys.training import StagePlan
+from .keys.stages import StagePlan
 from .tables import canonical, flat
 
 Origin = Literal["default", "file", "environment", "--set"]

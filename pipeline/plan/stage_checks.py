@@ -8,7 +8,7 @@ from stageline.pipeline.schedule.replicated import NAMES as REPLICATED
 
 from .errors import PlanError
 from .keys.models import PlanTables
-from .keys.training import StagePlan
+from .keys.stages import StagePlan
 
 
 def owners(plan: PlanTables) -> Iterator[PlanError]:

@@ -8,7 +8,7 @@ from stageline.pipeline import addresses
 
 from .key_types import Accepts, CodecName, Codecs, Device, Seconds, Size, Unset, WeightsPath, address, one_of, whole
 from .section import Section
-from .training import MOST_STAGES
+from .stages import MOST_STAGES
 
 BadMicrobatch = Literal["halt", "skip"]
 Recorded = Literal["none", "bad", "all"]

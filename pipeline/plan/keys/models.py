@@ -1,5 +1,4 @@
-"""A whole plan: its tables, each with its keys (`training.py`, `deployment.py`, `memory.py`, `taps.py`), and what
-follows from them together.
+"""A whole plan: its tables, whose keys are in the other files of this folder, and what follows from them together.
 
 Validation and the JSON schema follow from here.
 """
@@ -15,22 +14,16 @@ from stageline.pipeline.evaluation import Better, Criterion
 from stageline.pipeline.schedule import Placement
 from stageline.pipeline.schedule.replicas import Replicas, Shares
 
+from .data import DataPlan
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
 from .key_types import Recomputed, Unset
 from .memory import MemoryPlan
 from .metric_names import told_apart
+from .schedule import SchedulePlan
 from .section import Section
+from .stages import StagePlan
 from .taps import TapsPlan
-from .training import (
-    DataPlan,
-    EvaluationPlan,
-    LrSchedulerPlan,
-    ModelPlan,
-    OptimizerPlan,
-    RunPlan,
-    SchedulePlan,
-    StagePlan,
-)
+from .training import EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan
 
 SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over
 

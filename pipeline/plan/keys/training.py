@@ -1,11 +1,9 @@
-"""What a run computes: the tables of a plan that say for how long, which model, on which data, in which order."""
+"""What a run trains: the tables of a plan that say for how long, which model, how it is updated and evaluated."""
 
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
-
-from stageline.pipeline.schedule import DELAYED, LISTED, Mode, Tied, schedule_names
 
 from .key_types import (
     Accepts,
@@ -16,16 +14,11 @@ from .key_types import (
     Every,
     Folder,
     Groups,
-    ListPath,
     Name,
-    Offloaded,
     Options,
     Positive,
-    RecomputedOfStage,
     Reference,
     Size,
-    Styles,
-    Target,
     Truth,
     Unset,
     WeightsPath,
@@ -33,16 +26,8 @@ from .key_types import (
     whole,
 )
 from .section import FactorySection, Section
+from .stages import MOST_STAGES
 
-# A typing error shall not make a billion stages, nor a list of a billion actions.
-MOST_STAGES = 1024
-MOST_MICROBATCHES = 65536
-MOST_LISTED = 48_000  # characters of a schedule's rows: a worker sends its plan, in a message of 64 KiB at most
-MOST_REPLICAS = 256
-MOST_SHARE = 1000
-AUTO = "auto"  # the schedule that the run itself chooses
-AUTO_BEGINS_WITH = "1f1b"  # it holds the fewest microbatches of all that keep every worker busy
-MOST_PROCESSES = 64
 Balance = Literal["parameters", "time"]
 
 
@@ -142,252 +127,6 @@ class ModelPlan(Section):
         description="Functions of (outputs, targets) that measure the rows held out, when they are evaluated.",
         examples=[["model.py:accuracy"]],
     )
-
-
-class DataPlan(Section):
-    """Where the batches come from. Exactly one of `source` and `dataset` is given; what follows goes with `dataset`."""
-
-    source: Unset[Reference] = Field(
-        default=None,
-        description="Is called with `batch_size`, `seed` and `options` and returns a source, such as stageline.Rows.",
-        examples=["data.py:batches"],
-    )
-    dataset: Unset[Reference] = Field(
-        default=None,
-        description="A map-style torch Dataset, or what returns one when it is called with `options`.",
-        examples=["data.py:train"],
-    )
-    held_out: Unset[Reference] = Field(
-        default=None,
-        description="The dataset whose rows are evaluated; given as `dataset` is.",
-        examples=["data.py:test"],
-    )
-    target: Unset[Target] = Field(
-        default=None,
-        description="The name or place of the part of a sample that is its target, a list of them, or a function that "
-        "takes a batch and returns (inputs, targets). Default: samples are pairs.",
-        examples=["label", "data.py:split"],
-    )
-    collate: Unset[Reference] = Field(
-        default=None,
-        description="Makes a batch of a list of samples. Default: torch's default_collate.",
-        examples=["data.py:padded"],
-    )
-    shuffle: Unset[Truth] = Field(
-        default=None,
-        description="Whether each epoch has an order of its own. Default: true.",
-        examples=[False],
-    )
-    num_workers: Unset[Annotated[int, whole(0)]] = Field(
-        default=None,
-        description="Processes that draw ahead, at the first stage and at the last. Default: 0, the workers draw "
-        "themselves.",
-        examples=[2],
-    )
-    targets: Unset[Reference] = Field(
-        default=None,
-        description="Is called as `source` is, by a worker that has the last stage and not the first. Of its batches "
-        "the targets alone count. Default: that worker opens the data, too.",
-        examples=["data.py:labels"],
-    )
-    stays: Unset[
-        Annotated[
-            tuple[Annotated[int, whole(0, MOST_STAGES - 1)], ...],
-            Field(min_length=1),
-            Accepts("a list of stages such as [0]"),
-        ]
-    ] = Field(
-        default=None,
-        description="Stages whose inputs and weights stay at one worker, that of stage 0. A plan that would have them "
-        "elsewhere is refused.",
-        examples=[[0], [0, 2]],
-    )
-    labels_stay: Unset[Truth] = Field(
-        default=None,
-        description="Whether the targets stay there too: the last stage is at that worker. With `stays`. Default: "
-        "false.",
-        examples=[True],
-    )
-    options: Options = Field(
-        default_factory=dict,
-        description="Keyword arguments for the source, or for the datasets.",
-        examples=[{"folder": "/data/digits"}],
-    )
-    batch_size: Annotated[int, whole(1)] = Field(
-        description="Rows in a batch; at least `schedule.microbatches`.", examples=[64]
-    )
-    check: Truth = Field(
-        default=True,
-        description="Before the run, two processes try the plan; where they draw or compute other values, it is "
-        "refused.",
-        examples=[False],
-    )
-
-    @property
-    def origin(self) -> str:
-        """Which key names the data, and what: `data.source = "data.py:batches"`."""
-        return f'data.source = "{self.source}"' if self.dataset is None else f'data.dataset = "{self.dataset}"'
-
-    @property
-    def origin_held_out(self) -> str:
-        """Which key names the data whose rows are held out: `data.held_out = "data.py:test"`."""
-        return self.origin if self.held_out is None else f'data.held_out = "{self.held_out}"'
-
-
-class StagePlan(Section):
-    """One stage: how many workers compute it side by side, each some of the microbatches; how many processes compute
-    each microbatch together, each with a part of the weights; and what it does not keep in memory."""
-
-    replicas: Annotated[int, whole(1, MOST_REPLICAS)] = Field(
-        default=1,
-        description="How many workers compute the stage, each with its part of a step's microbatches. The gradients of "
-        "each part are added up, then those of the parts: the number is part of the result.",
-        examples=[2],
-    )
-    share: Unset[
-        Annotated[
-            tuple[Annotated[int, whole(1, MOST_SHARE)], ...],
-            Field(min_length=1),
-            Accepts("a list with one whole number from 1 on for each replica, such as [2, 1],"),
-        ]
-    ] = Field(
-        default=None,
-        description="What part of the microbatches each replica has, in proportion. Default: as many each.",
-        examples=[[2, 1]],
-    )
-    recompute: Unset[RecomputedOfStage] = Field(
-        default=None,
-        description='What backward runs forward again in this stage: the "stage", its "layers" one by one, patterns of '
-        'names of layers and modules in them, or "nothing". Default: `memory.recompute`.',
-        examples=["stage", "nothing", ["lm_head"]],
-    )
-    offload: Unset[Offloaded] = Field(
-        default=None,
-        description="What lies in files in this stage while it is not used; [] is nothing. Default: `memory.offload`.",
-        examples=[["activations"], []],
-    )
-    elastic: Truth = Field(
-        default=False,
-        description="Whether the machine of another replica computes the part of one that is lost, if nothing replaces "
-        "it within recovery.lease.",
-        examples=[True],
-    )
-    tensor: Annotated[int, whole(1, MOST_PROCESSES)] = Field(
-        default=1,
-        description="How many processes compute the layers that `styles` names, each with a part of their weights "
-        "(tensor parallel).",
-        examples=[2],
-    )
-    styles: Unset[Styles] = Field(
-        default=None,
-        description='How the weights of linear and embedding layers are split, by their names in the model: "colwise" '
-        'or "rowwise", as torch.distributed.tensor.parallel has them.',
-        examples=[{"*.linear1": "colwise", "*.linear2": "rowwise"}],
-    )
-    shard: Annotated[int, whole(1, MOST_PROCESSES)] = Field(
-        default=1,
-        description="How many processes share the stage's weights, gradients and optimizer state among them (FSDP2); "
-        "each computes all rows.",
-        examples=[2],
-    )
-
-    @property
-    def processes(self) -> int:
-        """How many compute the stage together."""
-        return max(self.tensor, self.shard)
-
-    @property
-    def shares(self) -> tuple[int, ...]:
-        return self.share or (1,) * self.replicas
-
-
-class SchedulePlan(Section):
-    """The order of the work."""
-
-    name: Annotated[str, one_of((*schedule_names(), DELAYED, LISTED, AUTO))] = Field(
-        default="1f1b",
-        description='The order in which a stage runs forwards and backwards. "csv": that of `file`. "auto": the run '
-        'measures its first steps, and takes the fastest for which `memory` has room. "2bw" (PipeDream-2BW): for '
-        'mode = "async", with an update after `microbatches`, of which there are at least as many as stages.',
-        examples=["gpipe", "auto"],
-    )
-    file: Unset[ListPath] = Field(
-        default=None,
-        description='For name = "csv", and only there: the file with a row of actions for each worker, in the '
-        '"compute_only" format of torch.distributed.pipelining.',
-        examples=["schedule.csv"],
-    )
-    rows: Unset[Annotated[tuple[Annotated[str, Field(strict=True)], ...], Accepts("a list of rows of text")]] = Field(
-        default=None,
-        description="What `file` says, for each worker; or given in its place.",
-        examples=[["0F0,0F1,,0B0,0B1", ",1F0,1B0,1F1,1B1"]],
-    )
-    memory: Unset[Size] = Field(
-        default=None,
-        description='For name = "auto", and only there: the bytes that a worker may take for weights, gradients, '
-        "optimizer and the activations of microbatches in flight.",
-        examples=["4GiB"],
-    )
-    microbatches: Annotated[int, whole(1, MOST_MICROBATCHES)] = Field(
-        default=1,
-        description="Slices of a batch that are under way at a time; more of them keep the workers busier.",
-        examples=[8],
-    )
-    accumulate: Annotated[int, whole(1, MOST_MICROBATCHES)] = Field(
-        default=1,
-        description="Batches in a step, each in `microbatches` slices: their gradients are added up, then all stages "
-        "update once.",
-        examples=[4],
-    )
-    mode: Annotated[Mode, one_of(get_args(Mode))] = Field(
-        default="sync",
-        description='"sync" updates once per batch and computes what the uncut model would; "async" (PipeDream) '
-        'updates after every batch without waiting for the line to empty, by name = "1f1b" or "2bw".',
-        examples=["async"],
-    )
-    tied: Annotated[Tied, one_of(get_args(Tied))] = Field(
-        default="microbatch",
-        description="When stages that use one parameter send each other its gradients: after each microbatch, which "
-        "computes what the uncut model would, or once per step, in so many fewer bytes.",
-        examples=["step"],
-    )
-    window: Unset[
-        Annotated[
-            tuple[Annotated[int, whole(1)], ...],
-            Field(min_length=1),
-            Accepts("a list with one whole number from 1 on for each stage, such as [4, 2],"),
-        ]
-    ] = Field(
-        default=None,
-        description='For name = "window": how many microbatches each stage has in flight at most. For "zb-h1", if not '
-        "those of 1F1B: how many each has run forward at most before it has sent their gradients.",
-        examples=[[7, 4]],
-    )
-    times: Unset[
-        Annotated[
-            tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]],
-            Accepts("a list of three numbers above 0, how long F, I and W of a stage take, such as [1, 1.5, 0.5],"),
-        ]
-    ] = Field(
-        default=None,
-        description='For name = "zb-v", and only there: how long F, I and W of a stage take, in any one unit.',
-        examples=[[1, 1.5, 0.5]],
-    )
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether the run chooses its schedule."""
-        return self.name == AUTO
-
-    @property
-    def begins_with(self) -> str:
-        """The name of the schedule that the run begins with."""
-        return AUTO_BEGINS_WITH if self.is_auto else self.name
-
-    @property
-    def in_step(self) -> int:
-        """The microbatches of a step."""
-        return self.microbatches * self.accumulate
 
 
 class EvaluationPlan(Section):
