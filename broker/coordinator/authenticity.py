@@ -1,4 +1,4 @@
-"""Whether a message to the broker comes from the process that it speaks for.
+"""Whether a message to the broker comes from the process that it claims to be from.
 
     Report, Failed, Finished, Goodbye, Hello with an incarnation    sealed with the incarnation's secret
     StopRun, Exited                                                 sealed with the run's control secret

@@ -72,7 +72,7 @@ class Registration:
                 self._run.outgoing.append((sender, standby))
 
     def _stand_by(self, hello: Hello, sender: bytes, now: float) -> None:
-        """Without the settings, which are the run's. If too many stand by already, it repeats its Hello in vain."""
+        """Keeps the Hello without the settings, which are the run's; not if too many stand by already."""
         key, standby = process_key(hello), self._run.standby
         if key in standby or len(standby) < MOST + len(self._run.registry.placement):
             kept = msgspec.structs.replace(hello, settings={})
@@ -207,7 +207,7 @@ class Registration:
     def _silent_owners(self, hello: Hello, now: float) -> list[Member]:
         """Owners of the places that a newcomer could have from which nothing has come since the newcomer came: a worker
         that was killed and started again by hand comes while its predecessor still has the place. Only processes of its
-        own host, and not for longer than it takes to hear from those that live, or to take those for lost that do not.
+        own host, and only until each of them either has sent a message or is declared lost.
         Another script may come from any host, and wait until the one before it is lost.
         """
         came = self._came(hello, now)

@@ -79,7 +79,7 @@ def failures_reported(
 
 
 def lacks_resources(error: BaseException) -> bool:
-    """Whether another process could do better. Not so where a fault was waited for in vain: on a disk, for example."""
+    """Whether another process could do better. Not after a fault that was waited for did not pass, as on a disk."""
     if isinstance(error, WriteFailed | SnapshotDamaged | MetricsNotWritten | BrokerError):
         return lacks_memory(error)
     return passing_fault(error) is not None

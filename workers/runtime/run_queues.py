@@ -23,8 +23,8 @@ from .replays import Replays
 
 @dataclass(frozen=True)
 class RunQueues:
-    """Those of a run by `schedule`. `evaluates`: it has rounds of evaluation, after which the workers in `told` hear
-    whether it goes on. `scripted` and `replays` as a `Program` has them."""
+    """Those of a run by `schedule`. `evaluates`: it has rounds of evaluation, after which the workers in `told` get the
+    verdict, whether it goes on. `scripted` and `replays` as a `Program` has them."""
 
     schedule: Schedule
     scripted: bool

@@ -53,7 +53,7 @@ class SplitStage(Stage):
 
 
 class LeadingStage(SplitStage):
-    """The stage of the process that speaks with others: has `members` make each of its calls, too."""
+    """The stage of the group's leader, which has the queues and reports: has `members` make each of its calls, too."""
 
     def __init__(self, *args: Any, members: Members, **options: Any) -> None:
         super().__init__(*args, **options)
