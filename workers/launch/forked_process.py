@@ -2,20 +2,18 @@
 
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import TextIO
 
 from stageline.pipeline.errors import ExitCode
+from stageline.workers.process.spawn import wait_for_end
 
 from .forking import NOT_FORKED, parse_report
 
 START_TIMEOUT = 120.0  # seconds for a template to import torch and to fork; after that it is replaced
 ATTEMPTS = 3  # requests for one process, if templates end before they fork it
-LOOK = 0.01  # seconds between two looks of `wait`
 
 
 class ForkedProcess:
@@ -41,12 +39,7 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises `subprocess.TimeoutExpired`; `timeout` in seconds."""
-        deadline = None if timeout is None else monotonic() + timeout
-        while (code := self.poll()) is None:
-            if deadline is not None and monotonic() > deadline:
-                raise subprocess.TimeoutExpired("stageline", timeout or 0.0)
-            time.sleep(LOOK)
-        return code
+        return wait_for_end(self.poll, timeout)
 
     def send_signal(self, sig: int) -> None:
         """A process that has not started yet will not."""

@@ -14,22 +14,20 @@ import gc
 import os
 import signal
 import stat
-import subprocess
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from io import TextIOWrapper
-from time import monotonic
 from typing import Literal
 
 from stageline.pipeline.errors import ExitCode
 
-_LOOK = 0.01  # seconds between two looks of `wait`
+from .spawn import wait_for_end
+
 _STACK = 2**24  # bytes of the child's stack: the main thread's usual 8 MiB, twice
 _STDERR = 2  # the last of the three descriptors that every process has
 _DESCRIPTORS = "/dev/fd"
@@ -69,12 +67,7 @@ class Fork:
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises `subprocess.TimeoutExpired`; `timeout` in seconds."""
-        deadline = None if timeout is None else monotonic() + timeout
-        while (code := self.poll()) is None:
-            if deadline is not None and monotonic() > deadline:
-                raise subprocess.TimeoutExpired("stageline", timeout or 0.0)
-            time.sleep(_LOOK)
-        return code
+        return wait_for_end(self.poll, timeout)
 
     def send_signal(self, number: int) -> None:
         """Does nothing once it has ended."""

@@ -1,7 +1,11 @@
 """What starts a stageline command in a process of its own, and what is then known of that process."""
 
+import subprocess
 from collections.abc import Callable, Sequence
+from time import monotonic, sleep
 from typing import Protocol, TextIO
+
+_LOOK = 0.01  # seconds between two calls of `poll`
 
 
 class SpawnedProcess(Protocol):
@@ -37,3 +41,13 @@ class SpawnedProcess(Protocol):
 Spawn = Callable[[Sequence[str], TextIO], SpawnedProcess]
 """Called with the arguments of the command `stageline`, and the file that its output is appended to. The process gets a
 session of its own, nothing on stdin, and the hidden option `--lifeline`."""
+
+
+def wait_for_end(poll: Callable[[], int | None], timeout: float | None) -> int:
+    """What `poll` returns once it is not None. Raises `subprocess.TimeoutExpired` after `timeout` seconds, if given."""
+    deadline = None if timeout is None else monotonic() + timeout
+    while (code := poll()) is None:
+        if deadline is not None and monotonic() > deadline:
+            raise subprocess.TimeoutExpired("stageline", timeout or 0.0)
+        sleep(_LOOK)
+    return code
