@@ -1,4 +1,4 @@
-"""Holds a run at the beginning of a step, by its data source: so runs take turns without a signal in a step's midst.
+"""Holds a run at the beginning of a step, by its data source: so runs take turns between steps, without a signal.
 
 allowed    a file: how many steps the run may begin; the benchmark writes it
 waiting    a file beside it: the step that the run's first stage waits to begin, so all before have ended

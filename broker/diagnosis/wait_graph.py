@@ -61,7 +61,7 @@ class RootCause(StrEnum):
     SERVER = "server"  # its worker cannot reach the server of the queues, or is refused
     RESOURCE = "resource"  # its worker waits for disk space, descriptors or memory
     SOURCE = "source"  # the message comes from outside the pipeline
-    SCRIPT = "script"  # the script makes no call: its own code runs, which may take as long as it likes
+    SCRIPT = "script"  # the script makes no call: its own code runs, without a limit of time
     CIRCLE = "circle"  # the workers wait for each other
     BROKER = "broker"  # no report arrives at all: the broker is cut off, not the workers
 

@@ -1,4 +1,4 @@
-"""A process that the template forks: asked for at once, known as soon as it has started, and what became of it."""
+"""A process that the template forks: asked for at once, known once it has started, and its result."""
 
 import os
 import signal

@@ -38,7 +38,7 @@ class Program:
     """`schedule` over `steps` steps, with `rounds` of evaluation between them, forward only. By the `criterion`, the
     last stage's worker decides after each whether the run goes on, and tells the others; None: it always does.
 
-    `scripted` says that the calls of a script bring the batches, for as long as it likes. What leaves the frozen first
+    `scripted` says that the calls of a script bring the batches, until it ends the run. What leaves the frozen first
     stages is kept, and from step `replayed_from` on replayed; None: it is computed in every step.
     """
 
