@@ -7,7 +7,7 @@ from benchmarks.trainers.ours import PLAN
 from benchmarks.trainers.worker_memory import MemoryRun, train_and_watch
 from stageline.pipeline.plan import read_plan
 from stageline.workers.preflight.estimate import estimate
-from stageline.workers.preflight.trial_result import WorkerEstimate
+from stageline.workers.preflight.results.trial_result import WorkerEstimate
 
 WIDTH, LAYERS, SEQUENCE, ROWS, MICROBATCHES, STEPS = 1024, 3, 64, 4, 4, 2
 SETS = (

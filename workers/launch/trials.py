@@ -25,9 +25,15 @@ from stageline.broker.control.messages import Exited
 from stageline.broker.membership.failure_detector import describe_exit
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
-from stageline.workers.preflight.transcript import agrees, repeats
-from stageline.workers.preflight.trial_log import TrialLog
-from stageline.workers.preflight.trial_result import ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
+from stageline.workers.preflight.results.transcript import agrees, repeats
+from stageline.workers.preflight.results.trial_log import TrialLog
+from stageline.workers.preflight.results.trial_result import (
+    ChosenMemory,
+    MeasuredCut,
+    MeasuredLayers,
+    TrialRefusal,
+    TriedPlan,
+)
 from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
 from stageline.workers.process.spawn import Spawn, SpawnedProcess

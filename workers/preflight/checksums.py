@@ -7,8 +7,7 @@ import torch
 from zlib_ng.zlib_ng import crc32
 
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves
-
-from .transcript import ROWS, LeafRecord
+from stageline.workers.preflight.results.transcript import ROWS, LeafRecord
 
 
 def record(tree: Tree, name: str, *, by_row: bool = False) -> Iterator[LeafRecord]:

@@ -25,9 +25,8 @@ from stageline.broker.network.redis_connection import RedisLink
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.workers.preflight.results.trial_result import TriedPlan
 from stageline.workers.process.socket_paths import longest_socket_path
-
-from .trial_result import TriedPlan
 
 NAME = "stageline"  # of the distribution, and of its one package
 _LIBRARIES = (

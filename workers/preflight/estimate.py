@@ -11,14 +11,13 @@ from math import ceil
 from stageline.broker.queues.log import SPILL
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
+from stageline.workers.preflight.measuring.dry_run import UNWATCHED, TrialWatch, dry_run, further_copies
+from stageline.workers.preflight.measuring.pure_prefix import try_prefix
+from stageline.workers.preflight.measuring.queue_estimates import queue_estimates, steps_kept
+from stageline.workers.preflight.memory.choosable import choosable, without_room
+from stageline.workers.preflight.memory.worker_memory import over_limit, worker_estimates
+from stageline.workers.preflight.results.trial_result import Estimate, QueueEstimate, StageEstimate
 from stageline.workers.runtime.job import Job, prepare
-
-from .choosable import choosable, without_room
-from .dry_run import UNWATCHED, TrialWatch, dry_run, further_copies
-from .pure_prefix import try_prefix
-from .queue_estimates import queue_estimates, steps_kept
-from .trial_result import Estimate, QueueEstimate, StageEstimate
-from .worker_memory import over_limit, worker_estimates
 
 
 def estimate(plan: Plan) -> Estimate:

@@ -22,15 +22,21 @@ from stageline.pipeline.model.plan_stage import optimizer_of
 from stageline.pipeline.model.segments.layout import layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree
+from stageline.workers.preflight.measuring.dry_run import TrialWatch
+from stageline.workers.preflight.measuring.measure import measured_cut, measured_layers
+from stageline.workers.preflight.results.transcript import LeafRecord, Transcript
+from stageline.workers.preflight.results.trial_log import DOING, RESULT
+from stageline.workers.preflight.results.trial_result import (
+    ChosenMemory,
+    MeasuredCut,
+    MeasuredLayers,
+    TrialRefusal,
+    TriedPlan,
+)
 from stageline.workers.runtime.job import Job, prepare
 
 from .checksums import record
-from .dry_run import TrialWatch
 from .estimate import estimate_of
-from .measure import measured_cut, measured_layers
-from .transcript import LeafRecord, Transcript
-from .trial_log import DOING, RESULT
-from .trial_result import ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
 
 
 class TrialWriter:
@@ -71,7 +77,9 @@ def carry_out_trial(plan: Plan, writer: TrialWriter, *, layouts: bool = False, c
 
 
 def _chosen(plan: Plan, writer: TrialWriter) -> ChosenMemory:
-    from .memory_choice import chosen_memory  # counts operations with what takes a second to import
+    from stageline.workers.preflight.memory.memory_choice import (
+        chosen_memory,  # counts operations with what takes a second to import
+    )
 
     return chosen_memory(plan, writer.doing)
 

@@ -8,7 +8,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.workers.launch.first_batches import FILE, demand_same_data, keep_first_batches
 from stageline.workers.preflight.checksums import record
-from stageline.workers.preflight.transcript import Transcript
+from stageline.workers.preflight.results.transcript import Transcript
 
 
 def transcript(value: float = 1.0, held_out: float = 0.0) -> Transcript:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from .tables import share, show
 
 if TYPE_CHECKING:  # slow to import
-    from stageline.workers.preflight.trial_result import StageMemory
+    from stageline.workers.preflight.results.trial_result import StageMemory
 
 
 def chosen_lines(stages: Sequence["StageMemory"]) -> Iterator[str]:

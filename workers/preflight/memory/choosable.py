@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from stageline.pipeline.plan import PlanError
 from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names
 from stageline.pipeline.schedule.check import check_schedule
+from stageline.workers.preflight.results.trial_result import ScheduleEstimate, StageEstimate
 from stageline.workers.runtime.job import Job
-
-from .trial_result import ScheduleEstimate, StageEstimate
 
 
 def choosable(job: Job, stages: Sequence[StageEstimate]) -> Iterator[ScheduleEstimate]:

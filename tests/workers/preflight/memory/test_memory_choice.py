@@ -6,8 +6,8 @@ import pytest
 
 from stageline.pipeline.plan import Plan, PlanRefused, read_plan
 from stageline.workers.preflight.estimate import estimate
-from stageline.workers.preflight.memory_choice import chosen_memory
-from stageline.workers.preflight.trial_result import ChosenMemory
+from stageline.workers.preflight.memory.memory_choice import chosen_memory
+from stageline.workers.preflight.results.trial_result import ChosenMemory
 from support import reference
 from support.workspace import Workspace
 

@@ -9,7 +9,7 @@ import pytest
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import read_plan
 from stageline.workers.preflight.estimate import estimate
-from stageline.workers.preflight.trial_result import Estimate
+from stageline.workers.preflight.results.trial_result import Estimate
 from support import reference
 
 FOLDER = Path(reference.__file__).parent / "prefix"

@@ -29,11 +29,11 @@ from stageline.pipeline.budget import (
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.schedule.replicas import dealt
+from stageline.workers.preflight.measuring.dry_run import TrialWatch, dry_run, further_copies
+from stageline.workers.preflight.measuring.queue_estimates import queue_estimates
+from stageline.workers.preflight.results.trial_result import ChosenMemory, StageEstimate, StageMemory
 from stageline.workers.runtime.job import Job, prepare
 
-from .dry_run import TrialWatch, dry_run, further_copies
-from .queue_estimates import queue_estimates
-from .trial_result import ChosenMemory, StageEstimate, StageMemory
 from .work_count import WorkCount
 from .worker_memory import limit_key, stage_load, worker_rooms
 

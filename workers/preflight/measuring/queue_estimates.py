@@ -5,10 +5,10 @@ from math import ceil
 
 from stageline.broker.codec.codecs import Codec
 from stageline.broker.queues.base import QueueKey
+from stageline.workers.preflight.results.trial_result import QueueEstimate
 from stageline.workers.runtime.job import Job
 
 from .dry_run import Carried
-from .trial_result import QueueEstimate
 
 
 def queue_estimates(job: Job, messages: Mapping[QueueKey, Carried]) -> list[QueueEstimate]:

@@ -12,7 +12,7 @@ from stageline.pipeline.plan import Plan, PlanRefused, read_plan
 from stageline.workers.launch import template
 from stageline.workers.launch.launch import prepare_launch
 from stageline.workers.preflight.estimate import estimate
-from stageline.workers.preflight.measure import measured_cut
+from stageline.workers.preflight.measuring.measure import measured_cut
 from stageline.workers.runtime.job import prepare
 from support.workspace import MODEL, Workspace
 

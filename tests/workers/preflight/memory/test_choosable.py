@@ -4,7 +4,7 @@ import pytest
 
 from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.preflight.estimate import estimate
-from stageline.workers.preflight.trial_result import ScheduleEstimate
+from stageline.workers.preflight.results.trial_result import ScheduleEstimate
 from support.workspace import Workspace
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.workers.disk.mapped_files import MappedFiles
-from stageline.workers.preflight.live_bytes import LiveBytes
+from stageline.workers.preflight.measuring.live_bytes import LiveBytes
 
 KIB = 1024
 

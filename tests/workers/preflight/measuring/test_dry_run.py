@@ -9,8 +9,8 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import read_plan
 from stageline.workers.preflight.checksums import record
-from stageline.workers.preflight.dry_run import Carried, TrialWatch, dry_run
-from stageline.workers.preflight.trial_result import StageEstimate
+from stageline.workers.preflight.measuring.dry_run import Carried, TrialWatch, dry_run
+from stageline.workers.preflight.results.trial_result import StageEstimate
 from stageline.workers.runtime.job import Job, prepare
 from support import reference
 from support.stored_models import allocated

@@ -9,9 +9,8 @@ from stageline.pipeline.budget.load import limit_for
 from stageline.pipeline.plan import PlanError
 from stageline.pipeline.stage.offload import AHEAD
 from stageline.workers.disk.scratch_files import BACKLOG
+from stageline.workers.preflight.results.trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 from stageline.workers.runtime.job import Job
-
-from .trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 
 _SAVED = ("weights", "optimizer", "averages", "stashed_weights")  # what a snapshot copies of what a stage holds
 
