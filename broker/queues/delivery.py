@@ -206,7 +206,7 @@ class Receiver:
     def accept(self, message: Message, fingerprint: Hashable) -> None:
         """The next message has arrived, whole and undamaged."""
         self._fingerprints[self.next] = fingerprint
-        self._fingerprints.pop(self.next - REMEMBERED, None)  # by its number: finding the first key passes all gone ones
+        self._fingerprints.pop(self.next - REMEMBERED, None)  # to find a first key takes longer, the more are gone
         self.ready.append(message)
         self.next += 1
         self.failures = 0

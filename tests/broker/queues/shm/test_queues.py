@@ -149,7 +149,7 @@ def test_a_message_that_comes_soon_after_falling_asleep_makes_it_look_again(
 
 def test_a_look_finds_messages_and_the_end_of_the_connection(stack: ExitStack, tmp_path: Path) -> None:
     line = line_in(stack, tmp_path)
-    dialer = dialer_of(line.consumer)  # type: ignore[arg-type]
+    dialer = dialer_of(line.consumer)
 
     def arrivals() -> int:
         count = 0
