@@ -139,20 +139,19 @@ def pack(tensor: torch.Tensor | PackedTensor) -> tuple[TensorHeader, memoryview]
     """
     if isinstance(tensor, PackedTensor):
         return tensor.header, tensor.memory
-    if (
-        type(tensor) in _TENSOR_TYPES
-        and tensor.is_cpu
-        and (dtype := tensor.dtype) in _NUMPY_DTYPES
-        and _is_plain(tensor)
-    ):
-        grad = tensor.requires_grad
-        memory = (tensor.detach() if grad else tensor).numpy().data.cast("B")
-        skew = tensor.data_ptr() % ALIGNMENT
-        if skew % dtype.itemsize:
-            skew = 0
-        strides = tensor.stride()
-        return TensorHeader(CODES[dtype], tuple(tensor.shape), strides, grad, len(memory), crc32(memory), skew), memory
-    return _pack_any(tensor)
+    if type(tensor) not in _TENSOR_TYPES or (dtype := tensor.dtype) not in _NUMPY_DTYPES:
+        return _pack_any(tensor)
+    grad = tensor.requires_grad
+    try:  # to ask for each reason why not takes longer
+        array = (tensor.detach() if grad else tensor).numpy()
+        memory = array.data.cast("B")
+    except (TypeError, RuntimeError):  # not on the CPU, not strided, negated; gaps between the elements, or no elements
+        return _pack_any(tensor)
+    skew = tensor.data_ptr() % ALIGNMENT
+    if skew % dtype.itemsize:
+        skew = 0
+    strides = tensor.stride()
+    return TensorHeader(CODES[dtype], array.shape, strides, grad, len(memory), crc32(memory), skew), memory
 
 
 def copy(header: TensorHeader, frame: bytes | memoryview) -> torch.Tensor:
@@ -189,17 +188,6 @@ def unpack(header: TensorHeader, buffer: memoryview) -> torch.Tensor:
     else:
         tensor = _spread(torch.frombuffer(buffer, dtype=dtype), header)
     return tensor.requires_grad_() if header.requires_grad else tensor
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a CPU tensor is its elements, in the order of their indices."""
-    return bool(
-        tensor.layout is torch.strided
-        and not tensor.is_nested
-        and tensor.is_contiguous()
-        and tensor.numel()
-        and not tensor.is_neg()
-    )
 
 
 def _pack_any(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:

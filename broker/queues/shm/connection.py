@@ -39,14 +39,14 @@ class ConsumerConnection:
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """False if there is no room for it now. Raises `RouteGone`."""
-        content = [preamble(frames), *frames]
-        size = sum(map(len, content))
+        packet = [_MESSAGE, preamble(frames), *frames]
+        size = sum(map(len, packet)) - 1
         if size < self._largest:
-            return self.transmit([_MESSAGE, *content])
+            return self.transmit(packet)
         place = self._places.take(size) if self._has_room_for(size) else None
         if place is None or self._memory is None:
             return False
-        self._memory.write(place, content)
+        self._memory.write(place, packet[1:])
         if self.transmit([RANGE.pack(PLACE, place, size)]):
             return True
         self._places.take_back()

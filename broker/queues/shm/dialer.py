@@ -39,6 +39,7 @@ class Dialer(InboundLink):
         super().__init__(endpoint, run, microbatches, key)
         self._path = endpoint.removeprefix("shm://")
         self._socket: sockets.socket | None = None
+        self._arrivals = select.poll()  # of the socket
         self._next_attempt = 0.0
         self._pause = FIRST_PAUSE
         self._blocked = False  # there was something to send, and the system had no room for another packet
@@ -46,6 +47,10 @@ class Dialer(InboundLink):
         self._memory: SharedMemory | None = None
         self._copied = 0  # messages out of shared memory, over this connection
         self._reported = 0  # of which the producer has been told
+
+    def has_arrived(self) -> bool:
+        """Whether `receive` would find something: a quarter of the time that it takes to find nothing."""
+        return bool(self._arrivals.poll(0))
 
     def receive(self, now: float, *, wait: bool = False) -> bool:
         if self._socket is None:
@@ -98,6 +103,7 @@ class Dialer(InboundLink):
 
     def close(self) -> None:
         if self._socket is not None:
+            self._arrivals.unregister(self._socket)
             self._socket.close()
             self._socket = None
         if self._memory is not None:
@@ -172,6 +178,7 @@ class Dialer(InboundLink):
             if not isinstance(error, _NOT_YET):  # no descriptor is left, or it is another user's
                 log.warning("cannot connect", reason=str(error), endpoint=self.endpoint)
             return False
+        self._arrivals.register(self._socket, select.POLLIN)
         self._copied = self._reported = 0
         for requester in self.requesters.values():
             requester.introduce()

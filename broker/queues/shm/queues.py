@@ -18,7 +18,6 @@ from stageline.broker.errors import EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.ends import Found, QueueOptions
-from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.queues.linked import LinkedQueues
 
 from .dialer import Dialer
@@ -47,7 +46,7 @@ class ShmQueues(LinkedQueues):
     def trouble(self) -> Trouble | None:
         return self._listener.trouble
 
-    def take_soon(self, link: InboundLink, receiver: Receiver) -> Message | None:
+    def take_soon(self, link: Dialer, receiver: Receiver) -> Message | None:  # type: ignore[override]  # likewise
         """Looks at the connection again and again for a while, without sleeping."""
         message = link.take(receiver)
         if message is None:
@@ -62,8 +61,8 @@ class ShmQueues(LinkedQueues):
             self._looking.woken(monotonic() - self._waiting_since)
         return found
 
-    def _look(self, link: InboundLink, receiver: Receiver, until: float) -> Message | None:
-        while (message := link.take(receiver)) is None:
+    def _look(self, link: Dialer, receiver: Receiver, until: float) -> Message | None:
+        while not link.has_arrived() or (message := link.take(receiver)) is None:
             if monotonic() >= until:
                 self._looking.in_vain()
                 return None

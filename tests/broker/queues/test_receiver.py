@@ -137,6 +137,15 @@ def test_fingerprints_are_not_kept_for_ever() -> None:
         end.accepts(1, b"other")
 
 
+def test_fingerprints_outlast_a_rewind() -> None:
+    end = receiver()
+    arrive(end, *range(REMEMBERED + 2))
+    end.rewind(0)
+    assert arrive(end, 0, 1) == [True, True]  # as little is known of them as of messages that never came
+    with pytest.raises(Disagreement):
+        end.accepts(2, b"other")
+
+
 def test_what_was_sent_and_did_not_arrive_is_lost() -> None:
     end = receiver()
     arrive(end, 0)

@@ -147,6 +147,26 @@ def test_a_message_that_comes_soon_after_falling_asleep_makes_it_look_again(
     assert looking.seconds() == 60.0
 
 
+def test_a_look_finds_messages_and_the_end_of_the_connection(stack: ExitStack, tmp_path: Path) -> None:
+    line = line_in(stack, tmp_path)
+    dialer = dialer_of(line.consumer)
+
+    def arrivals() -> int:
+        count = 0
+        while dialer.has_arrived():
+            dialer.receive(monotonic())
+            count += 1
+        return count
+
+    arrivals()  # a reply to its request, perhaps
+    line.outbound.put(line.message(0, payload_of(0, 1)))
+    line.outbound.put(line.message(1, payload_of(1, 1)))
+    assert arrivals() == 2
+    line.producer.close()
+    assert arrivals() == 1
+    assert dialer.descriptor is None
+
+
 # ---------------------------------------------------------------------------------------- a consumer that is behind
 
 
