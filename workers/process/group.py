@@ -15,16 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
-
-import torch
 
 from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
@@ -37,9 +32,7 @@ from stageline.workers.runtime.job import Job
 
 from .fork import Fork
 from .group_calls import encode_call, receive_call, send_call
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+from .group_place import GroupPlace, meeting_file
 
 PART_OF_ACTION = 0.8  # of the time that an action may take: the group names itself before the broker gives it up
 END_TIMEOUT = 2.0  # seconds for a member to end by itself
@@ -49,53 +42,6 @@ _FORKED = b"f"  # to a member: `Fork` has returned, so that the thread that fork
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _NOT_MET = "Wait timeout"  # in the error of torch's FileStore, of a process that waits for another there
 _LOOK = 0.01  # seconds between two looks at the members
-_DESCRIPTORS = "/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"
-_LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPlace:
-    """Number `rank` of the `size` processes that compute `stage`. They meet by the open file `store`, and wait
-    `timeout` seconds for each other at most."""
-
-    job: Job
-    stage: int
-    rank: int
-    size: int
-    store: int
-    timeout: float
-
-    @property
-    def device(self) -> str:
-        """The plan's device is the first process's; those of the others follow it."""
-        device = torch.device(self.job.device_of(self.stage))
-        return str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + self.rank}"
-
-    def make(self, kind: Callable[..., Stage]) -> Stage:
-        """This process's part of the stage, once all of them are there."""
-        return self.job.stage(self.stage, device=self.device, mesh=self._join(), kind=kind)
-
-    def _join(self) -> "DeviceMesh":
-        """Nothing listens at other addresses than loopback, unless the environment says so."""
-        from torch import distributed
-        from torch.distributed.device_mesh import init_device_mesh
-
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, _LOOPBACK)
-        device = torch.device(self.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        torch.backends.mha.set_fastpath_enabled(False)  # it takes weights, and would not gather what is split
-        store = distributed.FileStore(f"{_DESCRIPTORS}/{self.store}", self.size)  # type: ignore[attr-defined]
-        store.set_timeout(timedelta(seconds=self.timeout))
-        distributed.init_process_group(
-            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=timedelta(seconds=self.timeout),
-        )
-        return init_device_mesh(device.type, (self.size,))
 
 
 @dataclass(slots=True)
@@ -124,7 +70,7 @@ class StageGroups(AbstractContextManager["StageGroups"]):
         from stageline.pipeline.stage.group import splitting  # noqa: F401  # loads torch.distributed: members have it too
 
         timeout = PART_OF_ACTION * self._job.plan.recovery.longest_action
-        group = Group(GroupPlace(self._job, stage, 0, size, _meeting_file(), timeout))
+        group = Group(GroupPlace(self._job, stage, 0, size, meeting_file(), timeout))
         self._groups.append(group)
         with group.together():
             return group.place.make(partial(LeadingStage, members=group))
@@ -204,15 +150,6 @@ class Group:
             f"the group of stage {self.place.stage} is lost: its process {first_ended.rank} "
             f"(pid {first_ended.process.pid}) {describe_status(first_ended.process.poll() or 0)}"
         )
-
-
-def _meeting_file() -> int:
-    """A new file without a name, which members inherit: whatever ends when, nothing is left of it."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("group")
-    file, path = tempfile.mkstemp()
-    os.unlink(path)
-    return file
 
 
 def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int) -> int:
