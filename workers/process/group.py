@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from stageline.workers.runtime.job import Job
 
 from .fork import Fork
 from .group_calls import encode_call, receive_call, send_call
-from .group_place import GroupPlace, meeting_file
+from .group_place import GroupPlace, call_unless, meeting_file
 
 PART_OF_ACTION = 0.8  # of the time that an action may take: the group names itself before the broker gives it up
 END_TIMEOUT = 2.0  # seconds for a member to end by itself
@@ -73,7 +73,7 @@ class StageGroups(AbstractContextManager["StageGroups"]):
         group = Group(GroupPlace(self._job, stage, 0, size, meeting_file(), timeout))
         self._groups.append(group)
         with group.together():
-            return group.place.make(partial(LeadingStage, members=group))
+            return group.place.make(partial(LeadingStage, members=group), group.watch)
 
 
 class Group:
@@ -83,6 +83,7 @@ class Group:
         self.place = place
         self._lifeline = LifelineOwner()
         self._members: list[_Member] = []
+        self._left = False  # a thread is left that waits for the members to meet
         for rank in range(1, place.size):
             self._members.append(self._fork(rank))
 
@@ -108,6 +109,18 @@ class Group:
                 raise
             raise GroupLost(self._why_lost(error)) from error
 
+    def watch(self, meet: Callable[[], None]) -> None:
+        """Calls `meet`, which waits for the members. Raises ConnectionError at once if one has ended: gloo would dial
+        it five times, for `timeout` seconds each."""
+        deadline = monotonic() + self.place.timeout
+        self._left = not call_unless(lambda: bool(self._ended) or monotonic() > deadline, meet)
+        if self._left:
+            raise ConnectionError("not all of them have met")
+
+    @property
+    def _ended(self) -> "list[_Member]":
+        return [each for each in self._members if each.process.poll() is not None]
+
     def end(self, *, at_once: bool) -> None:
         """Ends the members, which go on otherwise until they have done what they were handed."""
         for member in self._members:
@@ -120,7 +133,8 @@ class Group:
             with suppress(subprocess.TimeoutExpired):
                 member.process.wait(END_TIMEOUT)
         self._lifeline.close()
-        os.close(self.place.store)
+        if not self._left:  # else a thread may still write to what is open by this number
+            os.close(self.place.store)
 
     def _fork(self, rank: int) -> _Member:
         ours, theirs = socket.socketpair()
@@ -136,7 +150,7 @@ class Group:
 
     def _why_lost(self, error: Exception) -> str:
         deadline = monotonic() + SHOWS
-        while not (ended := [each for each in self._members if each.process.poll() is not None]):
+        while not (ended := self._ended):
             if monotonic() > deadline:
                 pids = " and ".join(str(each.process.pid) for each in self._members)
                 first = str(error).partition("\n")[0]

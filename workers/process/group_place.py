@@ -3,9 +3,11 @@
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +20,31 @@ if TYPE_CHECKING:
 
 _DESCRIPTORS = "/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"
 _LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+_LOOK = 0.01  # seconds between two looks whether a call that may be left is to be left
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()
+
+
+def call_unless(left: Callable[[], bool], function: Callable[[], None]) -> bool:
+    """Calls `function` by another thread; whether it has returned. Once `left()`, that thread is left where it is: what
+    waits in a library cannot be ended. Raises what `function` raises."""
+    raised: list[BaseException] = []
+    thread = threading.Thread(target=_keeping, args=(function, raised), name="group", daemon=True)
+    thread.start()
+    while thread.is_alive() and not left():
+        thread.join(_LOOK)
+    for error in raised:
+        raise error
+    return not thread.is_alive()
+
+
+def _keeping(function: Callable[[], None], raised: list[BaseException]) -> None:
+    try:
+        function()
+    except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
+        raised.append(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +65,11 @@ class GroupPlace:
         device = torch.device(self.job.device_of(self.stage))
         return str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + self.rank}"
 
-    def make(self, kind: Callable[..., Stage]) -> Stage:
-        """This process's part of the stage, once all of them are there."""
-        return self.job.stage(self.stage, device=self.device, mesh=self._join(), kind=kind)
+    def make(self, kind: Callable[..., Stage], watched: Callable[[Callable[[], None]], None] = _call) -> Stage:
+        """This process's part of the stage, once all of them are there. `watched` calls what waits for them."""
+        return self.job.stage(self.stage, device=self.device, mesh=self._join(watched), kind=kind)
 
-    def _join(self) -> "DeviceMesh":
+    def _join(self, watched: Callable[[Callable[[], None]], None]) -> "DeviceMesh":
         """Nothing listens at other addresses than loopback, unless the environment says so."""
         from torch import distributed
         from torch.distributed.device_mesh import init_device_mesh
@@ -55,12 +82,15 @@ class GroupPlace:
         torch.backends.mha.set_fastpath_enabled(False)  # it takes weights, and would not gather what is split
         store = distributed.FileStore(f"{_DESCRIPTORS}/{self.store}", self.size)  # type: ignore[attr-defined]
         store.set_timeout(timedelta(seconds=self.timeout))
-        distributed.init_process_group(
-            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=timedelta(seconds=self.timeout),
+        watched(
+            partial(
+                distributed.init_process_group,
+                "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=self.timeout),
+            )
         )
         return init_device_mesh(device.type, (self.size,))
 

@@ -2,16 +2,25 @@
 
 import ctypes
 import os
+import re
+import signal
 import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import distributed
 
+from stageline.pipeline.errors import GroupLost
+from stageline.pipeline.plan import read_plan
 from stageline.workers.process.fork import Fork
-from stageline.workers.process.group import _die_with_parent, _is_of_group
+from stageline.workers.process.group import StageGroups, _die_with_parent, _is_of_group
+from stageline.workers.runtime.job import Job, prepare
+from support import reference
+
+GROUPED = Path(reference.__file__).parent / "grouped" / "stageline.toml"
 
 LATE = 200_000  # microseconds that a thread is not over yet when Python says that it is
 
@@ -52,6 +61,36 @@ def test_a_member_is_not_ended_by_the_end_of_the_thread_that_forked_it(
         theirs.close()
         assert member.wait(60) == 7, (tmp_path / "log").read_text()
     ours.close()
+
+
+def test_a_member_that_ends_before_they_have_met_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The leader waited in gloo, which dialled the member for 40 s; here it would wait for a day."""
+    meet = distributed.init_process_group
+
+    def end_or_meet(*arguments: Any, rank: int, **options: Any) -> None:
+        if rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        meet(*arguments, rank=rank, **options)
+
+    monkeypatch.setattr(distributed, "init_process_group", end_or_meet)
+    job = prepare(read_plan(GROUPED, sets=["stage.1.shard=2", "recovery.action=86400"], environment={}))
+    with (tmp_path / "log").open("w") as log:
+        assert Fork(lambda: _lead(job), log.fileno()).wait(60) == 7
+    assert re.search(
+        r"stage 1 is lost: its process 1 \(pid \d+\) was killed by SIGKILL", (tmp_path / "log").read_text()
+    )
+
+
+def _lead(job: Job) -> int:
+    with StageGroups(job) as groups:
+        try:
+            groups.make(1)
+        except GroupLost as error:
+            print(error)
+            return 7
+    return 0
 
 
 def _serve(connection: int) -> int:
