@@ -6,6 +6,9 @@ and no socket, no stack with a user's functions that could end them twice.
 Only the thread that forks exists in the child. So a new thread forks: what a library keeps for a thread that has
 computed in parallel, as libgomp keeps a pool of threads for torch, is not there, and the child's first parallel loop
 starts threads of its own. In a fork by the thread that has the pool, that loop would wait for ever.
+
+That thread is the child's parent to the system, which tells a child that asks for it (`PR_SET_PDEATHSIG`) of its end as
+of a process's. So it is over, to the system too, when `Fork` returns.
 """
 
 import faulthandler
@@ -28,6 +31,8 @@ from stageline.pipeline.errors import ExitCode
 
 from .spawn import wait_for_end
 
+_THREAD_LOOK = 0.0005  # seconds between two looks at the thread that has forked
+_THREAD_END = 10.0  # seconds for that thread to end: libraries may do something then
 _STACK = 2**24  # bytes of the child's stack: the main thread's usual 8 MiB, twice
 _STDERR = 2  # the last of the three descriptors that every process has
 _DESCRIPTORS = "/dev/fd"
@@ -118,7 +123,15 @@ def _fork_by_new_thread(child: Callable[[], None]) -> int:
         thread.join()
         _discard(made)
         raise
+    _wait_for_end(thread)
     return _pid_in(made)
+
+
+def _wait_for_end(thread: threading.Thread) -> None:
+    """After `join`: that may return while the system has yet to end the thread. Linux alone tells children of it."""
+    task, deadline = f"/proc/self/task/{thread.native_id}", monotonic() + _THREAD_END
+    while os.path.exists(task) and monotonic() < deadline:
+        time.sleep(_THREAD_LOOK)
 
 
 def _pid_in(made: Sequence[int | OSError]) -> int:

@@ -15,16 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
-
-import torch
 
 from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
@@ -37,65 +32,16 @@ from stageline.workers.runtime.job import Job
 
 from .fork import Fork
 from .group_calls import encode_call, receive_call, send_call
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+from .group_place import GroupPlace, call_unless, meeting_file
 
 PART_OF_ACTION = 0.8  # of the time that an action may take: the group names itself before the broker gives it up
 END_TIMEOUT = 2.0  # seconds for a member to end by itself
 SHOWS = 0.3  # seconds in which the end of a process shows, of which a connection has told
 _STDERR = 2
-_FORKED = b"f"  # to a member: the thread that forked it has ended
+_FORKED = b"f"  # to a member: `Fork` has returned, so that the thread that forked it has ended
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _NOT_MET = "Wait timeout"  # in the error of torch's FileStore, of a process that waits for another there
 _LOOK = 0.01  # seconds between two looks at the members
-_DESCRIPTORS = "/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"
-_LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPlace:
-    """Number `rank` of the `size` processes that compute `stage`. They meet by the open file `store`, and wait
-    `timeout` seconds for each other at most."""
-
-    job: Job
-    stage: int
-    rank: int
-    size: int
-    store: int
-    timeout: float
-
-    @property
-    def device(self) -> str:
-        """The plan's device is the first process's; those of the others follow it."""
-        device = torch.device(self.job.device_of(self.stage))
-        return str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + self.rank}"
-
-    def make(self, kind: Callable[..., Stage]) -> Stage:
-        """This process's part of the stage, once all of them are there."""
-        return self.job.stage(self.stage, device=self.device, mesh=self._join(), kind=kind)
-
-    def _join(self) -> "DeviceMesh":
-        """Nothing listens at other addresses than loopback, unless the environment says so."""
-        from torch import distributed
-        from torch.distributed.device_mesh import init_device_mesh
-
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, _LOOPBACK)
-        device = torch.device(self.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        torch.backends.mha.set_fastpath_enabled(False)  # it takes weights, and would not gather what is split
-        store = distributed.FileStore(f"{_DESCRIPTORS}/{self.store}", self.size)  # type: ignore[attr-defined]
-        store.set_timeout(timedelta(seconds=self.timeout))
-        distributed.init_process_group(
-            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=timedelta(seconds=self.timeout),
-        )
-        return init_device_mesh(device.type, (self.size,))
 
 
 @dataclass(slots=True)
@@ -124,10 +70,10 @@ class StageGroups(AbstractContextManager["StageGroups"]):
         from stageline.pipeline.stage.group import splitting  # noqa: F401  # loads torch.distributed: members have it too
 
         timeout = PART_OF_ACTION * self._job.plan.recovery.longest_action
-        group = Group(GroupPlace(self._job, stage, 0, size, _meeting_file(), timeout))
+        group = Group(GroupPlace(self._job, stage, 0, size, meeting_file(), timeout))
         self._groups.append(group)
         with group.together():
-            return group.place.make(partial(LeadingStage, members=group))
+            return group.place.make(partial(LeadingStage, members=group), group.watch)
 
 
 class Group:
@@ -137,6 +83,7 @@ class Group:
         self.place = place
         self._lifeline = LifelineOwner()
         self._members: list[_Member] = []
+        self._left = False  # a thread is left that waits for the members to meet
         for rank in range(1, place.size):
             self._members.append(self._fork(rank))
 
@@ -162,6 +109,18 @@ class Group:
                 raise
             raise GroupLost(self._why_lost(error)) from error
 
+    def watch(self, meet: Callable[[], None]) -> None:
+        """Calls `meet`, which waits for the members. Raises ConnectionError at once if one has ended: gloo would dial
+        it five times, for `timeout` seconds each."""
+        deadline = monotonic() + self.place.timeout
+        self._left = not call_unless(lambda: bool(self._ended) or monotonic() > deadline, meet)
+        if self._left:
+            raise ConnectionError("not all of them have met")
+
+    @property
+    def _ended(self) -> "list[_Member]":
+        return [each for each in self._members if each.process.poll() is not None]
+
     def end(self, *, at_once: bool) -> None:
         """Ends the members, which go on otherwise until they have done what they were handed."""
         for member in self._members:
@@ -174,7 +133,8 @@ class Group:
             with suppress(subprocess.TimeoutExpired):
                 member.process.wait(END_TIMEOUT)
         self._lifeline.close()
-        os.close(self.place.store)
+        if not self._left:  # else a thread may still write to what is open by this number
+            os.close(self.place.store)
 
     def _fork(self, rank: int) -> _Member:
         ours, theirs = socket.socketpair()
@@ -190,7 +150,7 @@ class Group:
 
     def _why_lost(self, error: Exception) -> str:
         deadline = monotonic() + SHOWS
-        while not (ended := [each for each in self._members if each.process.poll() is not None]):
+        while not (ended := self._ended):
             if monotonic() > deadline:
                 pids = " and ".join(str(each.process.pid) for each in self._members)
                 first = str(error).partition("\n")[0]
@@ -204,15 +164,6 @@ class Group:
             f"the group of stage {self.place.stage} is lost: its process {first_ended.rank} "
             f"(pid {first_ended.process.pid}) {describe_status(first_ended.process.poll() or 0)}"
         )
-
-
-def _meeting_file() -> int:
-    """A new file without a name, which members inherit: whatever ends when, nothing is left of it."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("group")
-    file, path = tempfile.mkstemp()
-    os.unlink(path)
-    return file
 
 
 def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int) -> int:
