@@ -9,7 +9,7 @@ from stageline.pipeline.plan import read_plan
 from stageline.workers.preflight.estimate import estimate
 from stageline.workers.preflight.results.trial_result import WorkerEstimate
 
-WIDTH, LAYERS, SEQUENCE, ROWS, MICROBATCHES, STEPS = 1024, 3, 64, 4, 4, 2
+WIDTH, LAYERS, SEQUENCE, ROWS, MICROBATCHES, STEPS = 1024, 3, 64, 4, 4, 4
 SETS = (
     f"run.steps={STEPS}",
     f"model.options={{ width = {WIDTH}, layers = {LAYERS} }}",
@@ -21,6 +21,7 @@ SETS = (
     "recovery.restarts=1",
     "recovery.snapshot_every=1",
 )
+LIMIT = ("memory.limit=8GiB",)  # which all have room in
 CASES = {
     "plain": (),
     'recompute = "stage"': ('memory.recompute="stage"',),
@@ -30,6 +31,8 @@ CASES = {
     'offload = ["optimizer"]': ('memory.offload=["optimizer"]',),
     "offload = all three": ('memory.offload=["activations", "weights", "optimizer"]',),
     "first two layers frozen": ('model.trainable=["[!01].*"]',),
+    "plain, no limit": (),
+    "first two layers frozen, no limit": ('model.trainable=["[!01].*"]',),
     "small": (
         "model.options={ width = 128, layers = 3 }",
         f"data.options={{ width = 128, sequence = {SEQUENCE} }}",
@@ -38,9 +41,10 @@ CASES = {
 
 ABOUT = f"""\
 {2 * LAYERS} transformer encoder layers of width {WIDTH} in two stages, a worker each with one torch thread, AdamW,
-{MICROBATCHES} microbatches of {ROWS} rows of {SEQUENCE} in flight (gpipe), a snapshot after every step, {STEPS} steps.
-Measured is the most anonymous memory (RssAnon) of a worker's process over that which it had when it was forked, with
-all imported, every 5 ms; beside it what `stageline plan` tells. Runs of the same parameters must end with the same
+{MICROBATCHES} microbatches of {ROWS} rows of {SEQUENCE} in flight (gpipe), a snapshot after every step, {STEPS} steps,
+and a limit of memory in which all have room, but where it says so. Measured is the most anonymous memory (RssAnon) of a
+worker's process over that which it had when it was forked, with all imported, every 5 ms; beside it what `stageline
+plan` tells. Runs of the same parameters must end with the same
 weights, to the bit."""
 
 COLUMNS = ("", "measured, MiB", "plan, MiB", "plan to measured", "seconds")
@@ -53,9 +57,10 @@ class UnequalWeights(Exception):
 def measure(rounds: int) -> BenchmarkResult:
     """One round: memory is what it is."""
     rows, facts, plain = [], {}, None
-    for name, sets in CASES.items():
-        found = estimate(read_plan(PLAN, sets=[*SETS, *sets], environment=os.environ)).workers
-        run = train_and_watch(PLAN, [*SETS, *sets])
+    for name, own in CASES.items():
+        sets = [*SETS, *own, *(() if "no limit" in name else LIMIT)]
+        found = estimate(read_plan(PLAN, sets=sets, environment=os.environ)).workers
+        run = train_and_watch(PLAN, sets)
         plain = plain or run
         if name.startswith(("recompute", "offload")) and run.sha256 != plain.sha256:
             raise UnequalWeights(f"{name} ended with {run.sha256}, plain with {plain.sha256}")

@@ -3,27 +3,24 @@
 stages      weights, gradients, optimizer, and what is stashed of the microbatches in flight
 working     what operations make and free again: of one stage at a time
 messages    those that are kept until a checkpoint lets them go, and those that have come and wait
-snapshots   a copy of the stages' state, while it is written: not beside activations that are fetched for backwards
+snapshots   a copy of the stages' state, while it is written
 offload     activations on their way to files and back
-compiler    torch's, which `torch.utils.checkpoint` imports
 """
 
 from dataclasses import dataclass
 
-COMPILER = 70 << 20  # bytes, measured with torch 2.13
 LEAST_RESERVE = 16 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
     """Bytes that a stage takes of its worker: `held` all the time, `working` for a moment, `copied` for a snapshot.
-    Activations of `offloaded` bytes go to files and come back. `compiler`: whether it needs that."""
+    Activations of `offloaded` bytes go to files and come back."""
 
     held: int = 0
     working: int = 0
     copied: int = 0
     offloaded: int = 0
-    compiler: bool = False
 
     def beside(self, other: "StageLoad") -> "StageLoad":
         """What the two take in one process."""
@@ -32,7 +29,6 @@ class StageLoad:
             max(self.working, other.working),
             self.copied + other.copied,
             self.offloaded + other.offloaded,
-            self.compiler or other.compiler,
         )
 
     def within(self, other: "StageLoad") -> bool:
@@ -42,33 +38,28 @@ class StageLoad:
             and self.working <= other.working
             and self.copied <= other.copied
             and self.offloaded <= other.offloaded
-            and self.compiler <= other.compiler
         )
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRoom:
     """The process of one worker. Its `messages` take so many bytes whatever its stages do, as does the `model` as a
-    whole while the stages are made; `under_way` bytes at most are on their way to files and back, of them `fetched` for
-    backwards, which is not beside a snapshot that is written. It may take `limit` bytes; any number, if that is
-    None."""
+    whole while the stages are made; `under_way` bytes at most are on their way to files and back. It may take `limit`
+    bytes; any number, if that is None."""
 
     messages: int = 0
     model: int = 0
     under_way: int = 0
-    fetched: int = 0
     limit: int | None = None
 
     def parts(self, load: StageLoad) -> dict[str, int]:
         """Bytes, by what they are for."""
-        on_the_way = min(load.offloaded, self.under_way)
         return {
             "stages": load.held,
             "working": load.working,
             "messages": self.messages,
-            "snapshots": max(0, load.copied - max(0, on_the_way - self.under_way + self.fetched)),
-            "offload": on_the_way,
-            "compiler": COMPILER if load.compiler else 0,
+            "snapshots": load.copied,
+            "offload": min(load.offloaded, self.under_way),
         }
 
     def peak(self, load: StageLoad) -> int:

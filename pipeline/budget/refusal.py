@@ -10,11 +10,13 @@ from .option import Options, StageOption, Switches
 # What takes most, and what then helps besides a higher limit.
 _PARTS = {
     "stages": ("what its stages hold", "more stages, smaller microbatches, or a schedule with fewer in flight"),
-    "working": ("what its operations make and free again", "smaller microbatches, or more stages"),
+    "working": (
+        "what operations, or a snapshot, take for a moment",
+        "smaller microbatches, or more stages",
+    ),
     "messages": ("messages", "a smaller recovery.snapshot_every, queues.retain_bytes, or smaller microbatches"),
     "snapshots": ("copies for snapshots", "more stages"),
     "offload": ("activations on their way to files and back", "more stages"),
-    "compiler": ("torch's compiler, which recompute needs", "more stages"),
     "model": ("the model as a whole while it is made", "model.weights, from which a worker reads its own stages alone"),
 }
 

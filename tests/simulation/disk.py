@@ -1,6 +1,6 @@
 """The folder of snapshots and its writer: slow, one at a time. A snapshot is there whole or not at all.
 
-The writer behaves as `BackgroundWriter` does: none is dropped, one of each stage may wait, deletions go first.
+The writer behaves as `BackgroundWriter` does: none is dropped, deletions go first.
 """
 
 import random
@@ -114,10 +114,10 @@ class SimulatedWriter:
         self._slowness = slowness
         self._changed = VirtualWakeup(process)
         self._waiting: dict[int | None, Callable[[], None]] = {}
-        self._writing: Callable[[], None] | None = None
+        self._writing: tuple[int | None, Callable[[], None]] | None = None
 
-    def has_room(self, stage: int, timeout: float) -> bool:
-        return self._wait_for(lambda: stage not in self._waiting, timeout)
+    def is_done(self, stage: int, timeout: float) -> bool:
+        return self._wait_for(lambda: stage not in self._stages_unwritten(), timeout)
 
     def submit(
         self, job: Callable[[], None], stage: int | None = None, size: int = 0, *, first: bool = False, what: str = ""
@@ -130,7 +130,7 @@ class SimulatedWriter:
             self._begin()
 
     def flush(self, timeout: float) -> bool:
-        return self._wait_for(lambda: not self._waiting and self._writing is None, timeout)
+        return self._wait_for(lambda: not self._stages_unwritten(), timeout)
 
     def demand(self, done: bool, waited: float, failed: type[WriteFailed]) -> None:
         if not done:
@@ -146,14 +146,17 @@ class SimulatedWriter:
             self._changed.wait(left)
         return condition()
 
+    def _stages_unwritten(self) -> set[int | None]:
+        return {*self._waiting, *(() if self._writing is None else self._writing[:1])}
+
     def _begin(self) -> None:
         stage = next(iter(self._waiting), None)
-        self._writing = self._waiting.pop(stage, None)
+        self._writing = (stage, self._waiting.pop(stage)) if self._waiting else None
         if self._writing is not None:
             self._process.later(self._rng.expovariate(1 / self._slowness), self._end)
 
     def _end(self) -> None:
         assert self._writing is not None
-        self._writing()
+        self._writing[1]()
         self._begin()
         self._changed.set()

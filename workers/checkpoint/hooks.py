@@ -4,12 +4,13 @@ every `snapshot_every` steps   a copy of each stage's state -> writing thread ->
 checkpoint C is announced      snapshots older than the complete checkpoint before C are deleted
 a replacement                  restores the state of C, rewinds its queues to C, and runs the program from C on
 
-The compute loop goes on while one snapshot is written, and one of each stage may wait. No snapshot is ever dropped: a
-checkpoint that one stage leaves out never becomes complete. Beyond that, the compute loop waits. A snapshot that
-cannot be written for a while, as on a full disk, is late, and so is its checkpoint: nothing is trimmed before.
+The compute loop goes on while a snapshot is written; before the next one of the same stage it waits for that, so that
+memory holds one copy of a stage at most. Where memory has a limit, it waits at once. No snapshot is ever dropped: a
+checkpoint that one stage leaves out never becomes complete. A snapshot that cannot be written for a while, as on a full
+disk, is late, and so is its checkpoint: nothing is trimmed before.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from threading import Event
@@ -25,7 +26,7 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import Position
-from stageline.workers.runtime.disk_wait import has_room
+from stageline.workers.runtime.disk_wait import is_written
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
@@ -117,7 +118,8 @@ class SnapshotHooks(CheckpointHooks):
     `snapshots`; nothing else may write those of `stages`. What else the writer was given before a snapshot is on the
     disk when that is. `forgotten(step)` is called when snapshots of steps before `step` need not be kept; `settle()`
     before each is written: what else the worker needs, if it begins there, is then on the disk; `measured()` before a
-    snapshot of stage `last` is written: it raises `OSError` while what was measured until then is not on the disk.
+    snapshot of stage `last` is written: it raises `OSError` while what was measured until then is not on the disk. The
+    compute loop `waits_for` the snapshots of some stages: memory has no room for their copies beside another step.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class SnapshotHooks(CheckpointHooks):
         settle: Callable[[], None] = lambda: None,
         measured: Callable[[], object] = lambda: None,
         due: Callable[[int], bool] = lambda step: False,
+        waits_for: Collection[int] = (),
     ) -> None:
         self._settle = settle
         self._stages = stages
@@ -156,6 +159,7 @@ class SnapshotHooks(CheckpointHooks):
         self._forgotten = forgotten
         self._measured = measured
         self._due = due
+        self._waits_for = waits_for
         for stage in stages:
             writer.submit(partial(snapshots.delete_drafts, stage), what=f"look into {snapshots.folder}")
 
@@ -182,7 +186,7 @@ class SnapshotHooks(CheckpointHooks):
 
     def _take(self, stage: int, done: int) -> None:
         """The stage has finished `done` steps: copies its state, which is written in the background."""
-        self._require(has_room(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE))
+        self._wait_for(stage)
         self._taken[stage] = done
         # The loss of the last step, which may be the run's last, is kept too. The same losses in every incarnation.
         losses = self._progress.losses
@@ -202,6 +206,12 @@ class SnapshotHooks(CheckpointHooks):
         self._writer.submit(
             partial(self._write, snapshot), stage, 1, what=f"write its snapshot of step {done} to {path}"
         )
+        if stage in self._waits_for:
+            del snapshot, state
+            self._wait_for(stage)
+
+    def _wait_for(self, stage: int) -> None:
+        self._require(is_written(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE))
 
     def forget(self, complete: int, best: int | None = None) -> None:
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
@@ -281,6 +291,7 @@ def open_snapshots(
         measured=measured,
         settle=(lambda: None) if executor.prefix is None else executor.prefix.sync,
         due=job.rounds.due if job.plan.keeps_best else (lambda step: False),
+        waits_for=_without_room(job, assigned.index, executor.stages),
     )
 
 
@@ -300,6 +311,12 @@ def restore(
         progress.restored(snapshot.losses, snapshot.rounds)
         position = snapshot.position
     return position
+
+
+def _without_room(job: Job, worker: int, stages: Mapping[int, Stage]) -> list[int]:
+    """Those of `stages` whose copies are in memory, where the worker's has a limit."""
+    limited = job.plan.limit_of(worker) is not None
+    return [index for index, stage in stages.items() if limited and stage.file_memory is None]
 
 
 def _verified(checkpoints: SnapshotDirectory, stage: int, step: int) -> list[str]:

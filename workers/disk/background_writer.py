@@ -63,7 +63,7 @@ class BackgroundWriter:
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._sizes: Counter[Hashable] = Counter()  # of the waiting jobs, by key
-        self._running = False
+        self._job: _Job | None = None  # the one that runs
         self._faulty = False  # the first job waits to be tried again
         self._given_up = False
         self._closing = False
@@ -77,6 +77,14 @@ class BackgroundWriter:
         """
         with self._changed:
             return self._changed.wait_for(lambda: self.failure or not self._is_full(key), timeout) is not False
+
+    def is_done(self, key: Hashable, timeout: float | None = 0.0) -> bool:
+        """Whether no job waits or runs under `key`; waits for that up to `timeout` seconds.
+
+        True after a failure: nothing runs any more.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self.failure or key not in self._unfinished(), timeout) is not False
 
     def submit(
         self, job: Callable[[], None], key: Hashable = None, size: int = 0, *, first: bool = False, what: str = "write"
@@ -98,7 +106,7 @@ class BackgroundWriter:
     def flush(self, timeout: float | None = None) -> bool:
         """Whether all jobs are done; waits for that up to `timeout` seconds, and no longer than to a failure."""
         with self._changed:
-            done = self._changed.wait_for(lambda: self.failure or not (self._jobs or self._running), timeout)
+            done = self._changed.wait_for(lambda: self.failure or not self._unfinished(), timeout)
             return done is True
 
     def close(self, timeout: float | None = None, *, drop: bool = True) -> None:
@@ -132,6 +140,10 @@ class BackgroundWriter:
     def _is_full(self, key: Hashable) -> bool:
         return self._sizes[key] >= self._limits.get(key, self._limit)
 
+    def _unfinished(self) -> set[Hashable]:
+        """The keys of the jobs that wait or run. `changed` is held."""
+        return {job.key for job in (*self._jobs, self._job) if job is not None}
+
     def _wait_for_room(self, key: Hashable) -> None:
         """`changed` is held."""
 
@@ -150,14 +162,21 @@ class BackgroundWriter:
 
     def _run(self) -> None:
         try:
-            while (job := self._next()) is not None:
-                self._attempt(job)
+            while self._do_next():
+                pass
         except Exception as error:  # noqa: BLE001  # handed to the owner: a thread must not end in silence
             with self._changed:
                 self.failure = error
                 self._drop()
             self._note(None)
             self._failed(error)
+
+    def _do_next(self) -> bool:
+        """Whether there was one. Once it is done, nothing here keeps what it wrote."""
+        job = self._next()
+        if job is not None:
+            self._attempt(job)
+        return job is not None
 
     def _attempt(self, job: _Job) -> None:
         try:
@@ -180,7 +199,7 @@ class BackgroundWriter:
         with self._changed:
             job.size = 0  # as little as the job that runs
             self._jobs.appendleft(job)
-            self._running, self._faulty = False, True
+            self._job, self._faulty = None, True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._given_up or job not in list(self._jobs)[:1], pause)
             self._faulty = False
@@ -188,13 +207,13 @@ class BackgroundWriter:
 
     def _next(self) -> _Job | None:
         with self._changed:
-            self._running = False
+            self._job = None
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._jobs or self._closing)
             if not self._jobs:
                 return None
             job = self._jobs.popleft()
             self._sizes[job.key] -= job.size
-            self._running, self.doing = True, job.what
+            self._job, self.doing = job, job.what
             self._changed.notify_all()
             return job

@@ -32,7 +32,7 @@ from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.lifeline import NONE, Lifeline
 from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.disk.freed_memory import keep_freed_memory
+from stageline.workers.disk.freed_memory import give_back_memory, keep_freed_memory
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.metrics_file import MetricsNotWritten
@@ -196,7 +196,9 @@ def _require_weights(job: Job, claim: int | None) -> None:
 
 def _keep_memory(plan: Plan) -> None:
     """Faster, except where a run offloads or has a limit: there memory is scarce."""
-    if not plan.offloads and not plan.limit_keys:
+    if plan.offloads or plan.limit_keys:
+        give_back_memory()
+    else:
         keep_freed_memory()
 
 

@@ -1,6 +1,6 @@
 """How the compute loop waits for the disk: so that reports of it name what it waits for."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from stageline.workers.disk.background_writer import BackgroundWriter
 
@@ -11,10 +11,19 @@ from .progress import Progress
 def has_room(writer: BackgroundWriter, key: Hashable, progress: Progress, what: str, longest: float) -> bool:
     """Whether `writer` has room under `key`; waits for that up to `longest` seconds. `what` continues "waits until"
     and is continued by "written"."""
-    if writer.has_room(key, PATIENCE):
+    return _told(lambda timeout: writer.has_room(key, timeout), progress, what, longest)
+
+
+def is_written(writer: BackgroundWriter, key: Hashable, progress: Progress, what: str, longest: float) -> bool:
+    """Whether all that `writer` was given under `key` is done; waits as `has_room` does."""
+    return _told(lambda timeout: writer.is_done(key, timeout), progress, what, longest)
+
+
+def _told(wait: Callable[[float], bool], progress: Progress, what: str, longest: float) -> bool:
+    if wait(PATIENCE):
         return True
     progress.waits, progress.writes = True, what
     try:
-        return writer.has_room(key, longest)
+        return wait(longest)
     finally:
         progress.writes = ""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline.pipeline.budget import StageLoad, StageOption, Switches, WorkerRoom, cheapest, shortfalls
-from stageline.pipeline.budget.load import COMPILER, foreseen_within, limit_for
+from stageline.pipeline.budget.load import foreseen_within, limit_for
 
 MIB = 1 << 20
 NOTHING, RECOMPUTES, OFFLOADS = Switches(), Switches("stage"), Switches("nothing", ("activations",))
@@ -97,25 +97,18 @@ def test_a_model_that_is_made_as_a_whole_is_named() -> None:
     assert "model.weights, from which a worker reads its own stages alone" in str(short)
 
 
-def test_the_compiler_counts_once() -> None:
-    room = WorkerRoom()
-    one = StageLoad(compiler=True)
-    assert room.peak(one.beside(one)) == room.peak(one) == COMPILER
-
-
 @given(st.integers(0, 1 << 50))
 def test_the_limit_for_what_is_foreseen_is_the_least_that_allows_it(foreseen: int) -> None:
     limit = limit_for(foreseen)
     assert foreseen_within(limit) >= foreseen > foreseen_within(limit - 1)
 
 
-LOADS = st.builds(StageLoad, *[st.integers(0, 3).map(lambda n: n * 20 * MIB)] * 4, compiler=st.booleans())
+LOADS = st.builds(StageLoad, *[st.integers(0, 3).map(lambda n: n * 20 * MIB)] * 4)
 LIMITS = st.none() | st.integers(4, 20).map(lambda n: n * 20 * MIB)
 ROOMS = st.builds(
     WorkerRoom,
     messages=st.integers(0, 3).map(lambda n: n * MIB),
     under_way=st.just(20 * MIB),
-    fetched=st.sampled_from([0, 15 * MIB]),
     limit=LIMITS,
 )
 
@@ -161,10 +154,7 @@ def fits(chosen: Sequence[StageOption], rooms: Sequence[WorkerRoom]) -> bool:
         if room.limit is None or not loads:
             continue
         taken = sum(load.held for load in loads) + room.messages + max(load.working for load in loads)
-        under_way = min(sum(load.offloaded for load in loads), room.under_way)
-        back = max(0, under_way - (room.under_way - room.fetched))
-        taken += under_way + max(0, sum(load.copied for load in loads) - back)
-        taken += COMPILER if any(load.compiler for load in loads) else 0
+        taken += min(sum(load.offloaded for load in loads), room.under_way) + sum(load.copied for load in loads)
         if taken > room.limit - max(room.limit // 8, 16 * MIB):
             return False
     return True

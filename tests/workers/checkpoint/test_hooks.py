@@ -2,7 +2,7 @@
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -53,7 +53,11 @@ class Watched(SnapshotHooks):
     """Hooks for snapshots every 20 steps, with what a test looks at."""
 
     def __init__(
-        self, snapshots: SnapshotDirectory, stages: tuple[int, ...], durable: Callable[[int, int], None] | None = None
+        self,
+        snapshots: SnapshotDirectory,
+        stages: tuple[int, ...],
+        durable: Callable[[int, int], None] | None = None,
+        waits_for: Collection[int] = (),
     ) -> None:
         self.states = {stage: KnownStage(SMALL) for stage in stages}
         self.progress = Progress()
@@ -71,6 +75,7 @@ class Watched(SnapshotHooks):
             last=9,
             every=20,
             log_every=1,
+            waits_for=waits_for,
         )
 
     def write(self, step: int, stage: int = 0, state: StageState = SMALL) -> None:
@@ -106,7 +111,7 @@ def test_what_was_handed_over_is_on_disk_when_it_is_reported(tmp_path):
     assert not difference(checkpoints.load(3, 40).state, make_state(40))
 
 
-def test_the_compute_loop_goes_on_while_one_is_written_and_one_waits(tmp_path, monkeypatch):
+def test_the_compute_loop_goes_on_while_a_snapshot_is_written_up_to_the_next_of_its_stage(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_hooks, "PATIENCE", 0.01)
     monkeypatch.setattr(checkpoint_hooks, "LONGEST_WRITE", 0.01)
     gate = GatedDirectory(tmp_path)
@@ -114,20 +119,38 @@ def test_the_compute_loop_goes_on_while_one_is_written_and_one_waits(tmp_path, m
     hooks.progress.waits = False
     hooks.write(20)
     assert gate.reached.acquire(timeout=30)
-    hooks.write(40)
     hooks.write(20, stage=1)
     assert not hooks.progress.waits
     busy = f"still busy after 0.01 s: the worker could not write its snapshot of step 20 to {gate.path(0, 20)}"
-    for call in (lambda: hooks.write(60), hooks.flush):
+    for call in (lambda: hooks.write(40), hooks.flush):
         with pytest.raises(SnapshotFailed, match=busy):
             call()
     assert hooks.progress.waits
     gate.open.release()
-    assert hooks.writer.has_room(0, 30)
-    hooks.write(60)
-    gate.open.release(3)
+    assert hooks.writer.is_done(0, 30)
+    hooks.write(40)
+    gate.open.release(2)
     assert hooks.writer.flush(30)
-    assert hooks.progress.written == [(0, 20), (0, 40), (1, 20), (0, 60)]
+    assert hooks.progress.written == [(0, 20), (1, 20), (0, 40)]
+    hooks.writer.close()
+
+
+def test_where_memory_has_a_limit_the_compute_loop_goes_on_once_its_snapshot_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_hooks, "PATIENCE", 0.01)
+    monkeypatch.setattr(checkpoint_hooks, "LONGEST_WRITE", 0.01)
+    gate = GatedDirectory(tmp_path)
+    hooks = Watched(gate, (0, 1), waits_for=[0])
+    hooks.write(20, stage=1)
+    hooks.progress.waits = False
+    with pytest.raises(SnapshotFailed, match=r"still busy after 0\.01 s"):
+        hooks.write(20)
+    assert hooks.progress.waits
+    gate.open.release(2)
+    assert hooks.writer.flush(30)
+    monkeypatch.setattr(checkpoint_hooks, "LONGEST_WRITE", 30)
+    gate.open.release()
+    hooks.write(40)
+    assert hooks.progress.written == [(1, 20), (0, 20), (0, 40)]
     hooks.writer.close()
 
 
@@ -239,16 +262,16 @@ def test_a_bug_in_the_thread_is_reported_as_one(tmp_path):
 
 def test_after_an_error_what_waits_to_be_written_is_dropped(tmp_path):
     gate = GatedDirectory(tmp_path)
-    hooks = Watched(gate, (0,))
+    hooks = Watched(gate, (0, 1))
     hooks.write(20)
     assert gate.reached.acquire(timeout=30)
-    hooks.write(40)
+    hooks.write(20, stage=1)
     hooks.__exit__(None, ZeroDivisionError(), None)
     gate.open.release(2)
     for thread in threading.enumerate():
         if thread.name == "snapshots":
             thread.join(30)
-    assert gate.steps(0) == [20]
+    assert gate.present() == [(0, 20)]
 
 
 def test_a_folder_that_cannot_be_used_is_reported_before_the_first_snapshot(tmp_path):

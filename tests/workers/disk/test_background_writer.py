@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 
@@ -53,6 +54,33 @@ def test_a_key_has_room_below_the_limit_and_a_job_without_a_size_needs_none():
         writer.submit(lambda: None, "a")
         gate.may_end.set()
         assert writer.has_room("a", 30)
+
+
+def test_a_key_is_done_once_none_of_its_jobs_waits_or_runs():
+    gates = [Gate(), Gate()]
+    with closing(BackgroundWriter("test", limit=1)) as writer:
+        assert writer.is_done("a")
+        for gate in gates:
+            writer.submit(gate, "a", 1)
+        assert gates[0].begun.wait(30)
+        assert not writer.is_done("a", 0.01)
+        assert writer.is_done("b")
+        gates[0].may_end.set()
+        assert gates[1].begun.wait(30)
+        assert not writer.is_done("a", 0.01)
+        gates[1].may_end.set()
+        assert writer.is_done("a", 30)
+
+
+def test_what_a_job_wrote_is_not_kept_while_there_is_no_other():
+    written = Gate()
+    kept = weakref.ref(written)
+    written.may_end.set()
+    with closing(BackgroundWriter("test", limit=1)) as writer:
+        writer.submit(written, "a", 1)
+        del written
+        assert writer.is_done("a", 30)
+        assert kept() is None
 
 
 def test_submitting_waits_for_room():

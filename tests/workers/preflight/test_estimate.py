@@ -125,7 +125,6 @@ def test_what_recomputes_holds_less_and_takes_more_for_a_moment() -> None:
     for before, now in zip(plain.stages, again.stages, strict=True):
         assert now.bytes["activations"] < before.bytes["activations"]
         assert now.working > before.working
-    assert all(worker.bytes["compiler"] > 2**20 for worker in again.workers)
 
 
 def test_a_worker_takes_its_stages_its_messages_and_a_snapshot(workspace: Workspace) -> None:
@@ -134,10 +133,19 @@ def test_a_worker_takes_its_stages_its_messages_and_a_snapshot(workspace: Worksp
         assert worker.total == sum(worker.bytes.values())
         assert (worker.bytes["stages"], worker.bytes["working"]) == (stage.total, stage.working)
         held = stage.bytes
-        assert worker.bytes["snapshots"] == held["weights"] + held["optimizer"] - held["gradients"]
+        assert worker.bytes["snapshots"] == held["weights"] + held["optimizer"]
         assert worker.bytes["messages"] > 0
     without = estimate(read_plan(workspace.folder, sets=["recovery.restarts=0"]))
     assert [worker.bytes["snapshots"] for worker in without.workers] == [0, 0]
+
+
+def test_under_a_limit_a_copy_for_a_snapshot_is_not_beside_what_an_update_has_cleared(workspace: Workspace) -> None:
+    found = estimate(read_plan(workspace.folder, sets=["optimizer.momentum=0.9", "memory=1GiB"]))
+    for worker, stage in zip(found.workers, found.stages, strict=True):
+        held = stage.bytes
+        copy = held["weights"] + held["optimizer"] - held["gradients"] - held["activations"]
+        assert worker.bytes["snapshots"] == 0
+        assert worker.bytes["working"] == max(stage.working, copy)
 
 
 def test_what_is_memory_of_files_is_not_in_the_memory_of_the_worker(workspace: Workspace) -> None:

@@ -60,5 +60,6 @@ def test_a_worker_keeps_the_memory_that_it_frees_unless_memory_is_scarce(
 ) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(process, "keep_freed_memory", lambda: calls.append(True))
+    monkeypatch.setattr(process, "give_back_memory", lambda: calls.append(False))
     process._keep_memory(read_plan(workspace.folder, sets=[key]))
-    assert bool(calls) == kept
+    assert calls == [kept]

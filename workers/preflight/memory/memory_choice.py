@@ -148,10 +148,7 @@ def _options_of(job: Job, stage: int, trials: Sequence[_Trial]) -> Iterator[Stag
         copies = [each for each in trial.stages if job.schedule.replicas.stage(each.stage) == stage]
         moved = Moved.of(copies[0].movable, copies[0].in_flight)
         for offload in offloads:
-            loads = {
-                each.worker: stage_load(job, _moving(each, trial, offload), offload, recomputes=recompute != "nothing")
-                for each in copies
-            }
+            loads = {each.worker: stage_load(job, _moving(each, trial, offload), offload) for each in copies}
             added = added_nanoseconds(
                 microbatches * trial.work[stage],
                 microbatches * trials[0].work[stage],

@@ -31,23 +31,22 @@ def worker_rooms(job: Job, stages: Sequence[StageEstimate], queues: Sequence[Que
     model = 0 if job.plan.loads_weights else sum(each.bytes["weights"] for each in stages[: job.schedule.stages])
     own = [[stages[stage] for stage in placed] for placed in job.plan.placement]
     return [
-        WorkerRoom(_messages(job, each, queues), model, BACKLOG + AHEAD, AHEAD, job.plan.limit_of(worker))
+        WorkerRoom(_messages(job, each, queues), model, BACKLOG + AHEAD, job.plan.limit_of(worker))
         for worker, each in enumerate(own)
     ]
 
 
-def stage_load(job: Job, stage: StageEstimate, offload: Collection[str], *, recomputes: bool) -> StageLoad:
-    """What a stage takes of its worker that has `offload` in files. Snapshots are copied after an update, which has
-    cleared the gradients."""
+def stage_load(job: Job, stage: StageEstimate, offload: Collection[str]) -> StageLoad:
+    """What a stage takes of its worker that has `offload` in files. A worker with a limit does nothing else while a
+    snapshot is written: the copy is not beside what the update before it has cleared."""
     in_files = stage.with_files(offload)
-    copies = job.plan.recovery.on and job.plan.queues.url != "memory://"
-    copies_in_files = bool({"weights", "optimizer"} & {*offload})
+    copied = _copied(job, offload, stage)
+    waits = job.plan.limit_of(stage.worker) is not None
     return StageLoad(
         held=stage.total - in_files.offloaded - in_files.in_files,
-        working=stage.working,
-        copied=_copied(stage) if copies and not copies_in_files else 0,
+        working=max(stage.working, copied - _cleared(job, in_files)) if waits else stage.working,
+        copied=0 if waits else copied,
         offloaded=in_files.offloaded,
-        compiler=recomputes,
     )
 
 
@@ -70,13 +69,22 @@ def limit_key(job: Job, worker: int) -> str:
 
 
 def _planned_load(job: Job, stage: StageEstimate) -> StageLoad:
-    of = job.schedule.replicas.stage(stage.stage)
-    return stage_load(job, stage, job.plan.offloaded_of(of), recomputes=job.plan.recompute_of(of) is not None)
+    return stage_load(job, stage, job.plan.offloaded_of(job.schedule.replicas.stage(stage.stage)))
 
 
-def _copied(stage: StageEstimate) -> int:
-    """Beyond the gradients, which are not there at the time."""
-    return max(0, sum(stage.bytes[part] for part in _SAVED) - stage.bytes["gradients"])
+def _copied(job: Job, offload: Collection[str], stage: StageEstimate) -> int:
+    """What a snapshot takes, if its copy is in memory."""
+    if not job.plan.recovery.on or job.plan.queues.url == "memory://" or {"weights", "optimizer"} & {*offload}:
+        return 0
+    return sum(stage.bytes[part] for part in _SAVED)
+
+
+def _cleared(job: Job, stage: StageEstimate) -> int:
+    """What of a stage is not there after an update: gradients, and what is stashed, in memory and on its way to files.
+    In asynchronous mode, microbatches are in flight then; other stages of the worker may use the way to files."""
+    stashed = 0 if job.schedule.mode == "async" else stage.bytes["activations"] - stage.offloaded
+    alone = job.schedule.mode != "async" and len(job.plan.placement[stage.worker]) == 1
+    return stage.bytes["gradients"] + stashed + (min(stage.offloaded, BACKLOG + AHEAD) if alone else 0)
 
 
 def _messages(job: Job, own: Sequence[StageEstimate], queues: Sequence[QueueEstimate]) -> int:
