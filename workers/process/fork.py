@@ -19,6 +19,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -129,8 +130,8 @@ def _fork_by_new_thread(child: Callable[[], None]) -> int:
 
 def _wait_for_end(thread: threading.Thread) -> None:
     """After `join`: that may return while the system has yet to end the thread. Linux alone tells children of it."""
-    task, deadline = f"/proc/self/task/{thread.native_id}", monotonic() + _THREAD_END
-    while os.path.exists(task) and monotonic() < deadline:
+    task, deadline = f"/proc/self/task/{thread.native_id}", time.monotonic() + _THREAD_END
+    while os.path.exists(task) and time.monotonic() < deadline:
         time.sleep(_THREAD_LOOK)
 
 
