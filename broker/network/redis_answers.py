@@ -8,8 +8,7 @@
 Answers may come in pieces, and some units' before the others'.
 """
 
-import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,6 +25,7 @@ from redis.exceptions import (
 )
 
 from .redis_errors import RedisKeyTaken, RedisRefusal, RedisUnfit
+from .redis_socket import UnwaitingSocket
 from .redis_units import Unit
 
 READ = 2**18  # bytes received at once
@@ -44,37 +44,50 @@ class AnswerReader:
         self._address = address
         self._buffer = bytearray(READ)
         self._socket: Any = None
+        self._unwaiting: Any = None
         self._parser: Any = None
-        self._silence: float | None = None
         self._answers: list[Any] = []  # those that are here, while others of the same units are not
 
     @property
     def is_open(self) -> bool:
         return self._socket is not None
 
+    @property
+    def descriptor(self) -> int | None:
+        """That of the connection, if there is one."""
+        unwaiting = self._unwaiting
+        return None if unwaiting is None else unwaiting.descriptor
+
     def open(self, connection: Any) -> None:
         """Reads from here on from this `connection` of redis-py, which is made."""
         errors = connection._parser.parse_error  # redis-py's classes for what servers answer
         self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=errors)
-        self._socket, self._silence = connection._sock, connection.socket_timeout
+        self._socket, self._unwaiting = connection._sock, UnwaitingSocket(connection._sock)
 
     def close(self) -> None:
-        self._socket = self._parser = None
+        self._socket = self._unwaiting = self._parser = None
         self._answers.clear()
 
     def wait(self, units: Sequence[Unit]) -> list[list[Any]]:
         """The answers to each of the `units`, which were sent before. An answer may be a `ResponseError`; of a unit
         that was refused as a whole it is the only one. Raises `OSError` or `RedisError` if the connection breaks,
         `RedisUnfit` for an error that trying again cannot mend."""
-        self._read(units, self._silence)
+        self._read(units, self._wait_for_more)
         return self._outcomes(units)
 
     def now(self, units: Sequence[Unit]) -> list[list[Any]] | None:
         """As `wait`, if all answers are here. If not, does not wait: None."""
-        return self._outcomes(units) if self._read(units, 0.0) else None
+        return self._outcomes(units) if self._read(units, self._read_more) else None
 
-    def _read(self, units: Sequence[Unit], timeout: float | None) -> bool:
-        """Reads until all answers to the units are here. False if they are not, with a `timeout` of 0 seconds."""
+    def write(self, packed: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        """Sends what the system takes without waiting. What is left. Raises `OSError` if the connection breaks."""
+        if self._socket is None:
+            raise ConnectionError("the connection was closed")
+        rest: Sequence[bytes | memoryview] = self._unwaiting.write(packed)
+        return rest
+
+    def _read(self, units: Sequence[Unit], more: Callable[[], int | None]) -> bool:
+        """Reads until all answers to the units are here. False if they are not, and `more` gives none."""
         if self._socket is None:
             raise ConnectionError("the connection was closed")
         missing = sum(map(_count, units)) - len(self._answers)
@@ -83,22 +96,24 @@ class AnswerReader:
             if answer is not False:
                 self._answers.append(self._checked(answer))
                 missing -= 1
-            elif not self._feed(timeout):
+            elif (count := more()) is None:
                 return False
+            else:
+                self._feed(count)
         return True
 
-    def _feed(self, timeout: float | None) -> bool:
-        self._socket.settimeout(timeout)
-        try:
-            count = self._socket.recv_into(self._buffer)
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return False
-        finally:
-            self._socket.settimeout(self._silence)
+    def _wait_for_more(self) -> int:
+        count: int = self._socket.recv_into(self._buffer)
+        return count
+
+    def _read_more(self) -> int | None:
+        count: int | None = self._unwaiting.read(self._buffer)
+        return count
+
+    def _feed(self, count: int) -> None:
         if not count:
             raise ConnectionError("the server closed the connection")
         self._parser.feed(self._buffer, 0, count)
-        return True
 
     def _outcomes(self, units: Sequence[Unit]) -> list[list[Any]]:
         answers, self._answers = iter(self._answers), []

@@ -6,8 +6,7 @@ was cut off may have been carried out, which only the caller can find out.
 
 import ssl
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, UnixDomainSocketConnection, parse_url
@@ -28,6 +27,10 @@ SILENCE = 10.0  # seconds without a byte, in or out, after which a connection co
 _TYPES = {b"X": "stream", b"H": "hash", b"L": "list", b"R": "list", b"B": "list"}  # by a command's first letter
 
 
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
 class RedisLink:
     """A connection to the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`. Connects when first used.
 
@@ -40,7 +43,6 @@ class RedisLink:
         self.is_fit = False  # the connection is made, and its server was checked
         self._connection: Any = _connection(url, self.address)  # its methods have no types
         self._answers = AnswerReader(self.address)
-        self._explained = _Explained(self.close, self._trouble)
 
     def exchange(self, units: Sequence[Unit]) -> list[list[Any]]:
         """Carries out the units, each as a whole. The answers of each.
@@ -63,21 +65,28 @@ class RedisLink:
 
     def receive(self, units: Sequence[Unit]) -> list[list[Any]]:
         """The answers to the units that were sent before. Raises as `exchange` does."""
-        if not self.is_fit:
-            raise RedisAway(f"the connection to Redis at {self.address} broke")
+        self._check_unbroken()
         return self._receive(units)
 
     def receive_now(self, units: Sequence[Unit]) -> list[list[Any]] | None:
         """As `receive`, if all answers are here. If not, does not wait: None."""
-        with self._explained:
-            outcomes = self._answers.now(units)
-            return None if outcomes is None else self._all_named(units, outcomes)
+        return self._explained(self._take_now, units)
+
+    def send_now(self, packed: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        """Sends what the system takes without waiting, while `is_fit`. What is left, for `send_rest`. Raises as
+        `exchange` does."""
+        return self._explained(self._answers.write, packed)
+
+    def send_rest(self, packed: Sequence[bytes | memoryview]) -> None:
+        """Sends what `send_now` has left. Raises as `exchange` does."""
+        self._check_unbroken()
+        if packed:
+            self._send(packed)
 
     @property
-    def fd(self) -> int:
-        """The descriptor that is readable when more of an answer is here. Only while `is_fit`."""
-        number: int = self._connection._sock.fileno()
-        return number
+    def fd(self) -> int | None:
+        """The descriptor that is readable when more of an answer is here. None if the connection is closed."""
+        return self._answers.descriptor
 
     def ask(self, *command: bytes | memoryview) -> Any:
         """The answer to one command. Raises `RedisRefusal` if it is an error."""
@@ -94,15 +103,39 @@ class RedisLink:
         self._connection.disconnect()
 
     def _send(self, packed: Sequence[bytes | memoryview]) -> None:
-        with self._explained:
-            if not self._answers.is_open:
-                self._connection.connect()
-                self._answers.open(self._connection)
-            self._connection.send_packed_command(packed, check_health=False)
+        self._explained(self._write, packed)
+
+    def _write(self, packed: Sequence[bytes | memoryview]) -> None:
+        if not self._answers.is_open:
+            self._connection.connect()
+            self._answers.open(self._connection)
+        if rest := self._answers.write(packed):
+            self._connection.send_packed_command(rest, check_health=False)
 
     def _receive(self, units: Sequence[Unit]) -> list[list[Any]]:
-        with self._explained:
-            return self._all_named(units, self._answers.wait(units))
+        return self._explained(self._take, units)
+
+    def _take(self, units: Sequence[Unit]) -> list[list[Any]]:
+        return self._all_named(units, self._answers.wait(units))
+
+    def _take_now(self, units: Sequence[Unit]) -> list[list[Any]] | None:
+        outcomes = self._answers.now(units)
+        return None if outcomes is None else self._all_named(units, outcomes)
+
+    def _check_unbroken(self) -> None:
+        if not self.is_fit:
+            raise RedisAway(f"the connection to Redis at {self.address} broke")
+
+    def _explained(self, use: Callable[[Sequence[Given]], Made], given: Sequence[Given]) -> Made:
+        """Uses the connection. After any error it is closed: answers may still be on their way."""
+        try:
+            return use(given)
+        except (RedisError, OSError) as error:
+            self.close()
+            raise self._trouble(error) from error
+        except BaseException:
+            self.close()
+            raise
 
     def _all_named(self, units: Sequence[Unit], outcomes: list[list[Any]]) -> list[list[Any]]:
         return [self._named(unit, outcome) for unit, outcome in zip(units, outcomes, strict=True)]
@@ -140,25 +173,6 @@ class RedisLink:
         if isinstance(error, ResponseError) and not garbled:  # in the handshake: an unknown database, for example
             return RedisUnfit(f"Redis at {self.address} refuses the connection: {plain(error)}")
         return RedisAway(f"Redis at {self.address} cannot be reached: {plain(error)}")
-
-
-class _Explained:
-    """After any error in it the connection is closed: answers may still be on their way."""
-
-    def __init__(self, close: Callable[[], None], explain: Callable[[RedisError | OSError], BrokerError]) -> None:
-        self._close = close
-        self._explain = explain
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._close()
-        if isinstance(error, (RedisError, OSError)):
-            raise self._explain(error) from error  # anything else is raised as it is
 
 
 def _keys(command: Command) -> Command:

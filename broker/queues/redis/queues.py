@@ -70,13 +70,14 @@ class RedisQueues(QueueEnds):
         self._since = since
         self._rung = self._is_waiting = self._closed = False
         self._shared = SharedEnds()
-        self.changed = self._shared.changed
+        self.lock = self._shared.lock
         links = RedisLink(url), RedisLink(url)
         self._wakeup = Wakeup()
         layout_entry = layout(run, options.microbatches)
         self._sender = SenderThread(links[0], self._shared, self._wake, layout_entry, options.patience)
         self.kick = self._sender.kick
         self._receiver = ReceiverThread(links[1], self._shared, self._wake, self.kick)
+        self.ask_ahead = self._receiver.ask_ahead
         self._sender.start()
         self._receiver.start()
 
@@ -132,6 +133,7 @@ class RedisQueues(QueueEnds):
     def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
         until = monotonic() + timeout
         leads = False  # this thread reads what the server sends
+        settles = True  # and what it answers to what was put
         try:
             while True:
                 self._is_waiting = True
@@ -142,37 +144,44 @@ class RedisQueues(QueueEnds):
                 if found is not None or rung or pause <= 0:
                     return found
                 leads = self._receiver.ask(leads=leads)
-                if self._poll(pause, leads=leads):
+                settles = settles and self._sender.awaits_answer
+                arriving = self._receiver.link.fd if leads else None
+                answering = self._sender.link.fd if settles else None
+                ready = self._poll(pause, arriving, answering)
+                if arriving in ready:
                     self._is_waiting = False
                     leads = self._receiver.receive()
+                elif answering in ready:
+                    settles = self._sender.settle()
         finally:
             self._is_waiting = False
             if leads:
                 self._receiver.lead.release()
 
-    def _poll(self, seconds: float, *, leads: bool) -> bool:
-        """Waits for a `ring`, and, with the lead, for the server. Whether more is here from that."""
+    def _poll(self, seconds: float, *descriptors: int | None) -> list[int | None]:
+        """Waits for a `ring`, and until one of the descriptors is readable. Those that are."""
         poll = select.poll()
         poll.register(self._wakeup.fd, select.POLLIN)
-        if leads:
-            poll.register(self._receiver.link.fd, select.POLLIN)
-        ready = [fd for fd, _ in poll.poll(max(1, 1000 * seconds))]
+        for fd in descriptors:
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        ready: list[int | None] = [fd for fd, _ in poll.poll(max(1, 1000 * seconds))]
         if self._wakeup.fd in ready:
             self._wakeup.silence()
-        return any(fd != self._wakeup.fd for fd in ready)
+        return ready
 
     def _wake(self) -> None:
         if self._is_waiting:
             self._wakeup.ring()
 
     def _serve(self, seconds: float) -> None:
-        with self.changed:  # a `put` to the server holds it already, one into a local queue does not
-            self.changed.wait(seconds)
+        with self.lock:  # a `put` to the server holds it already, one into a local queue does not
+            self._shared.changed.wait(seconds)
         self.check_open()
 
     def _new_outbound(self, log: Log) -> "RedisOutbound":
         writer = StreamWriter(Sender(log), self.incarnation)
-        with self.changed:
+        with self.lock:
             self._shared.writers.append(writer)
             self.kick()
         return RedisOutbound(self, writer)
@@ -180,7 +189,7 @@ class RedisQueues(QueueEnds):
     def _new_inbound(self, key: QueueKey, window: int) -> "RedisInbound":
         receiver = Receiver(key, window)
         reader = StreamReader(self.run, receiver, self.incarnation, self.options.microbatches, self._since)
-        with self.changed:
+        with self.lock:
             self._shared.readers.append(reader)
             self.kick()
         return RedisInbound(self, reader)
@@ -196,33 +205,34 @@ class RedisOutbound:
 
     def put(self, message: Message) -> None:
         self._queues.check_open()
-        with self._queues.changed:
+        with self._queues.lock:
             self._writer.log.put(message, monotonic())
             self._queues.kick()
+        self._queues.ask_ahead()
 
     def has_credit(self, number: int, timeout: float) -> bool:
         self._queues.check_open()
         return bool(self._queues.wait_for(lambda: number < self._writer.sender.limit or None, timeout))
 
     def trim(self, step: int) -> None:
-        with self._queues.changed:
+        with self._queues.lock:
             self._writer.log.trim(step)
 
     def empty(self, step: int, rest: Tree = None) -> None:
         """On the server the content stays until it is trimmed."""
-        with self._queues.changed:
+        with self._queues.lock:
             self._writer.log.empty(step, rest)
 
     def checksums(self, step: int) -> tuple[int, ...]:
-        with self._queues.changed:
+        with self._queues.lock:
             return self._writer.log.checksums(step)
 
     def depth(self) -> Depth:
-        with self._queues.changed:
+        with self._queues.lock:
             return self._writer.sender.depth(monotonic())
 
     def peek(self, limit: int) -> list[Message]:
-        with self._queues.changed:
+        with self._queues.lock:
             return self._writer.log.peek(limit)
 
 
@@ -240,12 +250,12 @@ class RedisInbound:
         return message if message is not None or timeout <= 0 else self._queues.wait_for(self._look, timeout)
 
     def rewind(self, step: int) -> None:
-        with self._queues.changed:
+        with self._queues.lock:
             self._reader.rewind(step)
             self._queues.kick()
 
     def _look(self) -> Message | None:
-        with self._queues.changed:
+        with self._queues.lock:
             message = self._reader.pop()
             if self._reader.receiver.must_report and self._reader.receiver.ready:  # else when it is asked for more
                 self._queues.kick()

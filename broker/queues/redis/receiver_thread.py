@@ -2,7 +2,7 @@
 is ready, whole and checked, before the compute loop asks for it.
 
 While that loop waits for messages again and again, it reads them itself, and the thread only looks whether it still
-does.
+does. It asks for them right after it has put one, so that what comes while it computes is here when it waits.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -55,6 +55,12 @@ class ReceiverThread(RedisThread):
             leads = self.can_lead()
         return leads and self.act(self._ask_now)
 
+    def ask_ahead(self) -> None:
+        """Asks for messages before the computing thread, which calls this, waits for them: while it computes, what
+        comes is sent to it."""
+        if self._request is None and self.can_lead() and self.act(self._ask_now):
+            self.lead.release()
+
     def receive(self) -> bool:
         """Takes in what is here, for the computing thread. Whether it still has the lead."""
         return self.act(self._receive_now)
@@ -87,16 +93,15 @@ class ReceiverThread(RedisThread):
 
     def _ask(self) -> Request | None:
         now = monotonic()
-        with self._ends.changed:
-            places = {reader: place for reader in self._ends.readers if (place := reader.position(now))}
-            doubtful = [reader for reader in self._ends.readers if reader.has_doubts]
-            after = {writer.keys.taken: EntryId(*writer.sender.newest) for writer in self._ends.writers}
-            after |= {reader.keys.entries: place for reader, (_, place) in places.items()}
-            if any(reader.receiver.must_report for reader in self._ends.readers):
+        with self._ends.lock:
+            readers = self._ends.readers
+            places = {reader: place for reader in readers if (place := reader.position(now))}
+            doubtful = [reader for reader in readers if reader.has_doubts]
+            after = {writer.keys.taken: b"%d-%d" % writer.sender.newest for writer in self._ends.writers}
+            after |= {reader.keys.entries: b"%d-%d" % place for reader, (_, place) in places.items()}
+            if any(reader.receiver.must_report for reader in readers):
                 self._kick()
-            block = (
-                BLOCK if all(reader in places for reader in self._ends.readers if reader.is_started) else BLOCK_BRIEFLY
-            )
+            block = BLOCK_BRIEFLY if any(reader.is_started and reader not in places for reader in readers) else BLOCK
         if not after:
             return None
         asks = [last_entry(reader.keys.kept) for reader in doubtful]
@@ -120,7 +125,7 @@ class ReceiverThread(RedisThread):
             entry_id, retention = read_retention(found[0]) if found else (EntryId(0, 0), Retention(0, 0))
         except BadMessage:  # its producer will notice, and announce it again
             return
-        with self._ends.changed:
+        with self._ends.lock:
             reader.update(entry_id, retention, nothing=nothing)
         if reader.gap:
             self._wake()
@@ -133,13 +138,13 @@ class ReceiverThread(RedisThread):
                 except BadMessage:  # its consumer will notice, and announce it again
                     self._wait(BLOCK)
                     continue
-                with self._ends.changed:
+                with self._ends.lock:
                     writer.update(credit)
                     self._kick()
                 self._wake()
 
     def _receive_entries(self, reader: StreamReader, turn: int, entries: Sequence[Any]) -> None:
-        with self._ends.changed:
+        with self._ends.lock:
             whole = reader.read(turn, entries, monotonic())
         for message in whole:
             self._receive_message(reader, message)
@@ -150,10 +155,10 @@ class ReceiverThread(RedisThread):
         except ForeignMessage:
             raise
         except BadMessage as error:
-            with self._ends.changed:
+            with self._ends.lock:
                 reader.count_damage(whole, str(error), monotonic())
             return
-        with self._ends.changed:
+        with self._ends.lock:
             reader.accept(whole, message, bits)
         self._wake()
 
@@ -163,6 +168,6 @@ def _count(readers: Iterable[StreamReader]) -> int:
     return max(1, min([min(reader.receiver.room, READ_AHEAD // reader.largest) for reader in readers], default=1))
 
 
-def _read(after: dict[bytes, EntryId], count: int, block: float) -> Command:
+def _read(after: dict[bytes, bytes], count: int, block: float) -> Command:
     wait = b"%d" % round(1000 * block)
-    return (b"XREAD", b"COUNT", b"%d" % count, b"BLOCK", wait, b"STREAMS", *after, *map(bytes, after.values()))
+    return (b"XREAD", b"COUNT", b"%d" % count, b"BLOCK", wait, b"STREAMS", *after, *after.values())

@@ -25,16 +25,21 @@ GARBLED = (RedisUnfit, TypeError, ValueError, LookupError)
 
 @dataclass(slots=True, eq=False)
 class SharedEnds:
-    """What the computing thread and the two threads of a worker share; `changed` guards it.
+    """What the computing thread and the two threads of a worker share; `lock` guards it, and `changed`, which says that
+    it has changed, is made of it.
 
     `over`: both threads are to end. `failure` is the error that ended one of them.
     """
 
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    lock: "threading.RLock" = field(default_factory=threading.RLock)
+    changed: threading.Condition = field(init=False)
     writers: list[StreamWriter] = field(default_factory=list)
     readers: list[StreamReader] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(self.lock)
 
     def close(self, failure: Exception | None = None) -> None:
         """Lets both threads end."""

@@ -1,8 +1,9 @@
 """The thread that sends the commands of a worker's stream writers and readers to Redis, so that computing never waits.
 
 All that is due at one moment is sent together; the next is sent when that is answered. A small message is sent by the
-thread that puts it, and its answer is read when the next one is put, or by this thread within a second. While the
-server is away, or refuses, sending is tried again, more and more seldom; nothing is forgotten meanwhile.
+thread that puts it, and its answer is read while that thread waits for a message, or puts the next one, or by this
+thread within a second. While the server is away, or refuses, sending is tried again, more and more seldom; nothing is
+forgotten meanwhile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,31 +18,26 @@ from stageline.broker.network.redis_answers import sound
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.network.redis_errors import RedisKeyTaken, RedisRefusal, RedisUnfit
 from stageline.broker.network.redis_fitness import INQUIRY
-from stageline.broker.network.redis_units import Exchange, Unit, pack
+from stageline.broker.network.redis_units import Exchange, Unit, pack_exchanges
 from stageline.broker.queues.base import Trouble
 
 from .redis_thread import RedisThread, SharedEnds
 
 IDLE = 1.0  # seconds between two checks whether the server still has everything
 FITNESS = 5.0  # seconds between two checks of the server's settings
-SMALL = 2**16  # bytes that a socket accepts at once when nothing else is under way
+SMALL = 2**17  # bytes that the computing thread copies into a socket; of more it leaves the copying to the thread
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Batch:
-    """What is sent together."""
+    """What is sent together. `packed`: what is still to be sent of it, `begun` whether some has been."""
 
     exchanges: list[Exchange]
     units: list[Unit]
-    packed: list[bytes | memoryview]
-    sent: bool = False
-
-    @property
-    def small(self) -> bool:
-        """Whether it can be sent without waiting: the system takes it in whole, whatever the server does."""
-        return len(self.packed) == 1 and len(self.packed[0]) <= SMALL
+    packed: Sequence[bytes | memoryview]
+    begun: bool = False
 
 
 class SenderThread(RedisThread):
@@ -79,6 +75,24 @@ class SenderThread(RedisThread):
         else:
             self._call()
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether `settle` has an answer to read, or will have."""
+        batch = self._batch
+        return batch is not None and not batch.packed and self.link.is_fit and not self.lead.locked()
+
+    def settle(self) -> bool:
+        """Reads the answer to what was sent, as far as it is here, for the computing thread: then the next `kick` need
+        not. False if this thread must do it."""
+        if not self.can_lead():
+            return False
+        if self.act(self._settle_now):
+            self.lead.release()
+            return True
+        with self._ends.lock:
+            self._call()
+        return False
+
     def flush(self, timeout: float) -> bool:
         """Waits until the server has all that may be sent to it now. False if it has not after `timeout` seconds."""
         ends = self._ends
@@ -113,8 +127,7 @@ class SenderThread(RedisThread):
     def _turn(self) -> None:
         self._batch = self._batch or self._next_batch()
         while self._batch is not None:
-            if not self._batch.sent:
-                self.link.send(self._batch.packed)
+            self._send(self._batch)
             self._receive(self._batch, self.link.receive(self._batch.units))
             self._batch = self._next_batch()
         with self._ends.changed:
@@ -123,22 +136,36 @@ class SenderThread(RedisThread):
     def _send_now(self) -> bool:
         """As much of a turn as needs no waiting. False if the thread must do the rest."""
         if self._batch is not None:
-            outcomes = self.link.receive_now(self._batch.units) if self._batch.sent else None
+            outcomes = None if self._batch.packed else self.link.receive_now(self._batch.units)
             if outcomes is None:
                 return False
             self._receive(self._batch, outcomes)
         self._batch = batch = self._next_batch()
         if batch is None:
             return True
-        if batch.small:
+        if sum(map(len, batch.packed)) <= SMALL:
+            batch.packed, batch.begun = self.link.send_now(batch.packed), True
+        return not (batch.packed or self._is_awaited or any(exchange.has_more for exchange in batch.exchanges))
+
+    def _settle_now(self) -> bool:
+        batch = self._batch
+        if batch is not None and not batch.packed:
+            outcomes = self.link.receive_now(batch.units)
+            if outcomes is not None:
+                self._receive(batch, outcomes)
+        return True
+
+    def _send(self, batch: Batch) -> None:
+        if batch.begun:
+            self.link.send_rest(batch.packed)
+        else:
             self.link.send(batch.packed)
-            batch.sent = True
-        return batch.sent and not self._is_awaited and not any(exchange.has_more for exchange in batch.exchanges)
+        batch.packed, batch.begun = (), True
 
     def _receive(self, batch: Batch, outcomes: Sequence[list[Any]]) -> None:
         self._batch = None
         refusals = []
-        with self._ends.changed:
+        with self._ends.lock:
             for exchange, answers in zip(batch.exchanges, outcomes, strict=True):
                 try:
                     exchange.receive(answers)
@@ -153,10 +180,10 @@ class SenderThread(RedisThread):
         self._refused_since, self.trouble = 0.0, None
 
     def _next_batch(self) -> Batch | None:
-        with self._ends.changed:
+        with self._ends.lock:
             exchanges = list(self._exchanges())
         units = [exchange.unit for exchange in exchanges]
-        return Batch(exchanges, units, pack(units)) if exchanges else None
+        return Batch(exchanges, units, pack_exchanges(exchanges)) if exchanges else None
 
     def _exchanges(self) -> Iterator[Exchange]:
         now = monotonic()
@@ -168,11 +195,11 @@ class SenderThread(RedisThread):
         if now - self._fitness_at >= FITNESS:
             self._fitness_at = now
             yield Exchange(INQUIRY, self.link.check)
+        for writer in self._ends.writers:  # messages go first: a consumer that waits gets one, and not only credit
+            yield from writer.next_exchanges(round(1000 * time()), idle=idle)
         for reader in self._ends.readers:
             if exchange := reader.next_exchange(idle=idle):
                 yield exchange
-        for writer in self._ends.writers:
-            yield from writer.next_exchanges(round(1000 * time()), idle=idle)
 
     def _back_off(self, error: Exception) -> None:
         """Waits as both threads do. Raises `QueueFull` or `RedisUnfit` if the server has refused for too long, `error`
@@ -185,7 +212,7 @@ class SenderThread(RedisThread):
         self._refused_since = self._refused_since or monotonic() if isinstance(error, RedisRefusal) else 0.0
         if self._refused_since and monotonic() - self._refused_since > self._patience:
             raise self._given_up(error) from error
-        with self._ends.changed:
+        with self._ends.lock:
             self._batch = None
             self._checked_at = float("-inf")
             for writer in self._ends.writers:

@@ -15,6 +15,7 @@ from stageline.broker.codec.message import (
     allocate,
     assemble,
     check_run,
+    complete,
     fingerprint,
     message_number,
     read_header,
@@ -127,9 +128,7 @@ class StreamReader:
             raise ForeignMessage(
                 f"{header.identity} lies in Redis as message {whole.number} of {key}: two plans share a run's name"
             )
-        buffers = allocate(header)
-        pour(whole.data, buffers)
-        return assemble(header, buffers), fingerprint(header)
+        return _filled(header, whole.data), fingerprint(header)
 
     def accept(self, whole: WholeMessage, message: Message, bits: Hashable) -> None:
         """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits."""
@@ -192,6 +191,15 @@ class StreamReader:
         self._turn += 1
         self._after = EntryId(self.receiver.next, 0)
         self._parts.clear()
+
+
+def _filled(header: Header, data: Sequence[bytes]) -> Message:
+    """The message, with the data in the memory of its tensors. Raises `BadMessage` if it is damaged."""
+    if list(map(len, data)) == [tensor.nbytes for tensor in header.tensors]:  # a piece for each
+        return complete(header, data)
+    buffers = allocate(header)
+    pour(data, buffers)
+    return assemble(header, buffers)
 
 
 def _place(header: Header, key: QueueKey) -> int:

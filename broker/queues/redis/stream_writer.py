@@ -17,10 +17,11 @@ from redis.exceptions import ResponseError
 from stageline.broker.codec.message import Frame, Header, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.network.redis_answers import sound
-from stageline.broker.network.redis_units import Command, Exchange
+from stageline.broker.network.redis_units import Command, Exchange, pack_together
 from stageline.broker.queues.delivery import Credit, Retention, Sender
 
-from .entries import Announcer, Keys, additions, last_entry, read_entry, read_id
+from .addition import Addition
+from .entries import PIECE, Announcer, Keys, additions, last_entry, read_entry, read_id
 
 BATCH_BYTES = 4 * 2**20  # of the messages in one transaction; at least one message
 BATCH_MESSAGES = 64  # in one transaction
@@ -36,6 +37,7 @@ class StreamWriter:
         self.sender = sender
         self.log = sender.log
         self.keys = Keys(self.log.run, self.log.key)
+        self._addition = Addition(self.keys.entries)
         self.forgotten = 0  # messages that the server had and forgot
         self._announcer = Announcer(self.keys.kept, f"{self.log.key} is filled", incarnation)
         self._length: int | None = None  # entries of the stream as it was left; None: look at it first
@@ -72,14 +74,14 @@ class StreamWriter:
         exchanges = []
         if self._trimmed < self.log.first:
             exchanges.append(self._trim(self.log.first))
+        if due is not None:
+            exchanges.append(self._compare() if self.sender.sent <= self._newest else self._add(milliseconds))
         retention = self.sender.retention
         advanced = retention.first > self._announced.first
         if self._announcer.must_announce or advanced or (idle and retention != self._announced):
             self._announced = retention
             exchanges.append(Exchange(self._announcer.announce(*retention), self._announcer.check))
-        if due is not None:
-            exchanges.append(self._compare() if self.sender.sent <= self._newest else self._add(milliseconds))
-        elif idle and not exchanges:
+        if idle and not exchanges:
             exchanges.append(Exchange([(b"XLEN", self.keys.entries), self._announcer.look], self._check))
         return exchanges
 
@@ -123,13 +125,19 @@ class StreamWriter:
         self._check_length(length, removed)
 
     def _add(self, milliseconds: int) -> Exchange:
-        numbers, batch = self._batch()
-        commands = [
+        batch, largest = self._batch(self._addable)
+        numbers = range(self.sender.sent, self.sender.sent + len(batch))
+        added, has_more = partial(self._added, numbers), numbers.stop < self._addable
+        pairs, create = enumerate(batch, start=numbers.start), not self._exists
+        if largest <= PIECE:
+            packed = [self._addition.pack(number, frames, milliseconds, create=create) for number, frames in pairs]
+            return Exchange([self._addition.name] * len(packed), added, has_more, pack_together(packed))
+        unit = [
             command
-            for number, frames in zip(numbers, batch, strict=True)
-            for command in additions(self.keys.entries, number, frames, milliseconds, create=not self._exists)
+            for number, frames in pairs
+            for command in additions(self.keys.entries, number, frames, milliseconds, create=create)
         ]
-        return Exchange(commands, partial(self._added, numbers), numbers.stop < self._addable)
+        return Exchange(unit, added, has_more)
 
     def _added(self, numbers: range, ids: list[Any]) -> None:
         if any(id_text is None or (isinstance(id_text, ResponseError) and _PASSED in str(id_text)) for id_text in ids):
@@ -147,8 +155,8 @@ class StreamWriter:
         self._newest = numbers.stop - 1
 
     def _compare(self) -> Exchange:
-        numbers, _ = self._batch()
-        numbers = numbers[: self._newest + 1 - numbers.start]
+        batch, _ = self._batch(min(self._addable, self._newest + 1))
+        numbers = range(self.sender.sent, self.sender.sent + len(batch))
         unit = [last_entry(self.keys.entries, number) for number in numbers]
         return Exchange(unit, partial(self._compared, numbers), True)
 
@@ -195,19 +203,20 @@ class StreamWriter:
         """All messages before it may be added now."""
         return min(self.log.end, self.sender.limit)
 
-    def _batch(self) -> tuple[range, list[list[Frame]]]:
-        """The messages of the next transaction."""
+    def _batch(self, end: int) -> tuple[list[list[Frame]], int]:
+        """The messages of the next transaction, which are before `end`, and the bytes of the largest."""
         sent = self.sender.sent
-        numbers = range(sent, min(self._addable, sent + BATCH_MESSAGES))
         batch: list[list[Frame]] = []
-        size = 0
-        for number in numbers:
+        size = largest = 0
+        for number in range(sent, min(end, sent + BATCH_MESSAGES)):
             frames = self.log.frames(number)
-            size += sum(map(len, frames))
+            own = sum(map(len, frames))
+            size += own
             if batch and size > BATCH_BYTES:
                 break
             batch.append(frames)
-        return numbers[: len(batch)], batch
+            largest = max(largest, own)
+        return batch, largest
 
 
 def _header(found: list[Any]) -> Header | None:

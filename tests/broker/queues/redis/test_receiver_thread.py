@@ -1,6 +1,7 @@
 """What is read from a server that is slow, cut off, or gives damaged bytes."""
 
 import random
+import select
 from contextlib import ExitStack, closing
 
 import pytest
@@ -13,8 +14,8 @@ from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.redis import receiver_thread
 from stageline.broker.queues.redis.receiver_thread import ReceiverThread
 from support.proxy import Flip, Proxy
-from support.queue_pair import KEY, RUN, QueuePair, wait_for
-from support.redis_queues import STREAM, line_at, payloads, put_all, take_all, worker
+from support.queue_pair import KEY, LIMIT, RUN, QueuePair, wait_for
+from support.redis_queues import BACK, STREAM, line_at, payloads, put_all, take_all, worker
 from support.redis_server import RedisServer, shared_server
 
 
@@ -26,6 +27,28 @@ def test_a_waiting_computing_thread_reads_itself(stack: ExitStack, monkeypatch: 
     for number in range(1, 8):  # the window: the producer does not wait for messages, so no more credit is read
         line.put(number)
         assert line.take().sequence == number
+
+
+def test_a_message_that_comes_while_a_worker_computes_is_not_asked_for_only_then(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_lead = ReceiverThread._take_lead
+
+    def connects_only(thread: ReceiverThread) -> bool:
+        return not thread._ends.over.wait() if thread.link.is_fit else take_lead(thread)
+
+    monkeypatch.setattr(ReceiverThread, "_take_lead", connects_only)
+    line = line_at(stack, shared_server().own_database())
+    line.put(0)
+    line.take()
+    receiver = line.consumer._receiver
+    wait_for(lambda: None if receiver.lead.locked() else True)
+    line.consumer.outbound(BACK).put(Message(RUN, BACK.flow, 0, 0, BACK.stage, 2, 0, torch.ones(3)))
+    line.put(1)
+    poll = select.poll()
+    poll.register(receiver.link.fd, select.POLLIN)
+    assert poll.poll(1000 * LIMIT)
+    assert line.take().sequence == 1
 
 
 def test_a_thread_takes_over_a_connection_without_answers(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

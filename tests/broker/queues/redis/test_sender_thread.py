@@ -159,6 +159,29 @@ def test_a_worker_of_another_plan_is_refused(stack: ExitStack) -> None:
         other.pump(0)
 
 
+def test_what_a_put_is_answered_is_read_while_messages_are_waited_for(
+    stack: ExitStack, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_lead, parked, over = SenderThread._take_lead, [], threading.Event()
+
+    def parks(thread: SenderThread) -> bool:
+        parked.append(thread)
+        over.wait()
+        return take_lead(thread)
+
+    line = line_at(stack, shared_server().own_database())
+    stack.callback(over.set)
+    line.put(0)
+    line.take()
+    line.settle()
+    monkeypatch.setattr(SenderThread, "_take_lead", parks)
+    sender = line.producer._sender
+    wait_for(lambda: True if sender in parked and sender._batch is None else None)
+    line.put(1)
+    assert sender._batch is not None
+    wait_for(lambda: line.producer.pump(0.01) or (True if sender._batch is None else None))
+
+
 def test_a_write_to_a_tensor_before_it_was_sent_is_found(stack: ExitStack, server: RedisServer) -> None:
     line = line_at(stack, server.url)
     line.put(0)

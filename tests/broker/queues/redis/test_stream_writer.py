@@ -1,11 +1,14 @@
 """What a producer asks of the server, and what it concludes from the answers."""
 
+from collections.abc import Sequence
+
+import hiredis
 import pytest
 import torch
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import Disagreement
-from stageline.broker.network.redis_units import Unit
+from stageline.broker.network.redis_units import Exchange
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
@@ -20,8 +23,9 @@ class StreamServer:
     def __init__(self) -> None:
         self.streams: dict[bytes, list[tuple[bytes, list[bytes]]]] = {}
 
-    def carry_out(self, unit: Unit) -> list[object]:
-        return [self._carry_out([bytes(argument) for argument in command]) for command in unit]
+    def carry_out(self, exchange: Exchange) -> list[object]:
+        commands = exchange.unit if exchange.packed is None else read_commands(exchange.packed)
+        return [self._carry_out([bytes(argument) for argument in command]) for command in commands]
 
     def numbers(self, key: bytes) -> list[int]:
         return [int(entry_id.partition(b"-")[0]) for entry_id, _ in self.streams.get(key, [])]
@@ -53,6 +57,14 @@ class StreamServer:
         raise AssertionError(command)
 
 
+def read_commands(packed: Sequence[bytes | memoryview]) -> list[list[bytes]]:
+    """The commands in what is sent, without those around a transaction."""
+    reader = hiredis.Reader()
+    reader.feed(b"".join(packed))
+    commands = list(iter(reader.gets, False))
+    return commands[1:-1] if commands[0] == [b"MULTI"] and commands[-1] == [b"EXEC"] else commands
+
+
 def writer(count: int, incarnation: int = 3, *, scale: float = 1.0) -> StreamWriter:
     log = Log("run", KEY, 2, RetentionBudget())
     for number in range(count):
@@ -64,7 +76,7 @@ def writer(count: int, incarnation: int = 3, *, scale: float = 1.0) -> StreamWri
 def settle(end: StreamWriter, server: StreamServer) -> None:
     while exchanges := end.next_exchanges(0, idle=False):
         for exchange in exchanges:
-            exchange.receive(server.carry_out(exchange.unit))
+            exchange.receive(server.carry_out(exchange))
     assert end.is_settled
 
 
@@ -111,7 +123,7 @@ def test_messages_that_the_server_forgot_are_added_again_and_counted(noticed_by:
     else:
         for _ in range(2):  # the announcement comes first
             [check] = end.next_exchanges(0, idle=True)
-            check.receive(server.carry_out(check.unit))
+            check.receive(server.carry_out(check))
     settle(end, server)
     assert server.numbers(end.keys.entries) == [0, 1, 2, 3, 4, 5]
     assert end.forgotten == 6
