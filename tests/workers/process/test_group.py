@@ -77,7 +77,11 @@ def test_a_member_that_ends_before_they_have_met_is_named_at_once(
     monkeypatch.setattr(distributed, "init_process_group", end_or_meet)
     job = prepare(read_plan(GROUPED, sets=["stage.1.shard=2", "recovery.action=86400"], environment={}))
     with (tmp_path / "log").open("w") as log:
-        assert Fork(lambda: _lead(job), log.fileno()).wait(60) == 7
+        leader = Fork(lambda: _lead(job), log.fileno())
+        try:
+            assert leader.wait(60) == 7
+        finally:
+            leader.kill()
     assert re.search(
         r"stage 1 is lost: its process 1 \(pid \d+\) was killed by SIGKILL", (tmp_path / "log").read_text()
     )
