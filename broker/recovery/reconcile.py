@@ -113,11 +113,12 @@ class Reconciliation:
 
     @property
     def _at_the_beginning(self) -> bool:
-        """Whether no step was finished, so that no snapshot can be missed: every process here has looked."""
+        """Whether no step was finished, so that no snapshot can be missed: there is an owner, none has finished one, and
+        every process here has looked. Without an owner, nothing is known."""
         workers = [hello for hello in self._hellos if not self._is_script(hello)]
         looked = all(hello.snapshots is not None for hello in workers)
-        owned = (memory for index, (_, memory) in self._owners.items() if self._placement[index])
-        return looked and not self._snapshots and not any(memory.step for memory in owned)
+        owned = [memory for index, (_, memory) in self._owners.items() if self._placement[index]]
+        return bool(owned) and looked and not self._snapshots and not any(memory.step for memory in owned)
 
     def _is_script(self, hello: Hello) -> bool:
         index = hello.memory.index if hello.memory is not None else hello.claim

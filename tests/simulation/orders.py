@@ -51,7 +51,7 @@ class WatchedOrders(StepOrders):
 
     def begin(self, step: int) -> Schedule:
         schedule = super().begin(step)
-        incarnation, mine = self._environment.ordered[self._index]
+        incarnation, mine = self._environment.ordered.get(self._index, (None, {}))  # the newest may have ended
         if incarnation == self._incarnation:
             mine[step] = schedule
             for other, (_, theirs) in self._environment.ordered.items():

@@ -319,7 +319,7 @@ def test_a_checkpoint_announced_before_the_rounds_before_it_are_known_lets_the_b
         return Trim(step, None if standing is None or standing.best is None else standing.best.step)
 
     monkeypatch.setattr(RunRecords, "announcement", at_once)
-    assert "of the best checkpoint" in first_wrong(range(180, 400))
+    assert "of the best checkpoint" in first_wrong(range(2250, 2260))
 
 
 def test_workers_that_begin_a_closed_step_go_through_it_by_different_schedules(monkeypatch):

@@ -317,6 +317,22 @@ def test_an_old_store_is_noticed_by_a_checkpoint_that_is_not_in_it():
     assert {(each.step, each.keep) for each in given.values()} == {(60, True)}
 
 
+def test_silence_does_not_mean_that_an_old_run_is_at_its_beginning() -> None:
+    """Running workers may take longer than a lease to notice that the broker wants to hear from them."""
+    store = MemoryStore()
+    talk_at(store)
+    old = Conversation(store, now=100.0, terms=REPLACING)
+    for index in (0, 1):
+        old.send(name(index), remembering(index, index + 1))
+    old.send(name(0), report(0, 1, 61, complete=60))
+    assert assignments(old.after(3 * LEASE)) == {}
+    assert old.core.run.lifecycle.state is RunState.RECONCILING
+    snapshots = [(stage, step) for stage in (0, 1) for step in (40, 60)]
+    for index in (0, 1):
+        old.send(name(index), remembering(index, index + 1, step=61, complete=60, snapshots=snapshots))
+    assert {each.step for each in assignments(old.after(0.2)).values()} == {60}
+
+
 def old_store_of_40() -> Conversation:
     """A broker that knows of checkpoint 40, when 60 was announced and all workers have been killed since."""
     store = MemoryStore()
