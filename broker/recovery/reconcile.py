@@ -113,8 +113,8 @@ class Reconciliation:
 
     @property
     def _at_the_beginning(self) -> bool:
-        """Whether no step was finished, so that no snapshot can be missed: there is an owner, none has finished one, and
-        every process here has looked. Without an owner, nothing is known."""
+        """Whether no step was finished, so that no snapshot can be missed: there is an owner, none has finished a step,
+        and every process here has looked. Without an owner, nothing is known."""
         workers = [hello for hello in self._hellos if not self._is_script(hello)]
         looked = all(hello.snapshots is not None for hello in workers)
         owned = [memory for index, (_, memory) in self._owners.items() if self._placement[index]]
