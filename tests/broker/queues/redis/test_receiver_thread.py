@@ -51,6 +51,20 @@ def test_a_message_that_comes_while_a_worker_computes_is_not_asked_for_only_then
     assert line.take().sequence == 1
 
 
+def test_a_consumer_that_waits_often_and_briefly_is_connected_and_reads(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its waits kept the thread from making the connection."""
+    monkeypatch.setattr(receiver_thread, "PARKED", 0.05)
+    server = shared_server()
+    database = server.own_number()
+    line = line_at(stack, server.tcp_url_of(database))
+    for number in range(2):
+        line.put(number)
+        assert wait_for(lambda: line.inbound.take(0.001)).sequence == number
+        server.client().client_kill_filter(_type="normal", skipme=True)
+
+
 def test_a_thread_takes_over_a_connection_without_answers(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that a computing thread has asked over may be lost, and that thread never waits long enough to see it."""
     monkeypatch.setattr(receiver_thread, "OVERDUE", 0.0)
