@@ -64,6 +64,11 @@ class AnswerReader:
         self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=errors)
         self._socket, self._unwaiting = connection._sock, UnwaitingSocket(connection._sock)
 
+    def interrupt(self) -> None:
+        """Ends the connection for the thread that reads or writes, and keeps its descriptor. For any thread."""
+        if (unwaiting := self._unwaiting) is not None:
+            unwaiting.interrupt()
+
     def close(self) -> None:
         self._socket = self._unwaiting = self._parser = None
         self._answers.clear()

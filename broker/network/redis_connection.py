@@ -97,6 +97,11 @@ class RedisLink:
         """Checks what the server answered to `INQUIRY`. Raises `RedisUnfit`, or `RedisRefusal` if it did not."""
         self.warnings = check_fitness(self.address, sound(answers))
 
+    def interrupt(self) -> None:
+        """Ends what another thread waits for here, which gets an error. For any thread: unlike `close`, it leaves the
+        descriptor open, which that thread may be about to use, and which would otherwise soon be another file's."""
+        self._answers.interrupt()
+
     def close(self) -> None:
         self.is_fit = False
         self._answers.close()

@@ -5,8 +5,10 @@ used by itself. Through TLS that cannot be done.
 """
 
 import os
+import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 Bytes = bytes | memoryview
@@ -17,12 +19,13 @@ MOST_CHUNKS = 64  # in one system call: the system takes no more than 1024
 
 
 class UnwaitingSocket:
-    """Reads and writes over the `socket` of a connection, which has a timeout, without waiting. `descriptor` is its."""
+    """Reads and writes over `end`, the socket of a connection, which has a timeout, without waiting. `descriptor` is
+    that of the socket."""
 
-    def __init__(self, socket: Any) -> None:
-        self._socket = socket
-        self.descriptor: int = socket.fileno()
-        self._is_encrypted = isinstance(socket, ssl.SSLSocket)
+    def __init__(self, end: Any) -> None:
+        self._socket = end
+        self.descriptor: int = end.fileno()
+        self._is_encrypted = isinstance(end, ssl.SSLSocket)
 
     def read(self, buffer: bytearray) -> int | None:
         """How many bytes were read into the buffer; 0 at the end of the stream, None if nothing is here."""
@@ -40,6 +43,12 @@ class UnwaitingSocket:
         except BlockingIOError:
             return chunks
         return _after(count, chunks)
+
+    def interrupt(self) -> None:
+        """From now on nothing is read but the end of the stream, and writing is an error. For any thread: the state of
+        TLS, which another thread uses, stays as it is."""
+        with suppress(OSError):  # the other side has ended it
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _read_decrypted(self, buffer: bytearray) -> int:
         silence = self._socket.gettimeout()

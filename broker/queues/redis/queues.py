@@ -117,7 +117,7 @@ class RedisQueues(QueueEnds):
             self.flush(LINGER)
         self._closed = True
         self._shared.close()
-        self._receiver.link.close()  # the thread waits there for an answer
+        self._receiver.link.interrupt()  # the thread waits there for an answer, and closes it
         self._sender.join(JOIN_TIMEOUT)
         self._receiver.join(JOIN_TIMEOUT)
         super().close()

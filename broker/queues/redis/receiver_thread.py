@@ -45,15 +45,17 @@ class ReceiverThread(RedisThread):
         super().__init__("receiver", link, ends, wake)
         self._kick = kick
         self._request: Request | None = None  # what was asked for, and is not here yet
-        self._uses = self._seen = 0  # how often the computing thread has wanted to lead, and as this thread knows it
+        self._uses = self._seen = 0  # how often the computing thread has led or tried to, and as this thread knows it
 
     def ask(self, *, leads: bool) -> bool:
         """Asks for messages, for the computing thread, which is about to wait; `leads` if it has the lead. Whether it
         has it now: then it waits for `link`, calls `receive` when more is here, and releases `lead` in the end."""
-        if not leads:
+        if leads:
+            return self.act(self._ask_now)
+        leads = self.can_lead() and self.act(self._ask_now)
+        if leads or self.lead.locked():  # else this thread is needed, however often the other one waits
             self._uses += 1
-            leads = self.can_lead()
-        return leads and self.act(self._ask_now)
+        return leads
 
     def ask_ahead(self) -> None:
         """Asks for messages before the computing thread, which calls this, waits for them: while it computes, what

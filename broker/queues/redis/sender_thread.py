@@ -214,6 +214,7 @@ class SenderThread(RedisThread):
             raise self._given_up(error) from error
         with self._ends.lock:
             self._batch = None
+            self._is_called = True  # to try again after the pause, and not only when there is more to send
             self._checked_at = float("-inf")
             for writer in self._ends.writers:
                 writer.lose_connection()

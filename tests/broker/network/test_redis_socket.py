@@ -1,5 +1,6 @@
 """Reading and writing over a connection without waiting."""
 
+import os
 import socket
 from collections.abc import Iterator
 
@@ -36,6 +37,18 @@ def test_more_chunks_than_one_system_call_takes_are_not_lost(ends: tuple[socket.
     assert rest == chunks[MOST_CHUNKS:]
     assert not UnwaitingSocket(one).write([b"".join(rest)])
     assert b"".join(iter_received(other, len(b"".join(chunks)))) == b"".join(chunks)
+
+
+def test_an_interruption_ends_reading_and_writing_and_leaves_the_descriptor(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    one, _ = ends
+    reader = UnwaitingSocket(one)
+    reader.interrupt()
+    assert reader.read(bytearray(10)) == 0
+    with pytest.raises(BrokenPipeError):
+        reader.write([b"abc"])
+    os.fstat(reader.descriptor)
 
 
 def test_nothing_is_told_from_the_end(ends: tuple[socket.socket, socket.socket]) -> None:

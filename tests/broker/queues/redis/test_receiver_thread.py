@@ -2,6 +2,7 @@
 
 import random
 import select
+import threading
 from contextlib import ExitStack, closing
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.errors import BadMessage
 from stageline.broker.network import redis_connection
+from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.redis import receiver_thread
 from stageline.broker.queues.redis.receiver_thread import ReceiverThread
@@ -49,6 +51,38 @@ def test_a_message_that_comes_while_a_worker_computes_is_not_asked_for_only_then
     poll.register(receiver.link.fd, select.POLLIN)
     assert poll.poll(1000 * LIMIT)
     assert line.take().sequence == 1
+
+
+def test_a_consumer_that_waits_often_and_briefly_is_connected_and_reads(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its waits kept the thread from making the connection."""
+    monkeypatch.setattr(receiver_thread, "PARKED", 0.05)
+    server = shared_server()
+    database = server.own_number()
+    line = line_at(stack, server.tcp_url_of(database))
+    for number in range(2):
+        line.put(number)
+        assert wait_for(lambda: line.inbound.take(0.001)).sequence == number
+        server.client().client_kill_filter(_type="normal", skipme=True)
+
+
+def test_a_connection_is_closed_only_by_the_thread_that_uses_it(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be about to write to the descriptor, by its number: once that is closed, it may be another file's."""
+    closed: list[tuple[RedisLink, threading.Thread]] = []
+    close = RedisLink.close
+    monkeypatch.setattr(
+        RedisLink, "close", lambda link: (closed.append((link, threading.current_thread())), close(link))
+    )
+    line = line_at(stack, shared_server().own_database())
+    line.put(0)
+    line.take()
+    receiver = line.consumer._receiver
+    line.consumer.close()
+    assert not receiver.is_alive()
+    assert {thread for link, thread in closed if link is receiver.link} == {receiver}
 
 
 def test_a_thread_takes_over_a_connection_without_answers(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,10 @@ import torch
 
 from stageline.broker.errors import Overwritten, QueueFull
 from stageline.broker.network.redis_errors import RedisAway, RedisUnfit
+from stageline.broker.queues.redis import sender_thread
 from stageline.broker.queues.redis.sender_thread import SenderThread
-from support.queue_pair import KEY, wait_for
+from support.proxy import Proxy
+from support.queue_pair import KEY, QueuePair, wait_for
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all, use, worker
 from support.redis_server import RedisServer, shared_server
 
@@ -148,6 +150,24 @@ def test_a_server_that_stays_full_ends_the_wait(stack: ExitStack, server: RedisS
     line.put(0)
     with pytest.raises(QueueFull, match=r"refuses: .*maxmemory.*, for 0.3 s now"):
         line.take()
+
+
+def test_what_a_broken_connection_lost_is_sent_again_without_a_call(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was, when the next message was put, or a second later."""
+    monkeypatch.setattr(sender_thread, "IDLE", 1000.0)
+    proxy = stack.enter_context(Proxy(f"tcp://127.0.0.1:{shared_server().port}"))
+    database = shared_server().own_number()
+    producer = worker(stack, 1, f"{proxy.endpoint.replace('tcp', 'redis')}/{database}")
+    line = QueuePair(producer, worker(stack, 2, shared_server().tcp_url_of(database)), 4)
+    line.put(0)
+    line.take()
+    line.settle()
+    proxy.cut()
+    line.outbound.put(line.message(1))
+    message = wait_for(lambda: line.producer.pump(0.01) or line.inbound.take(0.01))  # a pump finds that it is broken
+    assert message.sequence == 1
 
 
 def test_a_worker_of_another_plan_is_refused(stack: ExitStack) -> None:
