@@ -58,6 +58,7 @@ class CommandHandler:
         Raises `Stopped`, and what computing, the queues and the snapshots raise.
         """
         self._loop.keeps_with(self._hooks.keep)
+        self._hooks.learns_from(self._announced)
         self._begin_at(self._hooks.start or Position(self._assigned.step))
         self._wait_for_workers(workers_timeout)
         self._loop.run(self.handle, self._hooks.stepped)
@@ -92,6 +93,9 @@ class CommandHandler:
                     raise stopped
         if self._stop is not None:
             self._end_with_the_step(*self._stop)
+
+    def _announced(self) -> list[tuple[int, int | None]]:
+        return [(each.step, each.best) for each in list(self._control.commands) if isinstance(each, Trim)]
 
     def _wait_for_workers(self, timeout: float) -> None:
         """Returns when every worker of the plan is there. Raises `Stopped`, with code 69, if that takes too long."""
