@@ -10,7 +10,7 @@ checkpoint that one stage leaves out never becomes complete. A snapshot that can
 disk, is late, and so is its checkpoint: nothing is trimmed before.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from threading import Event
@@ -26,7 +26,7 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import Position
-from stageline.workers.runtime.disk_wait import is_written
+from stageline.workers.runtime.disk_wait import in_turns, is_written
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
@@ -39,6 +39,8 @@ from .snapshot import Origin, Snapshot, SnapshotDamaged
 LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails
 LONGEST_LOOK = 5.0  # seconds that snapshots which cannot be read now are tried, for a broker that asks about them
 SOURCE = "snapshots"  # of the faults that are noted
+
+Announced = tuple[int, int | None]  # the step of a complete checkpoint, and of the best one
 
 
 class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
@@ -58,6 +60,10 @@ class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
     def forget(self, complete: int, best: int | None = None) -> None:
         """Called when the broker announces the checkpoint of step `complete`: older ones may be deleted, but for that
         of step `best`."""
+
+    def learns_from(self, announced: Callable[[], Iterable[Announced]]) -> None:
+        """What the broker has announced and `forget` has yet to be called for: looked at while the disk is waited for,
+        which may need the room of older snapshots."""
 
     def flush(self) -> None:
         """Waits until all snapshots are on the disk. Raises `SnapshotFailed`."""
@@ -160,6 +166,7 @@ class SnapshotHooks(CheckpointHooks):
         self._measured = measured
         self._due = due
         self._waits_for = waits_for
+        self._announced: Callable[[], Iterable[Announced]] = tuple
         for stage in stages:
             writer.submit(partial(snapshots.delete_drafts, stage), what=f"look into {snapshots.folder}")
 
@@ -211,7 +218,16 @@ class SnapshotHooks(CheckpointHooks):
             self._wait_for(stage)
 
     def _wait_for(self, stage: int) -> None:
-        self._require(is_written(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE))
+        forget = self._forget_announced
+        self._require(is_written(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE, forget))
+
+    def learns_from(self, announced: Callable[[], Iterable[Announced]]) -> None:
+        self._announced = announced
+
+    def _forget_announced(self) -> None:
+        """The compute loop, which carries out what the broker says, waits for the disk: it may be full of these."""
+        for complete, best in self._announced():
+            self.forget(complete, best)
 
     def forget(self, complete: int, best: int | None = None) -> None:
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
@@ -225,7 +241,7 @@ class SnapshotHooks(CheckpointHooks):
             self._newest = complete
 
     def flush(self) -> None:
-        self._require(self._writer.flush(LONGEST_WRITE))
+        self._require(in_turns(self._writer.flush, LONGEST_WRITE, self._forget_announced))
 
     def _require(self, done: bool) -> None:
         """Raises the error that ended the writing, or `SnapshotFailed` if what was waited for is not `done`."""

@@ -14,7 +14,7 @@ from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.pipeline.stage.tied_stage import copies_in
-from stageline.workers.checkpoint.hooks import CheckpointHooks
+from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 
@@ -46,6 +46,7 @@ class CommandHandler:
         self._loop = loop
         self._clock = clock
         self._stop: tuple[Stop, float] | None = None  # what ends the run after a step, and until when it may wait
+        self._ends: float | None = None  # of a run that is to end: until when the disk is waited for
         self._joined = False
         self._finished = False  # nothing is left but to serve the others
         self._producers = loop.program.queues.producers(assigned.index)
@@ -58,6 +59,7 @@ class CommandHandler:
         Raises `Stopped`, and what computing, the queues and the snapshots raise.
         """
         self._loop.keeps_with(self._hooks.keep)
+        self._hooks.learns_from(self._look_meanwhile)
         self._begin_at(self._hooks.start or Position(self._assigned.step))
         self._wait_for_workers(workers_timeout)
         self._loop.run(self.handle, self._hooks.stepped)
@@ -92,6 +94,19 @@ class CommandHandler:
                     raise stopped
         if self._stop is not None:
             self._end_with_the_step(*self._stop)
+
+    def _look_meanwhile(self) -> list[Announced]:
+        """The announced checkpoints among the commands, while the loop waits for the disk. Raises `Stopped` if that
+        refuses to write, the run is to end, and the time for its last step is over."""
+        commands = list(self._control.commands)
+        stops = [command for command in commands if isinstance(command, Stop)]
+        if self._ends is None and (stops or self._stop):
+            patient = self._stop is not None or stops[-1].at_step_end
+            self._ends = self._clock.monotonic() + (STEP_END if patient else 0.0)
+        if self._ends is not None and self._loop.progress.fault and self._clock.monotonic() >= self._ends:
+            self._control.wait_until_confirmed(CONFIRMATION)
+            raise self._stopped(stops[-1] if stops or self._stop is None else self._stop[0])
+        return [(command.step, command.best) for command in commands if isinstance(command, Trim)]
 
     def _wait_for_workers(self, timeout: float) -> None:
         """Returns when every worker of the plan is there. Raises `Stopped`, with code 69, if that takes too long."""

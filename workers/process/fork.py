@@ -120,11 +120,11 @@ def _fork_by_new_thread(child: Callable[[], None]) -> int:
         threading.stack_size(before)
     try:
         thread.join()
+        _wait_for_end(thread)
     except BaseException:  # Ctrl-C: the caller will not know of the child
         thread.join()
         _discard(made)
         raise
-    _wait_for_end(thread)
     return _pid_in(made)
 
 

@@ -14,16 +14,40 @@ def has_room(writer: BackgroundWriter, key: Hashable, progress: Progress, what: 
     return _told(lambda timeout: writer.has_room(key, timeout), progress, what, longest)
 
 
-def is_written(writer: BackgroundWriter, key: Hashable, progress: Progress, what: str, longest: float) -> bool:
-    """Whether all that `writer` was given under `key` is done; waits as `has_room` does."""
-    return _told(lambda timeout: writer.is_done(key, timeout), progress, what, longest)
+def is_written(
+    writer: BackgroundWriter,
+    key: Hashable,
+    progress: Progress,
+    what: str,
+    longest: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> bool:
+    """Whether all that `writer` was given under `key` is done; waits as `has_room` does, and calls `meanwhile` now and
+    then."""
+    return _told(lambda timeout: writer.is_done(key, timeout), progress, what, longest, meanwhile)
 
 
-def _told(wait: Callable[[float], bool], progress: Progress, what: str, longest: float) -> bool:
+def in_turns(wait: Callable[[float], bool], longest: float, meanwhile: Callable[[], None]) -> bool:
+    """What `wait` returns once it is true, or after `longest` seconds; calls `meanwhile` every `PATIENCE` seconds."""
+    while longest > PATIENCE:
+        meanwhile()
+        if wait(PATIENCE):
+            return True
+        longest -= PATIENCE
+    return wait(longest)
+
+
+def _told(
+    wait: Callable[[float], bool],
+    progress: Progress,
+    what: str,
+    longest: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> bool:
     if wait(PATIENCE):
         return True
     progress.waits, progress.writes = True, what
     try:
-        return wait(longest)
+        return in_turns(wait, longest, meanwhile)
     finally:
         progress.writes = ""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stageline.broker.control.messages import Assigned
+from stageline.pipeline import retry
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.stage.state import StageState
@@ -36,6 +37,18 @@ class GatedDirectory(SnapshotDirectory):
     def write(self, snapshot: Snapshot) -> Path:
         self.reached.release()
         assert self.open.acquire(timeout=30)
+        return super().write(snapshot)
+
+
+class FullDirectory(SnapshotDirectory):
+    """A disk with room for three snapshots."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, ORIGIN)
+
+    def write(self, snapshot: Snapshot) -> Path:
+        if len(self.steps(snapshot.stage)) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
         return super().write(snapshot)
 
 
@@ -184,6 +197,22 @@ def test_only_an_announced_checkpoint_lets_older_ones_go(tmp_path):
         hooks.flush()
         assert checkpoints.steps(0) == [80, 100]
         assert checkpoints.steps(1) == [20]
+
+
+@pytest.mark.parametrize("waits_for", [(), (0,)])
+def test_a_full_disk_gets_the_room_of_older_snapshots_while_the_compute_loop_waits_for_it(
+    tmp_path, monkeypatch, waits_for
+):
+    """The loop, which alone heard that they may go, waited for the disk that was full of them: the run failed."""
+    monkeypatch.setattr(retry, "BOUND", 5.0)
+    checkpoints = FullDirectory(tmp_path)
+    with Watched(checkpoints, (0,), waits_for=waits_for) as hooks:
+        for step in (20, 40, 60):
+            hooks.write(step)
+        hooks.learns_from(lambda: [(40, None), (60, None)])
+        hooks.write(80)
+        hooks.flush()
+        assert checkpoints.steps(0) == [40, 60, 80]
 
 
 def test_the_best_checkpoint_stays_until_another_is_the_best(tmp_path):

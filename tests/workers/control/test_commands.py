@@ -1,7 +1,7 @@
 """One worker under the broker's commands, over queues in memory, with an executor that computes nothing."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 
@@ -10,9 +10,10 @@ from stageline.broker.control.messages import Assigned, Finished, Peers, Refused
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
-from stageline.workers.checkpoint.hooks import CheckpointHooks
+from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.control import commands
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.session import Stopped
@@ -70,6 +71,26 @@ class NotedHooks(CheckpointHooks):
 
     def flush(self) -> None:
         self.flushed += 1
+
+
+class WaitingHooks(NotedHooks):
+    """The disk is waited for after step 1, which brings these commands, and refuses to write later."""
+
+    def __init__(self, worker: "CommandedWorker", *commands: object) -> None:
+        super().__init__()
+        self.worker, self.commands = worker, commands
+        self.seen: list[list[Announced]] = []
+
+    def learns_from(self, announced: Callable[[], Iterable[Announced]]) -> None:
+        self.look = announced
+
+    def stepped(self, stage: int, step: int, loss: float | None) -> None:
+        if (stage, step) == (0, 1):
+            self.worker.broker.commands.extend(self.commands)
+            self.seen.append([*self.look()])
+            self.worker.loop.progress.note_fault("snapshots", ResourceFault("write", "full", 0.0, 60.0))
+            self.seen.append([*self.look()])
+            raise AssertionError("the disk is waited for")
 
 
 class CommandedWorker:
@@ -157,6 +178,17 @@ def test_a_stop_at_the_end_of_a_step_waits_for_that_and_for_its_snapshot() -> No
         worker.run()
     assert max(worker.steps) == 2
     assert (worker.hooks.stops, worker.hooks.flushed, worker.broker.confirmed) == ([3], 1, 1)
+
+
+def test_a_stop_ends_a_worker_that_waits_for_a_full_disk_once_the_time_of_the_step_is_over(monkeypatch) -> None:
+    """It heard of the stop when the disk had room: `train` killed it, ten seconds after SIGTERM."""
+    monkeypatch.setattr(commands, "STEP_END", 0.0)
+    worker = CommandedWorker(JOINED)
+    worker.hooks = WaitingHooks(worker, Trim(1, 0), Stop("enough", 75, at_step_end=True, step=2))
+    with pytest.raises(Stopped, match="enough") as stopped:
+        worker.run()
+    assert stopped.value.code == 75
+    assert (worker.hooks.seen, worker.broker.confirmed) == ([[(1, 0)]], 1)
 
 
 def test_a_worker_that_has_gone_beyond_the_last_step_still_reports_the_snapshots_that_it_has() -> None:

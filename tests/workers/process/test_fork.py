@@ -161,3 +161,19 @@ os._exit(fork.wait(60) or len(os.read(reading, 9)))
 def test_a_descriptor_above_them_stays_what_it_is(tmp_path):
     with (tmp_path / "log").open("w") as log:
         assert above_stdio(log.fileno()) == log.fileno()
+
+
+def test_a_fork_that_is_interrupted_before_its_caller_knows_of_it_is_ended(tmp_path, monkeypatch):
+    """Ctrl-C while it waited for the end of the thread that had forked left a child that nothing ended."""
+    reading, writing = os.pipe()
+
+    def interrupt(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stageline.workers.process.fork._wait_for_end", interrupt)
+    with (tmp_path / "log").open("w") as log, pytest.raises(KeyboardInterrupt):
+        Fork(lambda: len(os.read(reading, 1)), log.fileno(), [reading, writing])
+    os.close(writing)
+    os.close(reading)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
