@@ -12,7 +12,7 @@ from stageline.workers.disk.scratch_files import BACKLOG
 from stageline.workers.preflight.results.trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 from stageline.workers.runtime.job import Job
 
-_SAVED = ("weights", "optimizer", "averages", "stashed_weights")  # what a snapshot copies of what a stage holds
+_SAVED = ("weights", "optimizer", "averages")  # what a snapshot copies of what a stage holds
 
 
 def worker_estimates(
@@ -76,7 +76,8 @@ def _copied(job: Job, offload: Collection[str], stage: StageEstimate) -> int:
     """What a snapshot takes, if its copy is in memory."""
     if not job.plan.recovery.on or job.plan.queues.url == "memory://" or {"weights", "optimizer"} & {*offload}:
         return 0
-    return sum(stage.bytes[part] for part in _SAVED)
+    there = job.plan.workers[stage.worker].device != "cpu"  # versions on the CPU are never written to, and not copied
+    return sum(stage.bytes[part] for part in (*_SAVED, *(["stashed_weights"] if there else [])))
 
 
 def _cleared(job: Job, stage: StageEstimate) -> int:
