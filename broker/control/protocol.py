@@ -12,7 +12,8 @@ import msgspec
 from stageline.broker.errors import BadMessage, ForeignMessage
 
 from .channel import LARGEST_UNPROVEN
-from .messages import CONTROL_VERSION, Count, FromBroker, ToBroker
+from .messages import CONTROL_VERSION, FromBroker, ToBroker
+from .records import Count
 from .seal import MessageSeal, opened, sealed
 
 

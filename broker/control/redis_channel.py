@@ -65,7 +65,7 @@ class RedisClientChannel:
         found = self._exchange(
             [
                 [(b"GET", self._prefix + b"broker")],
-                [(b"BLPOP", self._prefix + b"to:" + self._me, b"%.3f" % max(timeout, 0.001))],
+                [(b"BLPOP", self._prefix + b"to:" + self._me, _seconds(timeout))],
             ]
         )
         if found is None:
@@ -116,7 +116,7 @@ class RedisServerChannel:
 
     def receive(self, timeout: float) -> Sequence[Received] | None:
         inbox = self._prefix + b"to-broker"
-        first, others = (b"BLPOP", inbox, b"%.3f" % timeout), (b"LPOP", inbox, b"999")
+        first, others = (b"BLPOP", inbox, _seconds(timeout)), (b"LPOP", inbox, b"999")
         try:
             if monotonic() - self._refreshed >= _REFRESH and not self._try_acquire():
                 raise EndpointTaken(
@@ -195,6 +195,11 @@ def _open(url: str) -> tuple[RedisLink, bytes]:
     """The server, and what the keys of the broker begin with."""
     address, _, name = url.partition("#")
     return RedisLink(address), f"stageline:{{{unquote(name) or NAME}}}:".encode()
+
+
+def _seconds(timeout: float) -> bytes:
+    """As long as a server is to wait, a millisecond at least: with 0, it would wait without end."""
+    return b"%.3f" % max(timeout, 0.001)
 
 
 def _push(key: bytes, value: bytes) -> list[Command]:

@@ -16,7 +16,6 @@ from stageline.broker.control.messages import (
     Assigned,
     Confirmed,
     Declined,
-    EvaluationRecord,
     Exited,
     Failed,
     Finished,
@@ -28,6 +27,7 @@ from stageline.broker.control.messages import (
     ToBroker,
 )
 from stageline.broker.control.protocol import SealedMessage
+from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.membership.member import Member, MemberStatus

@@ -9,7 +9,8 @@ from math import isfinite
 
 import msgspec
 
-from stageline.broker.control.messages import Event, Exited, Report
+from stageline.broker.control.messages import Exited, Report
+from stageline.broker.control.records import Event
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.stores.base import Fact

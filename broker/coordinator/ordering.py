@@ -9,7 +9,8 @@ reports: closed from step 12 on  <─────────┘
 from collections.abc import Sequence
 from math import ceil
 
-from stageline.broker.control.messages import Report, StepRecord
+from stageline.broker.control.messages import Report
+from stageline.broker.control.records import StepRecord
 from stageline.broker.ledger.ledger import timed_actions
 from stageline.broker.ledger.orders import ComparedSchedule, ProposedOrder, ReviewRecord, schedule_at
 from stageline.broker.membership.member import Member

@@ -6,7 +6,8 @@ Such a report, or such a part of it, has no effect; it is counted, and named in 
 from collections.abc import Iterable, Iterator
 from math import isfinite
 
-from stageline.broker.control.messages import LONGEST_NAME, MOST_ROUNDS, Report
+from stageline.broker.control.messages import MOST_ROUNDS, Report
+from stageline.broker.control.records import LONGEST_NAME
 
 
 def implausible(report: Report) -> str:

@@ -278,6 +278,7 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
 def _why(view: RunView, of: Mapping[str, str]) -> Facts:
     """Why the run waits, or why the worker that owns a stage does."""
     facts: Facts = {"run": view.run.id, "phase": str(view.run.phase)}
+    owner = _owner(view, of)  # a stage that does not exist is refused in every phase
     if view.run.outcome is not None:
         over = "nothing: the run is over"
         return {**facts, "text": view.run.outcome.reason, "chain": [], "root": None, "reports": [], "action": over}
@@ -287,7 +288,7 @@ def _why(view: RunView, of: Mapping[str, str]) -> Facts:
     if view.restart.waiting_for:
         action = _WHILE_PLACING[view.run.lifecycle.state]
         return {**facts, "text": view.restart.waiting_for, "chain": [], "root": None, "reports": [], "action": action}
-    found = view.supervision.diagnose(view.now, _owner(view, of))
+    found = view.supervision.diagnose(view.now, owner)
     chain = found.chain
     return {
         **facts,
@@ -317,9 +318,13 @@ def _owner(view: RunView, of: Mapping[str, str]) -> int | None:
     schedule = view.run.config.schedule
     stage = schedule.replicas.copy_of(of["stage"])
     if stage is None:
-        counted = f"{schedule.stages}, with {schedule.copies} replicas" if schedule.shares else schedule.stages
-        raise _BadQuery(f"there is no stage {of['stage']}: the plan has {counted}")
+        copies = f", with replicas {schedule.copies} in all" if schedule.shares else ""
+        raise _BadQuery(f"there is no stage {of['stage']}: the plan has {_numbered(schedule.stages)}{copies}")
     return schedule.owner(stage)
+
+
+def _numbered(stages: int) -> str:
+    return "stage 0" if stages == 1 else f"stages 0 to {stages - 1}"
 
 
 def _timetable(view: RunView, of: Mapping[str, str]) -> Facts:

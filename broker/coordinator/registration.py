@@ -21,9 +21,9 @@ from stageline.broker.control.messages import (
     Peers,
     Refused,
     Report,
-    RunLength,
     Standby,
 )
+from stageline.broker.control.records import RunLength
 from stageline.broker.membership.member import Member, may_take
 from stageline.broker.membership.standby import MOST, Contact, process_key
 from stageline.broker.recovery.checkpoint_tracker import is_gone

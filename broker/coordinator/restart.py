@@ -41,6 +41,8 @@ class Restart:
     def waiting_for(self) -> str:
         """What has to happen before places are given, for people; "" if nothing."""
         match self._run.lifecycle.state:
+            case RunState.RECONCILING if self.reconciliation.resumed:
+                return "the broker has no records of this run and asks all workers whether and how far it has run"
             case RunState.RECONCILING:
                 return "the broker has lost its records and asks the workers, which keep training, how far the run is"
             case RunState.RECONNECTING:

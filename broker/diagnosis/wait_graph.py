@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stageline.broker.control.messages import Report, Wait
+from stageline.broker.control.messages import Report
+from stageline.broker.control.records import Wait
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.membership.member import Member, MemberStatus

@@ -9,7 +9,7 @@ from math import isfinite
 
 import msgspec
 
-from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.errors import BrokerError
 from stageline.broker.stores.base import Fact
 from stageline.pipeline.evaluation import Criterion, Standing

@@ -15,7 +15,8 @@ from enum import StrEnum
 from math import isfinite
 from typing import get_args
 
-from stageline.broker.control.messages import Event, Report, StepRecord
+from stageline.broker.control.messages import Report
+from stageline.broker.control.records import Event, StepRecord
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, Tied
 from stageline.pipeline.schedule.ties import with_gradients_sent

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from stageline.broker.control.messages import ScheduleOrder, ScheduleOrders
+from stageline.broker.control.messages import ScheduleOrders
+from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.stores.base import Fact
 from stageline.pipeline.schedule import Schedule, make_schedule
 

@@ -25,6 +25,7 @@ from redis.exceptions import (
 )
 
 from .redis_errors import RedisKeyTaken, RedisRefusal, RedisUnfit
+from .redis_sizes import SizedReader
 from .redis_socket import UnwaitingSocket
 from .redis_units import Unit
 
@@ -61,7 +62,7 @@ class AnswerReader:
     def open(self, connection: Any) -> None:
         """Reads from here on from this `connection` of redis-py, which is made."""
         errors = connection._parser.parse_error  # redis-py's classes for what servers answer
-        self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=errors)
+        self._parser = SizedReader(hiredis.Reader(protocolError=InvalidResponse, replyError=errors))
         self._socket, self._unwaiting = connection._sock, UnwaitingSocket(connection._sock)
 
     def interrupt(self) -> None:
@@ -121,6 +122,7 @@ class AnswerReader:
         self._parser.feed(self._buffer, 0, count)
 
     def _outcomes(self, units: Sequence[Unit]) -> list[list[Any]]:
+        self._parser.begin()
         answers, self._answers = iter(self._answers), []
         return [self._outcome(unit, answers) for unit in units]
 
@@ -136,7 +138,7 @@ class AnswerReader:
             case ResponseError() as error:
                 return [next((answer for answer in queued if isinstance(answer, ResponseError)), error)]
             case answer:
-                raise InvalidResponse(f"{answer!r} is no answer to a transaction")
+                raise InvalidResponse(f"{answer!r:.80} is no answer to a transaction")
 
     def _checked(self, answer: Any) -> Any:
         """The answer. Raises an error that is not of one command; `RedisUnfit` if trying again cannot mend it."""

@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, UnixDomainSocketConnection, parse_url
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, ResponseError
 from redis.retry import Retry
 
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.addresses import masked, unclear_password
 
 from .redis_answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
-from .redis_errors import RedisAway, RedisUnfit
+from .redis_errors import RedisAway, RedisGarbled, RedisUnfit
 from .redis_fitness import INQUIRY, check_fitness
+from .redis_sizes import SizedParser
 from .redis_units import Command, Unit, pack
 
 CONNECTING = 5.0  # seconds
@@ -138,6 +139,9 @@ class RedisLink:
         except (RedisError, OSError) as error:
             self.close()
             raise self._trouble(error) from error
+        except MemoryError as error:
+            self.close()
+            raise MemoryError(f"there is no memory for what Redis at {self.address} answers") from error
         except BaseException:
             self.close()
             raise
@@ -164,6 +168,11 @@ class RedisLink:
         return answer.decode() if isinstance(answer, bytes) else "key of another type"
 
     def _trouble(self, error: RedisError | OSError) -> BrokerError:
+        if isinstance(error, InvalidResponse):
+            return RedisGarbled(
+                f"Redis at {self.address} answers as no Redis server does: {plain(error)}. Bytes are damaged on their "
+                "way, or something else listens at that address"
+            )
         if isinstance(error, AuthenticationError):
             return RedisUnfit(
                 f"Redis at {self.address} does not let this run in: {plain(error)}. Give user and password in the "
@@ -197,6 +206,7 @@ def _connection(url: str, address: str) -> AbstractConnection:
         options = {"socket_timeout": SILENCE, "socket_connect_timeout": CONNECTING, **options}
         if not issubclass(make, UnixDomainSocketConnection):
             options = {"socket_keepalive": True, **options}
+        options["parser_class"] = SizedParser
         connection: AbstractConnection = make(**options, retry=Retry(NoBackoff(), 0), protocol=2)
     except (TypeError, ValueError) as error:
         raise RedisUnfit(

@@ -7,6 +7,11 @@ class RedisAway(BrokerError):
     """A Redis server cannot be reached now, or the connection to it broke; it may come back."""
 
 
+class RedisGarbled(RedisAway):
+    """What came from a Redis server is no answer, or announces more than one can have: the bytes were damaged on their
+    way, or it is another kind of server. The connection is closed."""
+
+
 class RedisRefusal(BrokerError):
     """A Redis server did not carry out a command, and may do so later: it is full, or cannot write to its disk."""
 

@@ -33,6 +33,6 @@ def _facts(address: str, answers: Sequence[object]) -> dict[str, str]:
     facts: dict[str, str] = {}
     for answer in answers:
         if not isinstance(answer, bytes):
-            raise RedisUnfit(f"Redis at {address} does not answer INFO: {answer!r}")
+            raise RedisUnfit(f"Redis at {address} does not answer INFO: {answer!r:.80}")
         facts |= dict(re.findall(r"^(\w+):(.*?)\r?$", answer.decode("utf-8", "replace"), re.MULTILINE))
     return facts

@@ -57,7 +57,7 @@ class Retention(NamedTuple):
         """Raises `QueueGap` if message `number` of queue `key` is no longer held."""
         if number < self.first:
             raise QueueGap(
-                f"message {number} of {key} cannot be had any more: its producer keeps messages from {self.first} on. "
+                f"message {number} of {key} is no longer available: its producer keeps messages from {self.first} on. "
                 "The stage was resumed from before the newest complete checkpoint"
             )
 

@@ -1,5 +1,6 @@
 """What the queues of one worker among several processes share, whichever transport carries the messages."""
 
+import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +13,7 @@ from stageline.broker.codec.message import TO_SCRIPT, Message
 
 from .base import Inbound, Outbound, QueueKey
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
+from .looking import Looking
 from .memory import MemoryQueue, MemoryQueues
 
 Found = TypeVar("Found")
@@ -58,6 +60,7 @@ class QueueEnds(ABC):
             options.retain_bytes // REPLIES, UNLIMITED, options.spill_folder, self._wait_for_room
         )
         self._local = MemoryQueues(run, options.microbatches, self._budget)
+        self._looking = Looking(processors())
         self._outbounds: dict[QueueKey, Outbound] = {}
         self._inbounds: dict[QueueKey, Inbound] = {}
 
@@ -110,6 +113,20 @@ class QueueEnds(ABC):
             return False
         self._serve(ROOM_WAIT)
         return True
+
+
+def look_until(until: float, find: Callable[[], Found | None]) -> Found | None:
+    """What `find` finds before the time `until`, called again and again; other threads and processes go first."""
+    while monotonic() < until:
+        if (found := find()) is not None:
+            return found
+        os.sched_yield()
+    return None
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class LocalInbound:

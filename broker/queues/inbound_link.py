@@ -46,6 +46,10 @@ class InboundLink(ABC):
         """
 
     @abstractmethod
+    def has_arrived(self) -> bool:
+        """Whether `receive` would find something: this takes less time than to find nothing."""
+
+    @abstractmethod
     def send_requests(self, now: float) -> None:
         """Sends the requests that are due, as far as there is a connection."""
 

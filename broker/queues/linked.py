@@ -21,7 +21,7 @@ from stageline.broker.errors import ForeignMessage, QueueClosed
 
 from .base import Depth, QueueKey
 from .delivery import Receiver, Sender
-from .ends import Found, QueueEnds, QueueOptions, Wakeup
+from .ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
 from .inbound_link import InboundLink
 from .log import Log
 from .outbound_link import OutboundLink
@@ -44,10 +44,6 @@ class LinkedQueues(QueueEnds):
         self._links: dict[str, InboundLink] = {}  # by the producers' endpoints
         self._wakeup = Wakeup()
         self.ring = self._wakeup.ring  # ends the wait of `take` or `pump`
-
-    @abstractmethod
-    def take_soon(self, link: InboundLink, receiver: Receiver) -> Message | None:
-        """The next message, if it comes within a short while for which it is enough to look at one connection."""
 
     @abstractmethod
     def _open_link(self, endpoint: str) -> InboundLink:
@@ -97,6 +93,25 @@ class LinkedQueues(QueueEnds):
         if self._closed:
             raise QueueClosed(f"the queues of incarnation {self.incarnation} in run {self.run!r} are closed")
 
+    def take(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
+        """The next message of the receiver, over `link`; None after `timeout` seconds or a `ring`.
+
+        It is looked for again and again for a while, and then waited for, asleep. That wait serves the consumers of
+        this worker: it begins at once while they have yet to request messages, on which this one may depend.
+        """
+        message = link.take(receiver)
+        if message is not None or timeout <= 0:
+            return message
+        began, seconds = monotonic(), 0.0 if self.outbound_link.is_behind else self._looking.seconds()
+        if seconds:
+            message = look_until(began + seconds, lambda: link.take(receiver) if link.has_arrived() else None)
+        if message is not None:
+            self._looking.ended(seconds, 0.0)
+            return message
+        message = self._sleep(link, receiver, timeout)
+        self._looking.ended(seconds, None if message is None else monotonic() - began)
+        return message
+
     def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
         until = monotonic() + timeout
         while True:
@@ -104,6 +119,9 @@ class LinkedQueues(QueueEnds):
             found = look()
             if found is not None or rung or monotonic() >= until:
                 return found
+
+    def _sleep(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
+        return self.wait_for(lambda: link.pop(receiver), timeout)
 
     def _link_to(self, endpoint: str) -> InboundLink:
         if not endpoint.startswith(self.schemes):
@@ -177,10 +195,7 @@ class LinkedInbound:
         queues.check_open()
         if link is None:
             return queues.wait_for(lambda: None, timeout) if timeout > 0 else None
-        if timeout <= 0 or receiver.ready:
-            return link.take(receiver)
-        message = queues.take_soon(link, receiver)
-        return queues.wait_for(lambda: link.pop(receiver), timeout) if message is None else message
+        return queues.take(link, receiver, timeout)
 
     def rewind(self, step: int) -> None:
         self.requester.rewind(step * self.key.per_step(self._queues.options.microbatches))

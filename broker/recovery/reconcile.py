@@ -18,7 +18,8 @@ instead is wrong: it gives out incarnations twice, and begins stages at steps th
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stageline.broker.control.messages import Hello, WorkerRecord
+from stageline.broker.control.messages import Hello
+from stageline.broker.control.records import WorkerRecord
 from stageline.broker.membership.standby import Contact, ProcessKey, process_key
 from stageline.pipeline.schedule import Placement
 

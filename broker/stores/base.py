@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 from stageline.broker.errors import BrokerError
 
 KEPT_STEPS = 100_000  # how many steps' times a store keeps for each stage, unless told otherwise

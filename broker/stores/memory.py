@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 
 from .base import KEPT_STEPS, Fact, StoredRun, steps_finished
 

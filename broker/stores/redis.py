@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 from stageline.broker.network.redis_answers import sound
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.network.redis_errors import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit

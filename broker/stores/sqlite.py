@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 from stageline.pipeline.retry import ResourceFault, passing_fault, persist, reason_of
 
 from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable

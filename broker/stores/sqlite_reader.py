@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 from urllib.parse import quote
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 
 from .base import KEPT_STEPS, StoredRun, StoreUnusable
 from .sqlite import FORMAT, SqliteStore

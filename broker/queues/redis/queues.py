@@ -20,7 +20,7 @@ from stageline.broker.errors import QueueClosed
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
-from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup
+from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
 from stageline.broker.queues.log import Log
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.tree import Tree
@@ -76,7 +76,7 @@ class RedisQueues(QueueEnds):
         layout_entry = layout(run, options.microbatches)
         self._sender = SenderThread(links[0], self._shared, self._wake, layout_entry, options.patience)
         self.kick = self._sender.kick
-        self._receiver = ReceiverThread(links[1], self._shared, self._wake, self.kick)
+        self._receiver = ReceiverThread(links[1], self._shared, self._wake, self.kick, options.patience)
         self.ask_ahead = self._receiver.ask_ahead
         self._sender.start()
         self._receiver.start()
@@ -87,7 +87,7 @@ class RedisQueues(QueueEnds):
     @property
     def trouble(self) -> Trouble | None:
         """Why messages do not move now, if the server is away or refuses them. For any thread."""
-        return self._sender.trouble
+        return self._sender.trouble or self._receiver.trouble
 
     @property
     def forgotten(self) -> int:
@@ -113,7 +113,7 @@ class RedisQueues(QueueEnds):
         """Waits a second at most for what is on its way out."""
         if self._closed:
             return
-        if self.trouble is None:
+        if self._sender.trouble is None:
             self.flush(LINGER)
         self._closed = True
         self._shared.close()
@@ -130,8 +130,20 @@ class RedisQueues(QueueEnds):
         if self._shared.failure is not None:
             raise self._shared.failure
 
+    def take(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+        """The message that `look` finds; None after `timeout` seconds or a `ring`. It is looked for again and again for
+        a while, and then waited for, asleep."""
+        began, seconds = monotonic(), self._looking.seconds()
+        message = self._wait(look, began + timeout, began + seconds)
+        self._looking.ended(seconds, None if message is None else monotonic() - began)
+        return message
+
     def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
-        until = monotonic() + timeout
+        return self._wait(look, monotonic() + timeout, 0.0)
+
+    def _wait(self, look: Callable[[], Found | None], until: float, awake: float) -> Found | None:
+        """What `look` finds; None at the time `until` or after a `ring`. Until the time `awake` this thread does not
+        sleep, unless one of the others has the lead, which it would keep from running."""
         leads = False  # this thread reads what the server sends
         settles = True  # and what it answers to what was put
         try:
@@ -140,14 +152,13 @@ class RedisQueues(QueueEnds):
                 self.check_open()
                 rung, self._rung = self._rung, False
                 found = look()
-                pause = until - monotonic()
-                if found is not None or rung or pause <= 0:
+                if found is not None or rung or monotonic() >= until:
                     return found
                 leads = self._receiver.ask(leads=leads)
                 settles = settles and self._sender.awaits_answer
                 arriving = self._receiver.link.fd if leads else None
                 answering = self._sender.link.fd if settles else None
-                ready = self._poll(pause, arriving, answering)
+                ready = self._poll(until, awake if leads else 0.0, arriving, answering)
                 if arriving in ready:
                     self._is_waiting = False
                     leads = self._receiver.receive()
@@ -158,14 +169,16 @@ class RedisQueues(QueueEnds):
             if leads:
                 self._receiver.lead.release()
 
-    def _poll(self, seconds: float, *descriptors: int | None) -> list[int | None]:
-        """Waits for a `ring`, and until one of the descriptors is readable. Those that are."""
+    def _poll(self, until: float, awake: float, *descriptors: int | None) -> list[int | None]:
+        """Waits until one of the descriptors is readable, for a `ring`, and until the time `until`; asleep from the
+        time `awake` on. Those that are readable."""
         poll = select.poll()
         poll.register(self._wakeup.fd, select.POLLIN)
         for fd in descriptors:
             if fd is not None:
                 poll.register(fd, select.POLLIN)
-        ready: list[int | None] = [fd for fd, _ in poll.poll(max(1, 1000 * seconds))]
+        found = look_until(awake, lambda: poll.poll(0) or None) or poll.poll(_milliseconds(until))
+        ready: list[int | None] = [fd for fd, _ in found]
         if self._wakeup.fd in ready:
             self._wakeup.silence()
         return ready
@@ -193,6 +206,10 @@ class RedisQueues(QueueEnds):
             self._shared.readers.append(reader)
             self.kick()
         return RedisInbound(self, reader)
+
+
+def _milliseconds(until: float) -> float:
+    return max(1, 1000 * (until - monotonic()))
 
 
 class RedisOutbound:
@@ -247,7 +264,7 @@ class RedisInbound:
     def take(self, timeout: float) -> Message | None:
         self._queues.check_open()
         message = self._look()
-        return message if message is not None or timeout <= 0 else self._queues.wait_for(self._look, timeout)
+        return message if message is not None or timeout <= 0 else self._queues.take(self._look, timeout)
 
     def rewind(self, step: int) -> None:
         with self._queues.lock:

@@ -5,7 +5,7 @@ While that loop waits for messages again and again, it reads them itself, and th
 does. It asks for them right after it has put one, so that what comes while it computes is here when it waits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import Any
 
@@ -24,6 +24,7 @@ from .stream_reader import StreamReader, WholeMessage
 BLOCK = 0.1  # seconds that the server holds an answer back when there is nothing
 BLOCK_BRIEFLY = 0.01  # the same while some queue has no room or pauses, and may be read again at any moment
 READ_AHEAD = 16 * 2**20  # bytes read at once, about
+MOST_ENTRIES = 256  # read at once, of all streams: an entry has 2 MiB at most, and an answer less than MOST_BYTES
 PARKED = 0.005  # seconds without a wait of the computing thread, after which this one reads ahead
 OVERDUE = 1.0  # seconds for an answer, after which the thread waits for it: the connection may be lost
 
@@ -41,10 +42,18 @@ class ReceiverThread(RedisThread):
     """Reads for the writers and readers of `ends`. Calls `kick` when one has something to send to the server, and
     `wake` when a message is ready or will not come, and when a writer has credit."""
 
-    def __init__(self, link: RedisLink, ends: SharedEnds, wake: Callable[[], None], kick: Callable[[], None]) -> None:
-        super().__init__("receiver", link, ends, wake)
+    def __init__(
+        self,
+        link: RedisLink,
+        ends: SharedEnds,
+        wake: Callable[[], None],
+        kick: Callable[[], None],
+        patience: float,
+    ) -> None:
+        super().__init__("receiver", link, ends, wake, patience)
         self._kick = kick
         self._request: Request | None = None  # what was asked for, and is not here yet
+        self._rests = False  # there was nothing to ask for: the thread leaves the lead for a moment
         self._uses = self._seen = 0  # how often the computing thread has led or tried to, and as this thread knows it
 
     def ask(self, *, leads: bool) -> bool:
@@ -53,6 +62,8 @@ class ReceiverThread(RedisThread):
         if leads:
             return self.act(self._ask_now)
         leads = self.can_lead() and self.act(self._ask_now)
+        if not leads:  # what this thread has asked for may not say what was taken since
+            self._report()
         if leads or self.lead.locked():  # else this thread is needed, however often the other one waits
             self._uses += 1
         return leads
@@ -68,6 +79,8 @@ class ReceiverThread(RedisThread):
         return self.act(self._receive_now)
 
     def _take_lead(self) -> bool:
+        if self._rests:
+            self._wait(BLOCK_BRIEFLY)
         while not self._ends.over.is_set():
             if self._uses == self._seen and self.lead.acquire(blocking=False):
                 return True
@@ -78,9 +91,8 @@ class ReceiverThread(RedisThread):
     def _turn(self) -> None:
         if self._request is None or not self.link.is_fit:
             self._request = self._ask()
-        if self._request is None:
-            self._wait(BLOCK_BRIEFLY)
-        else:
+        self._rests = self._request is None
+        if self._request is not None:
             self._receive(self._request, self.link.receive(self._request.units))
 
     def _ask_now(self) -> bool:
@@ -93,6 +105,11 @@ class ReceiverThread(RedisThread):
             self._receive(self._request, outcomes)
         return True
 
+    def _report(self) -> None:
+        with self._ends.lock:
+            if any(reader.receiver.must_report for reader in self._ends.readers):
+                self._kick()
+
     def _ask(self) -> Request | None:
         now = monotonic()
         with self._ends.lock:
@@ -101,8 +118,7 @@ class ReceiverThread(RedisThread):
             doubtful = [reader for reader in readers if reader.has_doubts]
             after = {writer.keys.taken: b"%d-%d" % writer.sender.newest for writer in self._ends.writers}
             after |= {reader.keys.entries: b"%d-%d" % place for reader, (_, place) in places.items()}
-            if any(reader.receiver.must_report for reader in readers):
-                self._kick()
+            self._report()
             block = BLOCK_BRIEFLY if any(reader.is_started and reader not in places for reader in readers) else BLOCK
         if not after:
             return None
@@ -121,6 +137,7 @@ class ReceiverThread(RedisThread):
         self._receive_credit(found)
         for reader, (turn, _) in places.items():
             self._receive_entries(reader, turn, found.get(reader.keys.entries, ()))
+        self._mended()
 
     def _receive_retention(self, reader: StreamReader, found: list[Any], *, nothing: bool) -> None:
         try:
@@ -165,9 +182,10 @@ class ReceiverThread(RedisThread):
         self._wake()
 
 
-def _count(readers: Iterable[StreamReader]) -> int:
+def _count(readers: Collection[StreamReader]) -> int:
     """How many entries of each stream to read at once."""
-    return max(1, min([min(reader.receiver.room, READ_AHEAD // reader.largest) for reader in readers], default=1))
+    rooms = [min(reader.receiver.room, READ_AHEAD // reader.largest) for reader in readers]
+    return max(1, min(*rooms, MOST_ENTRIES // len(rooms))) if rooms else 1
 
 
 def _read(after: dict[bytes, bytes], count: int, block: float) -> Command:

@@ -9,9 +9,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 
+from stageline.broker.errors import BrokerError
 from stageline.broker.network.redis_connection import RedisLink
-from stageline.broker.network.redis_errors import RedisAway, RedisRefusal, RedisUnfit
+from stageline.broker.network.redis_errors import RedisAway, RedisGarbled, RedisRefusal, RedisUnfit
+from stageline.broker.queues.base import Trouble
 
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
@@ -52,13 +55,16 @@ class SharedEnds:
 class RedisThread(threading.Thread, ABC):
     """Takes turns until `ends` are over, over `link`. Calls `wake` after an error that trying again cannot mend.
 
-    `lead` is held by the thread that uses `link`.
+    `lead` is held by the thread that uses `link`. `patience`: seconds in which a server may answer what cannot be.
     """
 
-    def __init__(self, name: str, link: RedisLink, ends: SharedEnds, wake: Callable[[], None]) -> None:
+    def __init__(self, name: str, link: RedisLink, ends: SharedEnds, wake: Callable[[], None], patience: float) -> None:
         super().__init__(name=f"redis {name}", daemon=True)
         self.link = link
         self.lead = threading.Lock()
+        self.trouble: Trouble | None = None  # why nothing can be exchanged now
+        self._patience = patience
+        self._garbled_since = 0.0  # since when all answers are garbled; 0: they are not
         self._ends = ends
         self._wake = wake
         self._error: Exception | None = None  # of a turn that another thread took
@@ -116,17 +122,31 @@ class RedisThread(threading.Thread, ABC):
         except (RedisAway, RedisRefusal) as error:
             self._back_off(error)
         except GARBLED as error:
-            if self._was_garbled:
+            if self._was_garbled and isinstance(error, BrokerError):
                 raise
+            if self._was_garbled:
+                raise RedisGarbled(f"Redis at {self.link.address} answered wrongly twice: {error!r:.200}") from error
             self._was_garbled = True
             self.link.close()
             self._back_off(error)
         self._error = None
 
     def _back_off(self, error: Exception) -> None:
-        """Waits a little, longer each time."""
+        """Waits a little, longer each time. Raises `error` if all answers have been garbled for too long."""
+        self._note(error)
+        if self._garbled_since and monotonic() - self._garbled_since >= self._patience:
+            raise error
         self._wait(self._pause)
         self._pause = min(2 * self._pause, LONGEST_RETRY)
+
+    def _note(self, error: Exception) -> Trouble:
+        self.trouble = Trouble(str(error), self.trouble.since if self.trouble else monotonic())
+        self._garbled_since = self._garbled_since or monotonic() if isinstance(error, RedisGarbled) else 0.0
+        return self.trouble
+
+    def _mended(self) -> None:
+        """An exchange has gone well."""
+        self.trouble, self._garbled_since = None, 0.0
 
     def _wait(self, seconds: float) -> None:
         self._ends.over.wait(seconds)

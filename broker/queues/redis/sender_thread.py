@@ -19,7 +19,6 @@ from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.network.redis_errors import RedisKeyTaken, RedisRefusal, RedisUnfit
 from stageline.broker.network.redis_fitness import INQUIRY
 from stageline.broker.network.redis_units import Exchange, Unit, pack_exchanges
-from stageline.broker.queues.base import Trouble
 
 from .redis_thread import RedisThread, SharedEnds
 
@@ -44,7 +43,7 @@ class SenderThread(RedisThread):
     """Sends what the writers and readers of `ends` have for the server.
 
     `layout`: the key and the value that say how the run lies there. `patience`: seconds that the server may refuse, or,
-    before it was met for the first time, be away.
+    before it was met for the first time, be away, or answer what cannot be.
     """
 
     def __init__(
@@ -55,10 +54,8 @@ class SenderThread(RedisThread):
         layout: tuple[bytes, bytes],
         patience: float,
     ) -> None:
-        super().__init__("sender", link, ends, wake)
-        self.trouble: Trouble | None = None  # why nothing can be sent now
+        super().__init__("sender", link, ends, wake, patience)
         self._layout = layout
-        self._patience = patience
         self._batch: Batch | None = None  # what is on its way, or to be sent
         self._is_called = False  # the thread has something to do
         self._is_awaited = False  # the computing thread waits until all answers are here
@@ -177,7 +174,8 @@ class SenderThread(RedisThread):
                 log.warning("queues", reason=warning)
         if refusals:
             raise refusals[0]
-        self._refused_since, self.trouble = 0.0, None
+        self._refused_since = 0.0
+        self._mended()
 
     def _next_batch(self) -> Batch | None:
         with self._ends.lock:
@@ -206,8 +204,8 @@ class SenderThread(RedisThread):
         if it never came."""
         if self.trouble is None:
             log.warning("queues wait", reason=str(error))
-        self.trouble = Trouble(str(error), self.trouble.since if self.trouble else monotonic())
-        if not self._connected_once and monotonic() - self.trouble.since >= self._patience:
+        trouble = self._note(error)
+        if not self._connected_once and monotonic() - trouble.since >= self._patience:
             raise error
         self._refused_since = self._refused_since or monotonic() if isinstance(error, RedisRefusal) else 0.0
         if self._refused_since and monotonic() - self._refused_since > self._patience:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from stageline.broker.codec.message import (
+    LIMITS,
     Header,
     Message,
     allocate,
@@ -68,7 +69,8 @@ class StreamReader:
         self._announced = 0  # all messages before it were announced as taken
         self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
         self._after = EntryId(0, 0)
-        self._parts: list[StreamEntry] = []
+        self._parts: list[StreamEntry] = []  # of a message whose other entries have not come
+        self._bytes = 0  # of tensors in them
         self._resume_at = 0.0  # when to read again, monotonic, in seconds
 
     def rewind(self, step: int) -> None:
@@ -102,17 +104,19 @@ class StreamReader:
             return whole
         for entry in map(read_entry, raw):
             expected = self.receiver.next + len(whole), len(self._parts) + 1
-            if entry is None or entry.id != expected:
+            size = sum(map(len, entry.data)) if entry is not None else 0
+            if entry is None or entry.id != expected or self._bytes + size > LIMITS.message_bytes:
                 if not whole:  # else first take in what came before it
                     self._pass_over(entry, now)
                 break
             self._after = entry.id
             self._parts.append(entry)
-            self.largest = max(1, self.largest // 2, sum(map(len, entry.data)))
+            self._bytes += size
+            self.largest = max(1, self.largest // 2, size)
             if entry.header is not None:
                 data = tuple([piece for part in self._parts for piece in part.data])
                 whole.append(WholeMessage(entry.id.number, turn, entry.header, data))
-                self._parts.clear()
+                self._clear()
         return whole
 
     def decode(self, whole: WholeMessage) -> tuple[Message, Hashable]:
@@ -148,7 +152,7 @@ class StreamReader:
     def update(self, entry_id: EntryId, retention: Retention, *, nothing: bool) -> None:
         """Takes in the producer's announcement. `nothing` was read after that, so what it has sent is not there.
 
-        Sets `gap` if the next message cannot be had any more.
+        Sets `gap` if the next message is no longer available.
         """
         self.has_doubts = False
         if entry_id.number <= self._since:
@@ -190,7 +194,11 @@ class StreamReader:
     def _reread(self) -> None:
         self._turn += 1
         self._after = EntryId(self.receiver.next, 0)
+        self._clear()
+
+    def _clear(self) -> None:
         self._parts.clear()
+        self._bytes = 0
 
 
 def _filled(header: Header, data: Sequence[bytes]) -> Message:

@@ -49,7 +49,6 @@ class Dialer(InboundLink):
         self._reported = 0  # of which the producer has been told
 
     def has_arrived(self) -> bool:
-        """Whether `receive` would find something: a quarter of the time that it takes to find nothing."""
         return bool(self._arrivals.poll(0))
 
     def receive(self, now: float, *, wait: bool = False) -> bool:

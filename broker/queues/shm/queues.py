@@ -8,21 +8,16 @@ No thread but the worker's own has to run for a message to arrive: the system wa
 """
 
 import math
-import os
 import select
-from collections.abc import Callable
 from time import monotonic
 
-from stageline.broker.codec.message import Message
 from stageline.broker.errors import EndpointTaken
 from stageline.broker.queues.base import Trouble
-from stageline.broker.queues.delivery import Receiver
-from stageline.broker.queues.ends import Found, QueueOptions
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.linked import LinkedQueues
 
 from .dialer import Dialer
 from .listener import Listener
-from .patience import Looking
 
 
 class ShmQueues(LinkedQueues):
@@ -34,8 +29,6 @@ class ShmQueues(LinkedQueues):
     def __init__(self, run: str, incarnation: int, url: str, options: QueueOptions) -> None:
         super().__init__(run, incarnation, options)
         self.endpoint = url
-        self._looking = Looking(len(os.sched_getaffinity(0)))
-        self._waiting_since = 0.0  # the last wait for a message that was not here
         try:
             self.outbound_link = self._listener = Listener(url, run, options.key)
         except EndpointTaken:
@@ -45,30 +38,6 @@ class ShmQueues(LinkedQueues):
     @property
     def trouble(self) -> Trouble | None:
         return self._listener.trouble
-
-    def take_soon(self, link: Dialer, receiver: Receiver) -> Message | None:  # type: ignore[override]  # likewise
-        """Looks at the connection again and again for a while, without sleeping."""
-        message = link.take(receiver)
-        if message is None:
-            self._waiting_since = monotonic()
-            if seconds := self._looking.seconds():
-                return self._look(link, receiver, self._waiting_since + seconds)
-        return message
-
-    def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
-        found = super().wait_for(look, timeout)
-        if found is not None:
-            self._looking.woken(monotonic() - self._waiting_since)
-        return found
-
-    def _look(self, link: Dialer, receiver: Receiver, until: float) -> Message | None:
-        while not link.has_arrived() or (message := link.take(receiver)) is None:
-            if monotonic() >= until:
-                self._looking.in_vain()
-                return None
-            os.sched_yield()
-        self._looking.found()
-        return message
 
     def _close_links(self) -> None:
         for dialer in self._links.values():

@@ -37,6 +37,9 @@ class Dealer(InboundLink):
         self._next_check = 0.0
         self._connect()
 
+    def has_arrived(self) -> bool:
+        return bool(int(self.socket.get(zmq.EVENTS)) & _POLLIN)
+
     def receive(self, now: float, *, wait: bool = False) -> bool:
         try:
             frame = self.socket.recv(0 if wait else _NOBLOCK, copy=False)

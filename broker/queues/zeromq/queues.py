@@ -50,11 +50,13 @@ class ZeroMQQueues(LinkedQueues):
             raise
         self.endpoint = self.router.endpoint
 
-    def take_soon(self, link: InboundLink, receiver: Receiver) -> Message | None:
+    def _sleep(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
         """It is enough to wait at one socket if nothing waits to be sent: one system call, not several."""
-        if self.options.wakes_at_once or self.router.is_behind:
-            return None
-        return link.take(receiver, wait=True)
+        if not self.options.wakes_at_once and not self.router.is_behind:
+            message = link.take(receiver, wait=True)
+            if message is not None:
+                return message
+        return super()._sleep(link, receiver, timeout)
 
     def _close_links(self) -> None:
         for dealer in self._links.values():

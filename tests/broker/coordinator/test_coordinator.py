@@ -7,7 +7,6 @@ import pytest
 from stageline.broker.control.messages import (
     Assigned,
     Confirmed,
-    Event,
     Exited,
     Finished,
     Goodbye,
@@ -17,6 +16,7 @@ from stageline.broker.control.messages import (
     StopRun,
     Trim,
 )
+from stageline.broker.control.records import Event
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState

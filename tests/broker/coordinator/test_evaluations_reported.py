@@ -3,16 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stageline.broker.control.messages import (
-    Answer,
-    Ask,
-    Confirmed,
-    EvaluationRecord,
-    FromBroker,
-    RunLength,
-    Trim,
-    Wait,
-)
+from stageline.broker.control.messages import Answer, Ask, Confirmed, FromBroker, Trim
+from stageline.broker.control.records import EvaluationRecord, RunLength, Wait
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.ledger.evaluations import stored_in
 from stageline.pipeline.evaluation import Criterion

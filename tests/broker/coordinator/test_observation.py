@@ -5,7 +5,8 @@ import json
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Ask, EvaluationRecord, Event
+from stageline.broker.control.messages import Ask
+from stageline.broker.control.records import EvaluationRecord, Event
 from stageline.broker.coordinator.observation import OBSERVED, recall
 from stageline.broker.coordinator.queries import RunView, answer
 from stageline.broker.coordinator.records import RunRecords

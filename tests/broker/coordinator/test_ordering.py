@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from stageline.broker.control.messages import ScheduleOrder, ScheduleOrders, StepRecord
+from stageline.broker.control.messages import ScheduleOrders
+from stageline.broker.control.records import ScheduleOrder, StepRecord
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from stageline.broker.control.messages import Confirmed, EvaluationRecord, Event, Report, Trim, Wait
+from stageline.broker.control.messages import Confirmed, Report, Trim
+from stageline.broker.control.records import EvaluationRecord, Event, Wait
 from stageline.broker.coordinator.plausibility import implausible, is_due
 from support.conversation import SNAPSHOTS, Conversation, name, report, steps
 

@@ -5,16 +5,8 @@ import dataclasses
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import (
-    Answer,
-    Ask,
-    Declined,
-    EvaluationRecord,
-    Event,
-    Refused,
-    StepRecord,
-    StopRun,
-)
+from stageline.broker.control.messages import Answer, Ask, Declined, Refused, StopRun
+from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.coordinator.run import ScriptCode
 from support.conversation import Conversation, hello, name, report, steps
 
@@ -147,6 +139,7 @@ def test_the_timetable_is_of_the_newest_step_whose_times_all_stages_have_reporte
         (Ask("story"), "step must be a number from 0 on, not ''"),
         (Ask("story", {"step": "1", "microbatch": "four"}), "microbatch must be a number from 0 on, not 'four'"),
         (Ask("story", {"step": "1", "microbatch": "4"}), "there is no microbatch 4: a step has 4"),
+        (Ask("why", {"stage": "9"}), "there is no stage 9: the plan has stages 0 to "),
     ],
 )
 def test_a_query_without_an_answer_is_refused_with_what_can_be_asked(talk: Conversation, ask: Ask, words: str):

@@ -19,10 +19,9 @@ from stageline.broker.control.messages import (
     Peers,
     Refused,
     Report,
-    StepRecord,
     Trim,
-    WorkerRecord,
 )
+from stageline.broker.control.records import StepRecord, WorkerRecord
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore

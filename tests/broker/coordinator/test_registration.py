@@ -5,7 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello, Peers, Refused, RunLength, Standby
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello, Peers, Refused, Standby
+from stageline.broker.control.records import RunLength
 from stageline.broker.coordinator.run import RunPhase
 from support.conversation import PLAN, SETTINGS, TERMS, Conversation, hello, name
 

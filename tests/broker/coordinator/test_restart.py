@@ -5,7 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Answer, Ask, Assigned, Refused, Report, Standby, StopRun, WorkerRecord
+from stageline.broker.control.messages import Answer, Ask, Assigned, Refused, Report, Standby, StopRun
+from stageline.broker.control.records import WorkerRecord
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.recovery.earlier_run import EarlierRun
@@ -239,3 +240,13 @@ def test_a_run_in_another_layout_does_not_begin_below_the_step_that_it_goes_on_f
 def test_without_recovery_it_does_not_begin_at_all():
     talk = Conversation(MemoryStore(), terms=replace(TERMS, earlier=EARLIER))
     assert talk.core.run.phase is RunPhase.FAILED
+
+
+def test_a_broker_that_resumes_a_run_without_records_does_not_say_that_it_had_some():
+    store = MemoryStore()
+    assert run_of(store, PLAN, "run-1", b"", resume=True) == "run-1"
+    talk = Conversation(store, now=200.0, terms=SNAPSHOTS)
+    ((_, said),) = talk.send(name(0), hello(0))
+    assert said == Standby(
+        "the broker has no records of this run and asks all workers whether and how far it has run", "run-1"
+    )

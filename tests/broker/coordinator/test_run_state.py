@@ -6,7 +6,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Exited, Failed, StopRun, WorkerRecord
+from stageline.broker.control.messages import Exited, Failed, StopRun
+from stageline.broker.control.records import WorkerRecord
 from stageline.broker.coordinator.run import run_of
 from stageline.broker.coordinator.run_state import OVER, TRANSITIONS, IllegalRunEvent, RunEvent, RunLifecycle, RunState
 from stageline.broker.stores.memory import MemoryStore

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stageline.broker.control.messages import EvaluationRecord, Exited, Goodbye, Refused, Report, Stop, StopRun
+from stageline.broker.control.messages import Exited, Goodbye, Refused, Report, Stop, StopRun
+from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
 from stageline.broker.coordinator.shutdown import DELAY

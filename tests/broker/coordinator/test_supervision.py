@@ -2,7 +2,8 @@
 
 import pytest
 
-from stageline.broker.control.messages import Assigned, Event, Exited, Failed, Goodbye, Stop
+from stageline.broker.control.messages import Assigned, Exited, Failed, Goodbye, Stop
+from stageline.broker.control.records import Event
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.membership.failure_detector import EXIT_GRACE
 from support.conversation import WAITING, Conversation, hello, name, report, stop_reason

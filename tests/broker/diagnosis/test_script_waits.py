@@ -2,7 +2,8 @@
 
 import pytest
 
-from stageline.broker.control.messages import Answer, Ask, Exited, Wait
+from stageline.broker.control.messages import Answer, Ask, Exited
+from stageline.broker.control.records import Wait
 from support.conversation import Conversation, name, report, steps
 from support.scripted import OWN_CODE, SCRIPT, SCRIPTED, heartbeats, reach, script_says, scripted
 

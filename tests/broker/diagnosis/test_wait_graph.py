@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.broker.control.messages import Event, Report, StepRecord, Wait
+from stageline.broker.control.messages import Report
+from stageline.broker.control.records import Event, StepRecord, Wait
 from stageline.broker.diagnosis.wait_graph import LATE, QUIET
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import TERMS, Conversation

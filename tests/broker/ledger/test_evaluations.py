@@ -6,7 +6,7 @@ from math import inf, nan
 
 import pytest
 
-from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.ledger.evaluations import (
     Evaluations,
     EvaluationsDiffer,

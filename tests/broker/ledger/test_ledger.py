@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.broker.control.messages import Event, StepRecord
+from stageline.broker.control.records import Event, StepRecord
 from stageline.broker.ledger.ledger import (
     Holder,
     IllegalTransition,

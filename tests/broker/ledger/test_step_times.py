@@ -2,7 +2,7 @@
 
 import struct
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 from stageline.broker.ledger.ledger import timed_actions
 from stageline.pipeline.schedule import make_schedule
 

@@ -7,7 +7,6 @@ import pytest
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
-    Event,
     Exited,
     Failed,
     Finished,
@@ -19,6 +18,7 @@ from stageline.broker.control.messages import (
     Stop,
     Trim,
 )
+from stageline.broker.control.records import Event
 from stageline.broker.coordinator.run import RunPhase
 from support.conversation import Conversation, finished, hello, name, report, steps
 from support.replacements import REPLACING, kill, reach, replacement, said, stops, talk_of

@@ -176,7 +176,7 @@ def test_a_rewind_to_what_is_forgotten_says_so(line: QueuePair) -> None:
     line.outbound.trim(2)
     line.settle()
     line.inbound.rewind(1)
-    with pytest.raises(QueueGap, match=r"message 4 of forward-1 cannot be had any more: .* from 8 on"):
+    with pytest.raises(QueueGap, match=r"message 4 of forward-1 is no longer available: .* from 8 on"):
         line.take()
 
 

@@ -156,7 +156,7 @@ def test_what_was_sent_and_did_not_arrive_is_lost() -> None:
 def test_a_message_that_the_producer_has_forgotten_is_a_gap() -> None:
     end = receiver()
     arrive(end, 0)
-    with pytest.raises(QueueGap, match=r"message 1 of backward-2 cannot be had any more: .* from 2 on"):
+    with pytest.raises(QueueGap, match=r"message 1 of backward-2 is no longer available: .* from 2 on"):
         end.was_sent(Retention(first=2, sent=4))
 
 

@@ -143,7 +143,7 @@ def test_what_the_producer_has_forgotten_is_not_waited_for() -> None:
     end = requester()
     sent_by(end)
     arrive(end, 0)
-    with pytest.raises(QueueGap, match=r"message 1 of backward-2 cannot be had any more: .* from 2 on"):
+    with pytest.raises(QueueGap, match=r"message 1 of backward-2 is no longer available: .* from 2 on"):
         end.receive(reply(1, first=2, sent=4))
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Answer, Ask, Event
+from stageline.broker.control.messages import Answer, Ask
+from stageline.broker.control.records import Event
 from stageline.broker.coordinator.coordinator import Coordinator
 from support.conversation import Conversation, name
 from support.replacements import REPLACING, kill, reach, replacement, said, talk_of

@@ -22,8 +22,8 @@ from stageline.broker.control.messages import (
     Standby,
     StopRun,
     Trim,
-    WorkerRecord,
 )
+from stageline.broker.control.records import WorkerRecord
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore

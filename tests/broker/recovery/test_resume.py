@@ -3,19 +3,8 @@
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import (
-    Answer,
-    Ask,
-    Assigned,
-    FromBroker,
-    Hello,
-    Inspection,
-    Refused,
-    Report,
-    Standby,
-    Stop,
-    WorkerRecord,
-)
+from stageline.broker.control.messages import Answer, Ask, Assigned, FromBroker, Hello, Refused, Report, Standby, Stop
+from stageline.broker.control.records import Inspection, WorkerRecord
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.membership.member import Member

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 from stageline.broker.stores.base import Store, StoredRun
 from stageline.broker.stores.memory import MemoryStore
 from stageline.broker.stores.redis import RedisStore

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 from stageline.broker.stores.base import StoreUnusable
 from stageline.broker.stores.redis import RedisStore
 from support.redis_server import shared_server

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 from stageline.broker.stores.base import StoredRun, StoreUnusable
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.broker.stores.sqlite_reader import SqliteReader

@@ -12,8 +12,9 @@ from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.errors import BadMessage
 from stageline.broker.network import redis_connection
 from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.queues import ends, looking
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.redis import receiver_thread
+from stageline.broker.queues.redis import queues, receiver_thread
 from stageline.broker.queues.redis.receiver_thread import ReceiverThread
 from support.proxy import Flip, Proxy
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair, wait_for
@@ -29,6 +30,24 @@ def test_a_waiting_computing_thread_reads_itself(stack: ExitStack, monkeypatch: 
     for number in range(1, 8):  # the window: the producer does not wait for messages, so no more credit is read
         line.put(number)
         assert line.take().sequence == number
+
+
+def test_a_worker_looks_for_a_message_before_it_sleeps_and_a_ring_ends_that(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends, "processors", lambda: 2)
+    line = line_at(stack, shared_server().own_database())
+    line.put(0)
+    line.take()
+    monkeypatch.setattr(ReceiverThread, "_take_lead", lambda thread: not thread._ends.over.wait())
+    wait_for(lambda: None if line.consumer._receiver.lead.locked() else True)
+    monkeypatch.setattr(looking, "LOOK", 60.0)
+    monkeypatch.setattr(queues, "_milliseconds", None)  # what it would sleep for
+    line.consumer._looking = looking.Looking(2)
+    line.put(1)
+    assert line.inbound.take(60).sequence == 1
+    threading.Timer(0.05, line.consumer.ring).start()
+    assert line.inbound.take(60) is None
 
 
 def test_a_message_that_comes_while_a_worker_computes_is_not_asked_for_only_then(
@@ -51,6 +70,20 @@ def test_a_message_that_comes_while_a_worker_computes_is_not_asked_for_only_then
     poll.register(receiver.link.fd, select.POLLIN)
     assert poll.poll(1000 * LIMIT)
     assert line.take().sequence == 1
+
+
+def test_a_consumer_with_a_window_of_one_does_not_wait_for_a_thread_that_has_nothing_to_ask_for(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread slept in the lead, so that neither was credit sent nor the next message read: 10 ms for each."""
+    line = line_at(stack, shared_server().own_database(), windows={KEY: 1})
+    line.put(0)
+    line.take()
+    monkeypatch.setattr(receiver_thread, "BLOCK_BRIEFLY", 3 * LIMIT)
+    line.put(*range(1, 6))
+    thread = line.consumer._receiver
+    wait_for(lambda: (thread._rests and line.consumer._shared.readers[0].receiver.ready) or None)
+    assert line.take_numbers(5) == list(range(1, 6))
 
 
 def test_a_consumer_that_waits_often_and_briefly_is_connected_and_reads(

@@ -46,7 +46,7 @@ def test_without_going_back_a_queue_that_was_trimmed_further_is_an_error(stack: 
     at_step(stack, url, 4)
     consumer = worker(stack, 4, url)
     consumer.inbound(KEY).rewind(2)
-    with pytest.raises(QueueGap, match="message 8 of forward-1 cannot be had any more"):
+    with pytest.raises(QueueGap, match="message 8 of forward-1 is no longer available"):
         wait_for(lambda: consumer.inbound(KEY).take(0.1))
 
 

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from stageline.broker.errors import EndpointTaken, ForeignMessage
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.requests import CreditRequest, pack
-from stageline.broker.queues.shm import connection, dialer, listener, patience, queues
+from stageline.broker.queues.shm import connection, dialer, listener
 from stageline.broker.queues.shm.connection import ConsumerConnection
 from stageline.broker.queues.shm.dialer import Dialer
 from stageline.broker.queues.shm.packets import MEMORY, NUMBER, REQUEST
@@ -109,42 +109,6 @@ def test_memory_is_shared_anew_only_when_messages_grow(
 
 
 # -------------------------------------------------------------------------------------- looking before it sleeps
-
-
-def test_only_waits_that_look_count_as_in_vain(
-    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Waits that slept at once counted too, so that a worker slept in all waits once it had looked in vain."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    line = line_in(stack, tmp_path)
-    looking: patience.Looking = line.consumer._looking  # type: ignore[attr-defined]
-    looking._sleeps, looking._in_vain = 0, 1
-    waits, looks, in_vain = [0], list[int](), looking.in_vain
-    monkeypatch.setattr(looking, "in_vain", lambda: (looks.append(waits[-1]), in_vain()))
-    while len(waits) < 18:
-        assert line.inbound.take(0.0001) is None
-        waits.append(len(waits))
-    assert looks == [0, 3, 8]
-
-
-def test_a_message_that_comes_soon_after_falling_asleep_makes_it_look_again(
-    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(patience, "LOOK", 60.0)  # any wait is shorter
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    line = line_in(stack, tmp_path)
-    looking = line.consumer._looking  # type: ignore[attr-defined]
-    looking._sleeps = patience.MOST
-    ready = queues._ready
-
-    def put_meanwhile(watched: dict[int, int], seconds: float) -> set[int]:
-        monkeypatch.setattr(queues, "_ready", ready)
-        line.outbound.put(line.message(0, payload_of(0, 1)))
-        return ready(watched, seconds)
-
-    monkeypatch.setattr(queues, "_ready", put_meanwhile)
-    line.take()
-    assert looking.seconds() == 60.0
 
 
 def test_a_look_finds_messages_and_the_end_of_the_connection(stack: ExitStack, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.broker.queues.shm.patience import LOOK, MOST, Looking
+from stageline.broker.queues.looking import LOOK, MOST, Looking
 
 
 def sleeps_until_it_looks(looking: Looking) -> int:
@@ -23,25 +23,25 @@ def test_a_worker_goes_on_looking_as_long_as_it_finds_messages() -> None:
     looking = Looking(2)
     for _ in range(100):
         assert looking.seconds() == LOOK
-        looking.found()
+        looking.ended(LOOK, LOOK / 2)
 
 
 def test_each_time_in_vain_doubles_the_waits_that_sleep_at_once() -> None:
     looking, counts = Looking(2), []
     for _ in range(8):
         counts.append(sleeps_until_it_looks(looking))
-        looking.in_vain()
+        looking.ended(LOOK, None)
     assert counts == [0, 2, 4, 8, 16, 32, MOST, MOST]
 
 
 def test_one_message_found_makes_it_look_again_at_once_and_forgets_what_was_in_vain() -> None:
     looking = Looking(2)
     for _ in range(6):
-        looking.in_vain()
+        looking.ended(LOOK, 2 * LOOK)
     assert sleeps_until_it_looks(looking) == MOST
-    looking.found()
+    looking.ended(LOOK, LOOK)
     assert looking.seconds() == LOOK
-    looking.in_vain()
+    looking.ended(LOOK, 2 * LOOK)
     assert sleeps_until_it_looks(looking) == 2
 
 
@@ -49,22 +49,32 @@ def test_with_one_processor_a_worker_rarely_looks() -> None:
     """The producer computes on the same one: to look takes it away."""
     looking = Looking(1)
     assert sleeps_until_it_looks(looking) == MOST
-    looking.in_vain()
+    looking.ended(LOOK, 2 * LOOK)
     assert sleeps_until_it_looks(looking) == MOST
+
+
+def test_waits_that_slept_at_once_count_neither_as_in_vain_nor_as_found() -> None:
+    """They counted, so that a worker slept in all waits once it had looked in vain."""
+    looking = Looking(2)
+    looking.ended(LOOK, None)
+    for waited in (None, 2 * LOOK):
+        assert not looking.seconds()
+        looking.ended(0.0, waited)
+    assert looking.seconds() == LOOK
 
 
 def test_a_wait_that_slept_and_was_short_makes_it_look_again_at_once() -> None:
     looking = Looking(2)
     for _ in range(6):
-        looking.in_vain()
+        looking.ended(LOOK, 2 * LOOK)
     assert not looking.seconds()
-    looking.woken(2 * LOOK)
+    looking.ended(0.0, 2 * LOOK)
     assert not looking.seconds(), "looking for as long as it does would have been in vain"
-    looking.woken(LOOK / 2)
+    looking.ended(0.0, LOOK / 2)
     assert looking.seconds() == LOOK
 
 
 def test_with_one_processor_a_short_wait_does_not_make_it_look() -> None:
     looking = Looking(1)
-    looking.woken(0.0)
+    looking.ended(0.0, 0.0)
     assert not looking.seconds()

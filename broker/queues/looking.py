@@ -17,22 +17,17 @@ class Looking:
         self._sleeps = MOST if self._alone else 0
 
     def seconds(self) -> float:
-        """For how long to look in this wait, whose message is not here yet; 0: it sleeps at once."""
+        """For how long to look in this wait, whose message is not here yet; 0: it sleeps at once. Then call `ended`."""
         if self._sleeps:
             self._sleeps -= 1
             return 0.0
         return LOOK
 
-    def found(self) -> None:
-        """The look was worth it."""
-        self._in_vain = 1
-
-    def in_vain(self) -> None:
-        """The look was not. Not for a wait that slept at once."""
-        self._in_vain = min(2 * self._in_vain, MOST)
-        self._sleeps = self._in_vain
-
-    def woken(self, seconds: float) -> None:
-        """The message came after so many `seconds` of waiting, asleep."""
-        if seconds < LOOK and not self._alone:
+    def ended(self, looked: float, waited: float | None) -> None:
+        """The message came after `waited` seconds, or did not (None), in a wait that was to look for `looked`."""
+        if looked and waited is not None and waited <= looked:
+            self._in_vain = 1
+        elif looked:
+            self._in_vain = self._sleeps = min(2 * self._in_vain, MOST)
+        elif waited is not None and waited < LOOK and not self._alone:
             self._sleeps = 0

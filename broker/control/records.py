@@ -1,0 +1,126 @@
+"""Records that control messages contain: of steps, evaluations, waits, snapshots, and of what a run is.
+
+The broker and workers keep some of them, too.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # stays exact in JSON and in a store
+RunId = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]  # a folder, and a part of Redis keys
+Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
+
+
+class _ControlRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
+    """Base of all; the field "is" of an encoded record tells which."""
+
+
+class ScheduleOrder(_ControlRecord, frozen=True, tag="order"):
+    """From `step` on, until the next order, steps run by the schedule `name`, with `window` if it has one."""
+
+    step: Count
+    name: Name
+    window: tuple[Count, ...] | None = None
+
+
+class WorkerRecord(_ControlRecord, frozen=True, tag="memory"):
+    """A worker's own record of its run, in case the broker has lost its records: the `run`, its `index`, the newest
+    checkpoint announced to it as `complete`, and the first `step` that it has not finished at all its stages; for the
+    script, the first that it has not asked for. `orders`: all that it knows, of a run that chooses its schedule."""
+
+    run: RunId
+    index: Count
+    complete: Count
+    step: Count
+    orders: list[ScheduleOrder] = []
+
+
+class Inspection(_ControlRecord, frozen=True, tag="inspection"):
+    """Result of reading the worker's snapshots of `step`: those of `stages` are intact; `damages` describes the others,
+    each with its folder."""
+
+    step: Count
+    stages: list[Count]
+    damages: list[str]
+
+
+class SampleOrder(_ControlRecord, frozen=True, tag="order"):
+    """Which samples each batch has: the arguments of `pipeline.data.Order`."""
+
+    count: Count
+    batch_size: Count
+    seed: int
+    shuffle: bool
+
+
+class RunLength(_ControlRecord, frozen=True, tag="length"):
+    """How many steps a run trains, and how many batches each of its rounds of evaluation has: known where the data is.
+    `epoch`: how many steps an epoch has, where workers need to know; else 0. `order`: which samples each batch has,
+    where workers without data need to know, and the data source draws them so."""
+
+    training: Count
+    evaluation: Count
+    epoch: Count = 0
+    order: SampleOrder | None = None
+
+
+class StepRecord(_ControlRecord, frozen=True, tag="step"):
+    """One step a stage has finished. `times` holds, for each of the worker's actions of that stage in schedule order,
+    its start and end in seconds since the epoch (float64, little-endian, 16 bytes per action).
+
+    Empty `times`: not measured. `loss` is the step's on the last stage, None elsewhere and for a step without rows.
+    `norm`, also on the last stage, is that of all gradients, where they are clipped.
+    """
+
+    stage: Count
+    step: Count
+    times: bytes
+    loss: float | None = None
+    norm: float | None = None
+
+
+class EvaluationRecord(_ControlRecord, frozen=True, tag="evaluation"):
+    """What the round of evaluation after `step` training steps found: means over `rows` rows, which may be infinite or
+    no number. `loss` is None without rows; `metrics` are by name."""
+
+    step: Count
+    rows: Count
+    loss: float | None = None
+    metrics: dict[Name, float] = {}
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """What evaluations may be compared by."""
+        return {**self.metrics, "loss": self.loss}
+
+
+class Event(_ControlRecord, frozen=True, tag="event"):
+    """One microbatch entered a state at a stage (`ledger.MicrobatchState`), `at` seconds since the epoch."""
+
+    stage: Count
+    step: Count
+    microbatch: Count
+    state: str
+    at: float
+
+
+class Wait(_ControlRecord, frozen=True, tag="wait"):
+    """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
+    Numbers count all microbatches of the run, also those that other queues between replicas of a stage carry.
+
+    Of a call, a loss and a reply, `step` is the call's number; so is `number` where room for one is lacking. With
+    `room` the loop lacks the space to put that message, the result of `action`, into `queue`; or, where `source` is the
+    stage that takes from `queue`, the credit of that stage. Otherwise `source` is the stage that puts it, where the
+    queue's name does not tell: in those between stages that share parameters.
+    """
+
+    queue: Name
+    number: Count
+    action: Name
+    step: Count
+    since: float
+    room: bool = False
+    source: Count | None = None
