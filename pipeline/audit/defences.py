@@ -71,5 +71,5 @@ class _EqualNorm(torch.autograd.Function):
 
 def _positive(name: str, value: float) -> float:
     if not value > 0:
-        raise ValueError(f"{name} = {value:g}: a number above 0 is wanted")
+        raise ValueError(f"{name} = {value:g}: expected a number above 0")
     return value

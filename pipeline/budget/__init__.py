@@ -1,11 +1,11 @@
 """Which stages recompute, and which offload, so that no worker takes more than its limit: `memory.limit`.
 
 Imports nothing else of the product. Read `load.py`, what the process of a worker takes; `cost.py`, what less memory
-costs in time; `option.py`; then `choosing.py`, which takes the cheapest combination that fits. `refusal.py` is for
-where none does.
+costs in time; `option.py`; then `choosing.py`, which takes the cheapest combination that fits, and says for which
+workers the limit is tight then. `refusal.py` is for where none does.
 """
 
-from .choosing import cheapest
+from .choosing import cheapest, tight_workers
 from .cost import Moved, added_nanoseconds, moved_bytes
 from .load import StageLoad, WorkerRoom
 from .option import StageOption, Switches
@@ -22,4 +22,5 @@ __all__ = [
     "cheapest",
     "moved_bytes",
     "shortfalls",
+    "tight_workers",
 ]

@@ -7,6 +7,7 @@ choice is exact, for up to four stages that share workers. There are too many co
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from .bounds import Bounds
 from .load import WorkerRoom
@@ -48,6 +49,13 @@ def cheapest(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> tuple[
             return None
         found |= {stage: stages[stage][place] for stage, place in zip(group, places, strict=True)}
     return tuple(found[stage] for stage in range(len(stages)))
+
+
+def tight_workers(chosen: Iterable[StageOption], workers: Sequence[WorkerRoom]) -> list[int]:
+    """Those that keep to their limit only if they give back what they free, and wait for their snapshots."""
+    nothing: Loads = {}
+    loads = reduce(beside, (option.ample for option in chosen), nothing)
+    return [worker for worker, load in sorted(loads.items()) if workers[worker].is_tight(load)]
 
 
 def sharing(stages: Sequence[Options]) -> list[list[int]]:

@@ -10,6 +10,7 @@ offload     activations on their way to files and back
 from dataclasses import dataclass
 
 LEAST_RESERVE = 16 << 20  # bytes
+_LEAST_SPARE = 2 * LEAST_RESERVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,34 @@ class WorkerRoom:
         """Whether that is within the limit."""
         return self.limit is None or self.peak(load) <= foreseen_within(self.limit)
 
+    def is_tight(self, plain: StageLoad) -> bool:
+        """Whether a worker must give back what it frees, and wait for its snapshots, to stay within the limit. Its
+        stages take `plain` where it does neither."""
+        return self.limit is not None and self.peak(plain) > foreseen_in_ample(self.limit)
+
 
 def foreseen_within(limit: int) -> int:
-    """How many bytes may be foreseen of a worker that may take `limit`: an eighth, and 16 MiB at least, are left to
-    what is not foreseen, such as memory that the allocator keeps."""
-    return limit - max(limit // 8, LEAST_RESERVE)
+    """How many bytes may be foreseen of a worker that may take `limit`."""
+    return limit - reserve_of(limit)
+
+
+def reserve_of(limit: int) -> int:
+    """Bytes of a limit that are left to what is not foreseen, such as memory that the allocator keeps: an eighth, and
+    16 MiB at least."""
+    return max(limit // 8, LEAST_RESERVE)
 
 
 def limit_for(foreseen: int) -> int:
     """The least limit with which so many bytes may be foreseen."""
     return max(foreseen + LEAST_RESERVE, 8 * (foreseen - 1) // 7 + 1)
+
+
+def foreseen_in_ample(limit: int) -> int:
+    """The same of a worker that keeps what it frees, and goes on while a snapshot is written: a third, and 32 MiB at
+    least, are left to the gaps of an allocator that keeps memory."""
+    return limit - max(limit // 3, _LEAST_SPARE)
+
+
+def ample_limit_for(foreseen: int) -> int:
+    """The least limit with which so many bytes may be foreseen of such a worker."""
+    return max(foreseen + _LEAST_SPARE, 3 * (foreseen - 1) // 2 + 1)

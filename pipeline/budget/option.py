@@ -1,7 +1,7 @@
 """What a stage may do to take less memory: its switches, what it then takes of its workers, and what time it costs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .load import StageLoad, WorkerRoom
 
@@ -29,11 +29,13 @@ class Switches:
 @dataclass(frozen=True, slots=True)
 class StageOption:
     """A stage with these `switches`: what each of its replicas takes of its worker, and by how many `nanoseconds` a
-    step of the stage takes longer than without any."""
+    step of the stage takes longer than without any. In `ample` is what they take of workers that neither give back what
+    they free nor wait for snapshots."""
 
     switches: Switches
     nanoseconds: int
     loads: Loads
+    ample: Loads = field(default_factory=dict)
 
 
 def beside(loads: Loads, others: Loads) -> Loads:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .choosing import cheapest, sharing
-from .load import StageLoad, WorkerRoom, limit_for
+from .load import StageLoad, WorkerRoom, limit_for, reserve_of
 from .option import Options, StageOption, Switches
 
 # What takes most, and what then helps besides a higher limit.
@@ -23,22 +23,24 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """`worker` takes `foreseen` bytes at least, with these `switches` of its `stages`, most of them for `part`."""
+    """`worker` takes `foreseen` bytes at least, with these `switches` of its `stages`, most of them for `part`; of its
+    limit, `reserve` bytes are not to be foreseen."""
 
     worker: int
     stages: tuple[int, ...]
     switches: tuple[Switches, ...]
     foreseen: int
     part: str
+    reserve: int
 
     def __str__(self) -> str:
         by_stage = zip(self.stages, self.switches, strict=True)
         closest = "; ".join(f"stage {stage} with {switches}" for stage, switches in by_stage)
         what, way_out = _PARTS[self.part]
         return (
-            f"worker {self.worker} would take {self.foreseen} bytes, most of them for {what}, with what comes closest: "
-            f"{closest}. An eighth of a limit, and 16 MiB at least, is left free. "
-            f'Use "{-(-limit_for(self.foreseen) // 2**20)}MiB" or more, or {way_out}'
+            f"worker {self.worker} would take {self.foreseen} bytes, most of them for {what}, with the closest choice: "
+            f"{closest}; and {self.reserve} bytes of this limit are kept free for what is not estimated (an eighth of "
+            f'it, and 16 MiB at least). Use "{-(-limit_for(self.foreseen) // 2**20)}MiB" or more, or {way_out}'
         )
 
 
@@ -70,6 +72,7 @@ def _closest(group: Sequence[int], options: Sequence[Options], workers: Sequence
         tuple(chosen[place].switches for place in own),
         room.peak(load),
         "model" if room.model > sum(parts.values()) else max(parts, key=lambda name: parts[name]),
+        reserve_of(room.limit or 0),
     )
 
 

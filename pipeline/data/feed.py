@@ -155,7 +155,7 @@ def _asked(source: Source, step: int, name: str) -> Batch:
             raise
         raise DataError(f"{called} failed: {describe_error(error)}") from error
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        raise DataError(f"{called} returned a {type(batch).__name__}; wanted are two: (inputs, targets)")
+        raise DataError(f"{called} returned a {type(batch).__name__}; expected two: (inputs, targets)")
     inputs, targets = batch
     return inputs, targets
 

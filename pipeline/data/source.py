@@ -51,4 +51,4 @@ def samples_of(source: NumberedSource, step: int) -> torch.Tensor:
     if isinstance(found, torch.Tensor) and found.dtype is torch.int64 and found.dim() == 1 and not (found < 0).any():
         return found
     wrong = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-    raise DataError(f"the data source's samples({step}) is {wrong}; wanted are numbers from 0 on, int64 [rows]")
+    raise DataError(f"the data source's samples({step}) is {wrong}; expected numbers from 0 on, int64 [rows]")

@@ -1,5 +1,6 @@
 """Makes the stage that a plan wants of a segment: with its optimizer, learning rate scheduler and loss."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -97,6 +98,23 @@ def _demand_device(device: str, stage: int) -> None:
         ) from error
 
 
+def _demand_options(factory: Callable[..., Any], section: OptimizerPlan | LrSchedulerPlan, table: str) -> None:
+    """Raises `ModelRefused` for an option that `factory` does not take, with those that it takes."""
+    try:
+        taken = list(inspect.signature(factory).parameters.values())[1:]  # the first: parameters, or an optimizer
+    except (TypeError, ValueError):  # it has no signature: the call tells
+        return
+    if any(each.kind is each.VAR_KEYWORD for each in taken):
+        return
+    names = [each.name for each in taken if each.kind is not each.VAR_POSITIONAL]
+    for name, value in section.options.items():
+        if name not in names:
+            raise ModelRefused(
+                f'{table}.{name} = {value!r}: {table}.factory = "{section.factory}" takes no {name}; it takes '
+                f"{', '.join(names) or 'nothing'}"
+            )
+
+
 def _made(
     section: OptimizerPlan | LrSchedulerPlan, table: str, base: Path, needed: Sequence[str]
 ) -> Callable[[Any], Any]:
@@ -104,11 +122,12 @@ def _made(
     factory = load_object(section.factory, base, f"{table}.factory")
 
     def make(argument: Any) -> Any:
+        _demand_options(factory, section, table)
         made = call(partial(factory, argument, **section.options), table)
         if missing := [name for name in needed if not hasattr(made, name)]:
             raise ModelRefused(
                 f'{table}.factory = "{section.factory}" returned a {type(made).__name__} without {missing[0]}; '
-                f"wanted is what those of torch.optim return"
+                f"expected what those of torch.optim return"
             )
         return made
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from stageline.pipeline.model_names import near, unmatched
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
-from stageline.pipeline.stage.recompute import recomputable
+from stageline.pipeline.stage.backward.recompute import recomputable
 
 from .segments.segment import Segment
 

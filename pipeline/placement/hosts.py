@@ -44,7 +44,7 @@ class Link(Section):
     """What messages between two machines take: seconds one way, and bytes a second in each direction."""
 
     between: Annotated[
-        tuple[str, str], Accepts('the names of two hosts, such as ["desk", "cloud"],'), Field(min_length=2)
+        tuple[str, str], Accepts('the names of two hosts, such as ["desk", "cloud"]'), Field(min_length=2)
     ]
     latency: Seconds
     bandwidth: Bandwidth
@@ -93,7 +93,7 @@ def _faults(error: ValidationError, file: str, lines: Mapping[Key, int]) -> Iter
             case "missing" if len(key) == 1:
                 yield PlanError(dotted(key), "missing; write a table for each machine, such as [hosts.desk]", where)
             case "missing":
-                yield PlanError(dotted(key), f"missing; {_wanted(key)} is wanted", where)
+                yield PlanError(dotted(key), f"missing; expected {_wanted(key)}", where)
             case "extra_forbidden":
                 known = _table(key).model_fields
                 hint = nearest(key[-1], known) or f"there are {', '.join(known)}"

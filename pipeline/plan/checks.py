@@ -28,17 +28,17 @@ def _codecs(plan: PlanTables) -> Iterator[PlanError]:
     if codec is None or isinstance(codec, str) or stages is None:
         return
     there = [f"forward-{stage}" for stage in range(1, stages)] + [f"backward-{stage}" for stage in range(stages - 1)]
-    known = f"there are {', '.join(there)}" if there else "there is none"
+    known = f"use {', '.join(there)}" if there else "there is none, so leave it out"
     for name in codec:
         if "-" in name and name not in there:
-            yield PlanError("queues.codec", f"{name} is no queue between {stages} stages; {known}")
+            yield PlanError("queues.codec", f'"{name}" is not a queue between {stages} stages; {known}')
 
 
 def _recovery(plan: PlanTables) -> Iterator[PlanError]:
     if "restarts" in plan.recovery.model_fields_set and plan.recovery.restarts and not plan.recovery.snapshot_every:
         yield PlanError(
             "recovery.restarts",
-            "a worker can be replaced only where there are snapshots; use snapshot_every = 20, or restarts = 0",
+            "a replacement needs snapshots, and none are written; use snapshot_every = 20, or restarts = 0",
         )
 
 
@@ -46,8 +46,8 @@ def _cached(plan: PlanTables) -> Iterator[PlanError]:
     if plan.caches_prefix and plan.recovery.on_bad_microbatch == "skip":
         yield PlanError(
             "model.prefix_cache",
-            'with recovery.on_bad_microbatch = "skip", samples that are left out in the first epoch have nothing to be '
-            'used in later ones; use "halt", or leave it out',
+            'with recovery.on_bad_microbatch = "skip", samples that are left out in the first epoch would have no '
+            'cached rows for later epochs; use "halt", or leave prefix_cache out',
         )
 
 
@@ -55,7 +55,7 @@ def _record(plan: PlanTables) -> Iterator[PlanError]:
     if plan.recovery.record != "all":
         return
     if plan.queues.url == "memory://":
-        yield PlanError("recovery.record", 'over queues.url = "memory://" nothing is recorded in passing; use "bad"')
+        yield PlanError("recovery.record", 'queues.url = "memory://" does not support it; use record = "bad"')
     elif not plan.recovery.on:
         yield PlanError(
             "recovery.record",
@@ -123,6 +123,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "model.weights"), stage_checks.weights),
     (("workers", "stage", "memory", "queues.url"), memory_checks.offload),
     (("workers", "stage", "memory", "queues.url", "schedule.name", "data.source"), memory_checks.limit),
+    (("workers", "stage", "memory", *_STAGES), memory_checks.tight),
     (("workers", "stage", "memory", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), schedule_checks.shape),
     ((*_STAYING, "data.source", "model.prefix_cache", "workers", "stage", *_STAGES), problems_of_staying),
 )

@@ -18,6 +18,7 @@ UNCOUNTED = frozenset(
         "memory.limit",
         "memory.recompute",
         "memory.offload",
+        "memory.tight",
         "schedule.file",  # what it says is in schedule.rows
         "schedule.memory",  # by what the run chooses its schedule
         "data.check",

@@ -14,8 +14,10 @@ from stageline.pipeline.schedule.ties import Ties
 from .checks import problems
 from .difference import counted
 from .errors import PlanError, PlanRefused, shown
+from .keys.memory import MemoryPlan
 from .keys.models import PlanTables
 from .keys.stages import StagePlan
+from .memory_checks import loose_stage_memory
 from .tables import canonical, flat
 
 Origin = Literal["default", "file", "environment", "--set"]
@@ -36,8 +38,9 @@ _MEASURED = (
 )
 
 _CHOSEN = (
-    "what stages recompute and offload is chosen once, by `stageline train`, which begins the run; this process cannot "
-    "choose it. Run `stageline plan`, and write what it chooses into the plan file, as [stage.0], [stage.1] and so on"
+    "what stages recompute and offload, and for which workers the limit is tight, is chosen once, by "
+    "`stageline train`, which begins the run; this process cannot choose it. Run `stageline plan`, and write what it "
+    "chooses into the plan file: recompute and offload in [stage.0], [stage.1] and so on, tight in [memory]"
 )
 
 
@@ -63,7 +66,7 @@ class Plan(PlanTables):
         exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in urls.items() if open_to_others(url))
         typed = (key for key, url in urls.items() if masked(url) != url and self.origins.get(key) == "--set")
         seen = (_SEEN.format(key=key, variable=f"STAGELINE_{key.replace('.', '__').upper()}") for key in typed)
-        return (*exposed, *seen)
+        return (*exposed, *seen, *loose_stage_memory(self))
 
     def resolved(self, stages: int) -> "Plan":
         """The plan for a model that turned out to have `stages` stages; where no worker is named, one for each stage.
@@ -103,19 +106,24 @@ class Plan(PlanTables):
         return self.model_copy(update={"model": model, "origins": {**self.origins, "model.cut": "--set"}})
 
     def with_memory(self, chosen: Mapping[str, object]) -> "Plan":
-        """The same plan with what was `chosen` of the keys [stage.N] recompute and offload, by dotted key."""
+        """The same plan with what was `chosen`, by dotted key: of stage.N.recompute and stage.N.offload, and
+        memory.tight."""
         if not chosen:
             return self
-        tables = dict(self.stage or {})
+        stages, memory = dict(self.stage or {}), self.memory
         for key, value in chosen.items():
-            _, stage, name = key.split(".")
-            given = tuple(value) if isinstance(value, list | tuple) else value
-            tables[stage] = tables.get(stage, StagePlan()).model_copy(update={name: given})
-        return self.model_copy(update={"stage": tables, "origins": {**self.origins, **dict.fromkeys(chosen, "--set")}})
+            *table, name = key.split(".")
+            given = {name: tuple(value) if isinstance(value, list | tuple) else value}
+            if table == ["memory"]:
+                memory = (memory or MemoryPlan()).model_copy(update=given)
+            else:
+                stages[table[1]] = stages.get(table[1], StagePlan()).model_copy(update=given)
+        origins = {**self.origins, **dict.fromkeys(chosen, "--set")}
+        return self.model_copy(update={"stage": stages or None, "memory": memory, "origins": origins})
 
     def demand_memory(self) -> None:
-        """Raises `PlanRefused` if what stages recompute and offload has yet to be chosen: a process that computes some
-        of them does not try them all."""
+        """Raises `PlanRefused` if what stages and workers do for a limit has yet to be chosen: a process that computes
+        some of the stages does not try them all."""
         if self.chooses_memory:
             raise PlanRefused([self._error(key, _CHOSEN) for key in self.limit_keys])
 

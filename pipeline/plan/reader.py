@@ -34,6 +34,7 @@ FILE_NAME = "stageline.toml"
 PREFIX = "STAGELINE_"
 _MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
 _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
+_TABLES = [name for name in PlanTables.model_fields if name not in ("stage", "workers")]  # those have a number
 _FILE, _ROWS = ("schedule", "file"), ("schedule", "rows")
 _SHORT: dict[Key, Key] = {("memory",): ("memory", "limit")}  # what a table means that is written as one value
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -115,7 +116,7 @@ def _plan(
     written = [Setting(_long(key, value), value, "file", place(name, lines, key)) for key, value in leaves(tables)]
     typed = [_from_set(argument) for argument in sets]
     chosen = [each for each in typed if isinstance(each, Setting)]
-    errors = [each for each in typed if isinstance(each, PlanError)]
+    errors = [*(each for each in typed if isinstance(each, PlanError)), *_almost_named(environment)]
     settings = _merged([default, *written, *_from_environment(environment), *chosen])
     if reads and path is not None:
         settings, unread = _with_rows(settings, path.parent)
@@ -149,6 +150,17 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
         key = tuple(name.removeprefix(PREFIX).lower().split("__"))
         if name.startswith(PREFIX) and len(key) > 1:
             yield Setting(key, _toml(text), "environment", name, text)
+
+
+def _almost_named(environment: Mapping[str, str]) -> Iterator[PlanError]:
+    """What is wrong with variables that name a key, with one underscore in place of two: they would set nothing."""
+    meant = {_joined(name, key, "_"): (name, key) for name in _TABLES for key in section(name).model_fields}
+    for name in sorted(meant.keys() & environment.keys()):
+        yield PlanError(dotted(meant[name]), f"expected two underscores: {_joined(*meant[name], '__')}", name)
+
+
+def _joined(table: str, key: str, between: str) -> str:
+    return f"{PREFIX}{table}{between}{key}".upper()
 
 
 def _from_set(argument: str) -> Setting | PlanError:
@@ -261,7 +273,7 @@ class _Given:
         match error["type"]:
             case "missing":
                 what = next(each.what for each in _field(key).metadata if isinstance(each, Accepts))
-                return self._error(key, f"missing; {what} is wanted")
+                return self._error(key, f"missing; expected {what}")
             case "extra_forbidden" if len(key) == 1:
                 hint = nearest(key[0], PlanTables.model_fields) or f"there are {', '.join(PlanTables.model_fields)}"
                 return self._error(key, f"there is no such table; {hint}")

@@ -18,13 +18,13 @@ def window(plan: PlanTables) -> Iterator[PlanError]:
     """A window has one number for each stage, and belongs to the schedule of that name, or to zb-h1."""
     named, window, stages = plan.schedule.name == "window", plan.schedule.window, plan.model.stages
     if named and window is None:
-        yield PlanError("schedule.window", 'name = "window" needs it: one K for each stage, such as window = [4, 2]')
+        yield PlanError("schedule.window", 'name = "window" requires it: one number for each stage, such as [4, 2]')
     elif plan.schedule.name not in schedule.WINDOWED and window is not None:
         yield PlanError(
-            "schedule.window", f'name = "{plan.schedule.name}" takes none; use name = "window", or leave it out'
+            "schedule.window", f'name = "{plan.schedule.name}" does not use it; use name = "window", or leave it out'
         )
     elif window is not None and stages is not None and len(window) != stages:
-        yield PlanError("schedule.window", f"{len(window)} values for {stages} stages; give one K for each stage")
+        yield PlanError("schedule.window", f"expected {stages} values, one for each stage, got {len(window)}")
 
 
 def delayed(plan: PlanTables) -> Iterator[PlanError]:
@@ -33,16 +33,17 @@ def delayed(plan: PlanTables) -> Iterator[PlanError]:
     if choice.name != schedule.DELAYED:
         return
     if plan.scripted:
-        yield PlanError("schedule.name", "a script's run has no asynchronous mode; name another, or train by a plan")
+        yield PlanError("schedule.name", "a script has no asynchronous mode; use another name, or train with a plan")
         return
     if choice.mode != "async":
         yield PlanError(
             "schedule.name",
-            'its microbatches read the weights before the newest update; use mode = "async", or name = "1f1b"',
+            'its gradients are one update late; use mode = "async", or name = "1f1b"',
         )
     if choice.accumulate != 1:
         yield PlanError(
-            "schedule.accumulate", 'name = "2bw" updates after each batch; use a larger one with more microbatches'
+            "schedule.accumulate",
+            'name = "2bw" updates after each batch; use accumulate = 1, and larger batches with more microbatches',
         )
     if stages is not None and choice.microbatches < stages:
         yield PlanError(
@@ -53,14 +54,14 @@ def delayed(plan: PlanTables) -> Iterator[PlanError]:
     for key in (key for key, parts in plan.offloads.items() if "weights" in parts):
         yield PlanError(key, 'name = "2bw" keeps both versions of the weights in memory; leave out "weights"')
     if plan.caches_prefix:
-        yield PlanError("model.prefix_cache", 'name = "2bw" keeps no rows of it; leave it out, or use name = "1f1b"')
+        yield PlanError("model.prefix_cache", 'name = "2bw" does not support it; leave it out, or use name = "1f1b"')
 
 
 def timed(plan: PlanTables) -> Iterator[PlanError]:
     """Times of F, I and W belong to zb-v."""
     if plan.schedule.times is not None and plan.schedule.name != "zb-v":
         yield PlanError(
-            "schedule.times", f'name = "{plan.schedule.name}" takes none; use name = "zb-v", or leave them out'
+            "schedule.times", f'name = "{plan.schedule.name}" does not use them; use name = "zb-v", or leave them out'
         )
 
 
@@ -69,18 +70,20 @@ def listed(plan: PlanTables) -> Iterator[PlanError]:
     choice = plan.schedule
     key = "schedule.file" if choice.file is not None else "schedule.rows"
     if choice.name != schedule.LISTED and (choice.file, choice.rows) != (None, None):
-        yield PlanError(key, f'name = "{choice.name}" takes none; use name = "csv", or leave it out')
+        yield PlanError(key, f'name = "{choice.name}" does not use it; use name = "csv", or leave it out')
     elif choice.name == schedule.LISTED and plan.scripted:
-        yield PlanError("schedule.name", "a script's run has no schedule from a file; name another, or train by a plan")
+        yield PlanError(
+            "schedule.name", "a script cannot use a schedule from a file; use another name, or train with a plan"
+        )
     elif choice.name == schedule.LISTED and choice.rows is None:
-        needs = 'name = "csv" needs it: a row of actions for each worker, such as file = "schedule.csv"'
-        unread = "a file is read with a plan file alone; give its lines, as schedule.rows"
+        needs = 'name = "csv" requires it: a row of actions for each worker, such as file = "schedule.csv"'
+        unread = "it is read only for a plan that is a file itself; pass its lines as schedule.rows"
         yield PlanError("schedule.file", needs if choice.file is None else unread)
     elif choice.rows is not None and sum(map(len, choice.rows)) > MOST_LISTED:
         yield PlanError(
             key,
-            f"its rows have {sum(map(len, choice.rows))} characters, and a plan that travels has room for "
-            f"{MOST_LISTED}; leave empty cells out, or use fewer microbatches",
+            f"expected rows of at most {MOST_LISTED} characters together, got {sum(map(len, choice.rows))}; leave "
+            "empty cells out, or use fewer microbatches",
         )
 
 
@@ -89,34 +92,37 @@ def auto(plan: PlanTables) -> Iterator[PlanError]:
     choice, stages = plan.schedule, plan.model.stages or sum(map(len, plan.placement))
     if not choice.is_auto:
         if choice.memory is not None:
-            yield PlanError("schedule.memory", f'name = "{choice.name}" takes none; use name = "auto", or leave it out')
+            yield PlanError(
+                "schedule.memory", f'name = "{choice.name}" does not use it; use name = "auto", or leave it out'
+            )
         return
     if choice.memory is None:
         yield PlanError(
             "schedule.memory",
-            'name = "auto" needs it: schedules differ in how many microbatches they hold. Say what a worker may take '
-            'for its stages, such as memory = "4GiB"',
+            'name = "auto" requires it, since schedules hold different numbers of microbatches. Set what a worker may '
+            'take for its stages, such as memory = "4GiB"',
         )
     if choice.mode == "async":
-        yield PlanError(
-            "schedule.name", 'mode = "async" cannot change its schedule; use name = "1f1b", or mode = "sync"'
-        )
+        yield PlanError("schedule.name", 'mode = "async" does not support "auto"; use name = "1f1b", or mode = "sync"')
     if plan.shares:
         yield PlanError(
-            "schedule.name", "a run whose stages have replicas keeps its schedule; name one, or leave replicas out"
+            "schedule.name",
+            'stages with replicas do not support "auto"; use another name, such as "1f1b", or leave replicas out',
         )
     if plan.scripted:
-        yield PlanError("schedule.name", "a script's run keeps its schedule; name one, or train by a plan")
+        yield PlanError(
+            "schedule.name", 'a script does not support "auto"; use another name, such as "1f1b", or train with a plan'
+        )
     if plan.queues.url == "memory://":
         yield PlanError(
             "schedule.name",
-            'over queues.url = "memory://" one process runs all stages, in any order as fast; use name = "1f1b"',
+            'with queues.url = "memory://" one process runs all stages, so no schedule is faster; use name = "1f1b"',
         )
     if stages * choice.in_step > MOST_SIMULATED:
         yield PlanError(
             "schedule.name",
-            f"{stages} stages of {choice.in_step} microbatches are too many to simulate with every schedule; at most "
-            f"{MOST_SIMULATED} together, or name a schedule",
+            f"{stages} stages of {choice.in_step} microbatches take too long to simulate with every schedule; use "
+            f"numbers whose product is at most {MOST_SIMULATED}, or name a schedule",
         )
 
 
@@ -180,7 +186,7 @@ def _recomputed_in_halves(plan: PlanTables) -> Iterator[PlanError]:
         if wanted not in (None, "nothing"):
             yield PlanError(
                 key,
-                f'schedule.name = "{plan.schedule.name}" splits backwards in two, and each half would compute again; '
+                f'schedule.name = "{plan.schedule.name}" splits backwards in two, and each half would recompute; '
                 f'leave it out, or use name = "1f1b"',
             )
 
@@ -190,6 +196,6 @@ def _grouped_in_halves(plan: PlanTables) -> Iterator[PlanError]:
         if table.processes > 1:
             yield PlanError(
                 f"stage.{name}.{stage_checks.wanted(table)}",
-                f'schedule.name = "{plan.schedule.name}" halves backwards, which a group does not; leave it out, or '
-                'use name = "1f1b"',
+                f'schedule.name = "{plan.schedule.name}" splits backwards in two, which several processes for a '
+                'stage do not support; leave it out, or use name = "1f1b"',
             )

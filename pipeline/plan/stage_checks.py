@@ -43,24 +43,27 @@ def replicated(plan: PlanTables) -> Iterator[PlanError]:
     for name, table in tables.items():
         key = f"stage.{name}"
         if stages is not None and int(name) >= stages:
-            yield PlanError(key, f"there are {stages} stages, 0 to {stages - 1}")
+            yield PlanError(key, f"there is no stage {name}: the plan has stages 0 to {stages - 1}; leave it out")
         if table.share is not None and len(table.share) != table.replicas:
             yield PlanError(
-                f"{key}.share", f"{len(table.share)} values for {table.replicas} replicas; give one for each"
+                f"{key}.share", f"expected {table.replicas} values, one for each replica, got {len(table.share)}"
             )
             continue
         empty = [each for each, group in enumerate(dealt(table.shares, plan.schedule.in_step)) if not group]
         if empty:
             yield PlanError(
                 f"{key}.replicas",
-                f"shares {list(table.shares)} of {plan.schedule.in_step} microbatches leave replica {empty[0]} none; "
-                "use more schedule.microbatches, or fewer replicas",
+                f"shares {list(table.shares)} of {plan.schedule.in_step} microbatches leave none for replica "
+                f"{empty[0]}; use more schedule.microbatches, or fewer replicas",
             )
         if table.elastic and table.replicas == 1:
-            yield PlanError(f"{key}.elastic", "there are no replicas that could stand in for each other; add replicas")
+            yield PlanError(
+                f"{key}.elastic",
+                "it requires several replicas, and the stage has one; add replicas = 2, or leave it out",
+            )
         if table.elastic and not plan.recovery.on:
-            needed = "recovery.restarts and recovery.snapshot_every above 0"
-            yield PlanError(f"{key}.elastic", f"a replica that is lost ends the run; it needs {needed}")
+            needed = "set recovery.restarts and recovery.snapshot_every above 0, or leave it out"
+            yield PlanError(f"{key}.elastic", f"it requires recovery: {needed}")
         if table.replicas > 1:
             yield from (PlanError(f"{key}.replicas", reason) for reason in _without_replicas(plan))
     for index, worker in enumerate(plan.workers):
@@ -69,16 +72,16 @@ def replicated(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def _without_replicas(plan: PlanTables) -> Iterator[str]:
-    """What cannot be had with replicas, each with the way out."""
+    """What replicas do not support, each with the way out."""
     if plan.schedule.mode != "sync":
         yield 'replicas update together, at the end of a step; use schedule.mode = "sync"'
     if plan.schedule.name not in REPLICATED:
-        yield f'schedule.name = "{plan.schedule.name}" has none; use {", ".join(REPLICATED)}'
+        yield f'schedule.name = "{plan.schedule.name}" does not support replicas; use {", ".join(REPLICATED)}'
     if plan.scripted:
-        yield "a script's stages have no replicas; train by a plan"
+        yield "a script does not support replicas; train with a plan"
     if plan.clips:
-        yield "optimizer.clip_norm is not computed over replicas; leave one of the two out"
-    yield from _with_one_process(plan, "where stages have replicas")
+        yield "optimizer.clip_norm does not support replicas; leave one of the two out"
+    yield from _with_one_process(plan, "replicas")
 
 
 def groups(plan: PlanTables) -> Iterator[PlanError]:
@@ -89,12 +92,15 @@ def groups(plan: PlanTables) -> Iterator[PlanError]:
             yield PlanError(f"{key}.shard", f"{key}.tensor = {table.tensor} is given too; keep one of the two")
         if table.tensor > 1 and table.styles is None:
             yield PlanError(
-                f"{key}.tensor", 'say which layers are split: styles = { "*.linear1" = "colwise", ... }, by their names'
+                f"{key}.tensor", 'set which layers are split: styles = { "*.linear1" = "colwise", ... }, by their names'
             )
         if table.tensor == 1 and table.styles is not None:
-            yield PlanError(f"{key}.styles", "they go with several processes: add tensor = 2, or leave them out")
+            yield PlanError(f"{key}.styles", "they require several processes: add tensor = 2, or leave them out")
         if table.processes > 1 and table.replicas > 1:
-            yield PlanError(f"{key}.{wanted(table)}", "the stage has replicas, each of one process; leave them out")
+            yield PlanError(
+                f"{key}.{wanted(table)}",
+                "a stage with replicas cannot have several processes; leave one of the two out",
+            )
         if table.processes > 1:
             reasons = _without_groups(plan, recomputes=plan.recompute_of(int(name)) is not None)
             yield from (PlanError(f"{key}.{wanted(table)}", reason) for reason in reasons)
@@ -103,8 +109,8 @@ def groups(plan: PlanTables) -> Iterator[PlanError]:
         if len(groups) > 1:
             yield PlanError(
                 f"workers.{index}.stages",
-                f"stages {' and '.join(map(str, groups))} are each computed by a group; give them to workers of their "
-                "own",
+                f"stages {' and '.join(map(str, groups))} are each computed by several processes; give each to a "
+                "worker of its own",
             )
 
 
@@ -114,34 +120,34 @@ def wanted(table: StagePlan) -> str:
 
 
 def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
-    """What cannot be had with a stage that several processes compute, each with the way out."""
+    """What a stage that several processes compute does not support, each with the way out."""
     if plan.queues.url == "memory://":
-        yield 'over queues.url = "memory://" all stages are computed by one process; use another'
+        yield 'with queues.url = "memory://" one process computes all stages; use another url'
     if plan.scripted:
-        yield "a script's stages are computed by one process each; train by a plan"
+        yield "a script does not support several processes for a stage; train with a plan"
     if plan.schedule.mode != "sync":
-        yield 'a group keeps one version of its weights; use schedule.mode = "sync"'
+        yield 'several processes for a stage keep one version of its weights; use schedule.mode = "sync"'
     if plan.averages:
-        yield "optimizer.ema_decay averages no weights that are split; leave one of the two out"
+        yield "optimizer.ema_decay does not support split weights; leave one of the two out"
     if recomputes:
-        yield "recompute runs no split layers again; leave one of the two out"
+        yield "recompute does not support split layers; leave one of the two out"
     if plan.offloads:
-        yield "offload takes nothing of what several processes keep; leave one of the two out"
+        yield "offload does not support several processes for a stage; leave one of the two out"
     if plan.schedule.is_auto:
-        yield 'schedule.name = "auto" does not measure what several processes take; name one, such as 1f1b'
-    yield from _with_one_process(plan, "beside a group")
+        yield 'schedule.name = "auto" does not support several processes for a stage; use another, such as "1f1b"'
+    yield from _with_one_process(plan, "several processes for a stage")
 
 
-def _with_one_process(plan: PlanTables, where: str) -> Iterator[str]:
-    """What a stage has that one process alone computes, and not `where` several do; each with the way out."""
+def _with_one_process(plan: PlanTables, other: str) -> Iterator[str]:
+    """What only a stage of one process supports, and `other` does not; each with the way out."""
     if plan.caches_prefix:
-        yield f"model.prefix_cache keeps nothing {where}; leave one of the two out"
+        yield f"model.prefix_cache does not support {other}; leave one of the two out"
     if plan.taps is not None:
-        yield f"layers are not tapped {where}; leave the table [taps] out"
+        yield f"taps do not support {other}; leave the table [taps] out"
     if plan.recovery.on_bad_microbatch == "skip":
-        yield f'no microbatch is left out {where}; use recovery.on_bad_microbatch = "halt"'
+        yield f'recovery.on_bad_microbatch = "skip" does not support {other}; use "halt"'
     if plan.recovery.record == "all":
-        yield f'nothing is recorded in passing {where}; use recovery.record = "bad"'
+        yield f'recovery.record = "all" does not support {other}; use "bad"'
 
 
 def weights(plan: PlanTables) -> Iterator[PlanError]:
@@ -152,5 +158,6 @@ def weights(plan: PlanTables) -> Iterator[PlanError]:
         if worker.weights is None:
             yield PlanError(
                 f"workers.{index}.weights",
-                "other workers read theirs from files; give this one a path too, or all of them model.weights",
+                "missing, though other workers read weights from files; give this one a path too, or set "
+                "model.weights for all",
             )

@@ -23,20 +23,20 @@ def problems_of_staying(plan: PlanTables) -> Iterator[PlanError]:
         return
     if plan.data.stays is None:
         if plan.data.labels_stay:
-            yield PlanError("data.labels_stay", "labels stay with stages: say which ones, stays = [0]")
+            yield PlanError("data.labels_stay", "it requires data.stays: set which stages stay, such as stays = [0]")
         elif plan.data.targets is not None and plan.model.stages is not None:
             yield from _unused_targets(plan, plan.model.stages - 1)
         return
     if plan.caches_prefix:
         yield PlanError(
             "model.prefix_cache",
-            "a worker that has lost what it kept draws the rows itself, wherever it is; with data.stays, leave it out",
+            "a worker that lost its cache draws the rows itself, on any machine; leave it out, or leave data.stays out",
         )
     yield from _stages(plan, plan.data.stays)
 
 
 def _of_a_script(plan: PlanTables) -> Iterator[PlanError]:
-    way_out = "leave it out, or train by a plan"
+    way_out = "leave it out, or train with a plan"
     if plan.data.stays is not None:
         reason = "a script sends the rows to its workers, and fetches the weights of all stages"
         yield PlanError("data.stays", f"{reason}; {way_out}")

@@ -35,10 +35,10 @@ def scripted(plan: PlanTables) -> Iterator[PlanError]:
     if plan.caches_prefix:
         yield PlanError(
             "model.prefix_cache",
-            "a script's batches do not say which samples they have; leave it out, or train by a plan",
+            "a script's batches do not say which samples they have; leave it out, or train with a plan",
         )
     if plan.lr_scheduler is not None and plan.lr_scheduler.every == "epoch":
-        yield PlanError("lr_scheduler.every", "a script's epochs are not known; use a number of steps")
+        yield PlanError("lr_scheduler.every", "the length of a script's epochs is not known; use a number of steps")
     if plan.schedule.mode != "sync":
         yield PlanError("schedule.mode", 'a script trains batch by batch; use mode = "sync"')
     if plan.recovery.record == "all":
@@ -46,7 +46,8 @@ def scripted(plan: PlanTables) -> Iterator[PlanError]:
     for name in plan.model.metrics:
         if re.split("[:.]", name)[-1] in SCRIPT_SUMS:
             yield PlanError(
-                "model.metrics", f"{name} has the name of what every evaluation returns; give the function another"
+                "model.metrics",
+                f"every evaluation returns {re.split('[:.]', name)[-1]} already; rename the function of {name}",
             )
 
 
@@ -62,23 +63,21 @@ def evaluation(plan: PlanTables) -> Iterator[PlanError]:
     if choice.metric not in names:
         yield PlanError(
             "evaluation.metric",
-            f"it is no metric of the run; use {' or '.join(map(repr, names))}, or add it to model.metrics",
+            f"it is not a metric of the run; use {' or '.join(map(repr, names))}, or add it to model.metrics",
         )
     elif choice.metric != "loss" and choice.better is None:
-        yield PlanError("evaluation.better", f'say which {choice.metric} is better: better = "higher", or "lower"')
+        yield PlanError("evaluation.better", f'set which {choice.metric} is better: better = "higher", or "lower"')
     if "loss" in plan.metric_names:
-        yield PlanError(
-            "model.metrics", "one has the name of what every evaluation returns, loss; give the function another"
-        )
+        yield PlanError("model.metrics", "every evaluation returns loss already; rename the function")
     if choice.every is not None and plan.schedule.mode == "async":
         yield PlanError(
             "evaluation.every",
-            'mode = "async" has no moment at which all stages have done the same steps; leave it out, and the rows '
-            'held out are evaluated after the last step, or use schedule.mode = "sync"',
+            'mode = "async" does not support it, since its stages are never after the same step; leave it out to '
+            'evaluate after the last step, or use schedule.mode = "sync"',
         )
     if choice.patience is not None and choice.every is None:
         yield PlanError(
-            "evaluation.patience", "it needs several evaluations: add evaluation.every = 100, or leave it out"
+            "evaluation.patience", "it requires several evaluations: add evaluation.every = 100, or leave it out"
         )
     if choice.keep_best and (lacking := _why_best_is_not_kept(plan)):
         yield PlanError("evaluation.keep_best", f"{lacking}, or leave it out")
@@ -89,9 +88,9 @@ def evaluation(plan: PlanTables) -> Iterator[PlanError]:
 def _why_best_is_not_kept(plan: PlanTables) -> str:
     """What the plan lacks for it, and the way out; "" if nothing."""
     if plan.evaluation is not None and plan.evaluation.every is None:
-        return "it needs several evaluations: add evaluation.every = 100"
+        return "it requires several evaluations: add evaluation.every = 100"
     if plan.queues.url == "memory://":
-        return 'over queues.url = "memory://" no checkpoints are written: use another'
+        return 'with queues.url = "memory://" no checkpoints are written: use another url'
     if not plan.recovery.on:
         return "no checkpoints are written: use recovery.restarts = 5 and snapshot_every = 20"
     return ""
@@ -109,7 +108,9 @@ def data(plan: PlanTables) -> Iterator[PlanError]:
     elif data.dataset is None:
         for key in WITH_DATASET:
             if getattr(data, key) is not None:
-                yield PlanError(f"data.{key}", "it goes with dataset; a source decides that itself, so leave it out")
+                yield PlanError(
+                    f"data.{key}", "only data.dataset uses it, and a source decides this itself; leave it out"
+                )
 
 
 def number_of_stages(plan: PlanTables) -> Iterator[PlanError]:
@@ -118,7 +119,7 @@ def number_of_stages(plan: PlanTables) -> Iterator[PlanError]:
         case "auto", None:
             yield PlanError("model.cut", "set the number of stages: add stages = 2")
         case tuple(cut), int(stages) if len(cut) + 1 != stages:
-            yield PlanError("model.stages", f"cut = {list(cut)} makes {len(cut) + 1}; leave stages out")
+            yield PlanError("model.stages", f"cut = {list(cut)} makes {len(cut) + 1} stages; leave stages out")
 
 
 def balance(plan: PlanTables) -> Iterator[PlanError]:
@@ -127,7 +128,7 @@ def balance(plan: PlanTables) -> Iterator[PlanError]:
     given = [key for key in ("balance", "stage_memory") if getattr(model, key) not in (None, "parameters")]
     for key in given:
         if plan.scripted:
-            yield PlanError(f"model.{key}", "a script has no batch to measure with before its first; give it a cut")
+            yield PlanError(f"model.{key}", "a script has no batch to measure before the run; set model.cut")
         elif model.cut is None and model.stages is None:
             yield PlanError(f"model.{key}", "set the number of stages: add stages = 2")
 
@@ -138,7 +139,7 @@ def rows(plan: PlanTables) -> Iterator[PlanError]:
     if rows < microbatches:
         yield PlanError(
             "data.batch_size",
-            f"{rows} rows make no {microbatches} microbatches; "
+            f"expected a row for each of {microbatches} microbatches, got {rows}; "
             f"use batch_size = {microbatches} or more, or schedule.microbatches = {rows} or fewer",
         )
 
@@ -157,7 +158,7 @@ def asynchronous(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError("schedule.accumulate", 'mode = "async" updates after every microbatch; use accumulate = 1')
     if plan.schedule.name not in ("1f1b", "auto"):
         yield PlanError(
-            "schedule.name", 'mode = "async" is defined for name = "1f1b" and "2bw"; use one, or mode = "sync"'
+            "schedule.name", 'mode = "async" supports only name = "1f1b" and "2bw"; use one of them, or mode = "sync"'
         )
 
 
@@ -166,8 +167,8 @@ def clipping(plan: PlanTables) -> Iterator[PlanError]:
     if plan.clips and plan.schedule.mode == "async":
         yield PlanError(
             "optimizer.clip_norm",
-            'mode = "async" has no moment at which all stages have the gradients of one step; leave it out, or use '
-            'schedule.mode = "sync"',
+            'mode = "async" does not support it, since its stages never have the gradients of one step at once; '
+            'leave it out, or use schedule.mode = "sync"',
         )
 
 
@@ -177,5 +178,5 @@ def accumulated(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError(
             "schedule.accumulate",
             f"microbatches = {plan.schedule.microbatches} of each batch make {plan.schedule.in_step} in a step; use "
-            f"values whose product is at most {MOST_MICROBATCHES}",
+            f"numbers whose product is at most {MOST_MICROBATCHES}",
         )

@@ -1,18 +1,19 @@
 """Schedules as data: for every worker, the list of actions it runs in a step, decided before the run.
 
-Every schedule runs a stage's forwards, and its backwards, in ascending order of microbatches. May import `errors`.
-Read `value.py`, then `catalogue.py`; `check` proves what is true of a schedule.
+Every schedule runs a stage's forwards, and its backwards, in ascending order of microbatches. May import
+`actions`, `listed`, `multi_stage` and `errors`. Read `value.py`, then `catalogue.py`; `check` proves what is true of
+a schedule.
 """
 
-from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
+from .actions.action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
+from .actions.shape import Placement, ScheduleRefused, Shape
 from .alternating import window_for
 from .catalogue import WINDOWED, forward_only, make_schedule, schedule_names
-from .greedy_v import Times
-from .listed import LISTED, rows_of
-from .listed_faults import faults, told_by
-from .shape import Placement, ScheduleRefused, Shape
+from .listed.faults import faults, told_by
+from .listed.rows import LISTED, rows_of
+from .multi_stage.greedy_v import Times
+from .multi_stage.v_shaped import v_shaped
 from .ties import Tied, Ties
-from .v_shaped import v_shaped
 from .value import DELAYED, Mode, Schedule
 
 __all__ = [

@@ -4,22 +4,22 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from .action import Action, Kind
+from .actions.action import Action, Kind, Lists
+from .actions.shape import Placement, ScheduleRefused, Shape
 from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
-from .breadth_first import breadth_first
 from .clipping import check_clips, clipping
-from .greedy_v import Times, timed_zb_v
-from .interleaved import interleaved
-from .listed import LISTED, listed
-from .listed_faults import faults
+from .listed.faults import faults
+from .listed.rows import LISTED, listed
 from .merge import merge
+from .multi_stage.breadth_first import breadth_first
+from .multi_stage.greedy_v import Times, timed_zb_v
+from .multi_stage.interleaved import interleaved
+from .multi_stage.v_shaped import dualpipe_v, zb_v
 from .replicas import Shares, replicas_of
 from .replicated import NAMES as REPLICATED
 from .replicated import forwards, replicated
-from .shape import Placement, ScheduleRefused, Shape
 from .ties import Tied, Ties, check_ties, with_gradients_sent
-from .v_shaped import dualpipe_v, zb_v
-from .value import DELAYED, Lists, Mode, Schedule
+from .value import DELAYED, Mode, Schedule
 from .zero_bubble import with_deferred_weights
 
 _NAMES: dict[Mode, tuple[str, ...]] = {
@@ -57,7 +57,7 @@ def make_schedule(
     `window` is for the schedule of that name: how many microbatches each stage has in flight at most; and for zb-h1, if
     not 1F1B's: how many each has run forward, and whose gradients it has not sent. `times` is for
     zb-v: how long F, I and W of a stage take, in one unit, if not equally long. `rows` are for "csv": for each worker
-    what it runs in a step, "0F0,0F1,,0B0,0B1", without what ends the step (`listed.py`). Stages below
+    what it runs in a step, "0F0,0F1,,0B0,0B1", without what ends the step (`listed/rows.py`). Stages below
     `first_trainable` run no backward, and those of the rows are left out; `frozen` are those above it of which nothing
     is trained. Asynchronous mode is 1F1B without a flush; its steps are single microbatches in "1f1b", and in "2bw" at
     least as many as there are stages.

@@ -9,8 +9,8 @@ trip to the step. docs/decisions/clipping.md says more. Stages below the first t
 
 from collections.abc import Sequence
 
-from .action import Action, Kind
-from .shape import Shape
+from .actions.action import Action, Kind
+from .actions.shape import Shape
 
 
 def clip_queues(first_trainable: int, stages: int) -> dict[str, tuple[int, int]]:

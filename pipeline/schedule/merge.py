@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from .action import Action, Kind
+from .actions.action import Action, Kind
 
 _COST = {
     Kind.FORWARD: 1,

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Literal
 
-from .action import Action, Kind
-from .shape import Shape
+from .actions.action import Action, Kind
+from .actions.shape import Shape
 
 Ties = tuple[tuple[int, int], ...]  # pairs of stages, the lower one first
 Tied = Literal["microbatch", "step"]  # after what gradients are sent

@@ -5,16 +5,15 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Literal
 
-from .action import Action, Kind
+from .actions.action import Action, Kind, Lists
+from .actions.shape import Placement
 from .alternating import alternate, one_f_one_b
 from .clipping import clip_queues
 from .merge import merge
 from .replicas import Replicas, Shares, replicas_of
-from .shape import Placement
 from .ties import Tied, Ties, tied_queues
 
 Mode = Literal["sync", "async"]
-Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
 
 DELAYED = "2bw"  # the name of the asynchronous schedule whose steps have several microbatches
 

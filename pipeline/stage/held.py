@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from .offload import LEAST
+from .backward.offload import LEAST
 from .stage import Stage
 
 

@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from .backward.offload import ActivationOffload, Scratch
+from .backward.stash import InputNodes
 from .layers.body import Body
 from .layers.fetching import LayersAhead
 from .layers.file_memory import FileMemory
 from .layers.memory import copied
-from .offload import ActivationOffload, Scratch
 from .seeded_layers import SeededLayers
-from .stash import InputNodes
+from .state.versions import Version
 from .update.partial_steps import UpdatedFiles
 from .update.update import StageUpdate
-from .versions import Version
 
 
 class OffloadedParts:

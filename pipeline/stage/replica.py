@@ -56,7 +56,7 @@ class ReplicaSums:
                 if len(tensors) == len(gradients) and None not in found:
                     return ReplicaSums(tensors, tuple(each for each in found if each is not None))
         raise GradientMismatch(
-            f"stage {stage} got {describe(given)} from another replica; wanted is a dict of gradients, for "
+            f"stage {stage} got {describe(given)} from another replica; expected a dict of gradients, for "
             f"{', '.join(self.gradients)}, and a tuple of losses"
         )
 

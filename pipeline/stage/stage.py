@@ -23,28 +23,28 @@ import torch
 from stageline.pipeline.errors import ForeignState, StageError
 from stageline.pipeline.tree import Tree, map_tensors
 
-from .arrivals import Arrivals
-from .halves import WaitingHalves
+from .backward.arrivals import Arrivals
+from .backward.halves import WaitingHalves
+from .backward.offload import Scratch
+from .backward.recompute import Recompute, recomputation_of
+from .backward.stash import InputNodes, Stash, Stashed, matched
 from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, evaluating
 from .layers.file_memory import FileMemory
 from .layers.memory import OutputGuard
 from .layers.precision import Autocast, precision_of
-from .named_tensors import NamedTensors
-from .offload import Scratch
 from .offloaded import OffloadedParts
-from .recompute import Recompute, recomputation_of
 from .scalar_loss import Loss, scalar_loss
 from .seeded_layers import SeededLayers, Tap
-from .stash import InputNodes, Stash, Stashed, matched
-from .stashed_versions import StashedVersions
-from .state import StageState, capture_state, restore_state
-from .two_versions import TwoVersions
+from .state.named_tensors import NamedTensors
+from .state.stage_state import StageState, capture_state, restore_state
+from .state.stashed_versions import StashedVersions
+from .state.two_versions import TwoVersions
+from .state.versions import PRESENT, Key, Version, Versions
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup
 from .update.update import LrSchedulerFactory, StageUpdate
-from .versions import PRESENT, Key, Version, Versions
 
 
 class _NotGiven:

@@ -95,7 +95,7 @@ class TiedGradients:
             return {}
         if not isinstance(received, dict) or sorted(received) != names:
             raise GradientMismatch(
-                f"stage {self._stage} got {describe(received)} for the parameters that it shares; wanted is a dict of "
+                f"stage {self._stage} got {describe(received)} for the parameters that it shares; expected a dict of "
                 f"gradients, for {', '.join(names)}"
             )
         return {name: self._checked(name, each) for name, each in received.items()}

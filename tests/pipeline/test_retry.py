@@ -74,6 +74,16 @@ def test_a_fault_is_found_under_the_error_that_it_led_to(name: str):
     assert lacks_memory(error) == (name == "ENOMEM")
 
 
+def test_an_error_that_was_raised_from_itself_is_looked_at_once() -> None:
+    """A worker whose user's code did `raise error from error` hung where it was to report that."""
+    error, other = ValueError("a"), OSError(errno.ENOSPC, "full")
+    error.__cause__ = error
+    assert passing_fault(error) is None
+    assert not lacks_memory(error)
+    error.__cause__, other.__cause__ = other, error
+    assert passing_fault(error) is other
+
+
 def test_what_torch_raises_without_memory_is_a_lack_of_memory_and_other_errors_of_it_are_not():
     import torch
 

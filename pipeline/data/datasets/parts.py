@@ -39,7 +39,7 @@ def split_parts(batch: Any, target: Target) -> Batch:
 def _by_function(batch: Any, function: Callable[[Any], tuple[Any, Any]]) -> tuple[Any, Any]:
     made = called(partial(function, batch), f"target failed on {form(batch)}")
     if not (isinstance(made, tuple | list) and len(made) == 2):
-        raise DataError(f"target returned {form(made)}; wanted are two: (inputs, targets)")
+        raise DataError(f"target returned {form(made)}; expected two: (inputs, targets)")
     inputs, targets = made
     return inputs, targets
 

@@ -54,7 +54,9 @@ def _of_name(name: str, names: Sequence[str], layers: Sequence[torch.nn.Module],
                 f"model.cut = {list(cut)}: {name} is computed together with the rest of layer {around}. "
                 f"Cut before that one, or before the next."
             )
-    raise ModelRefused(f"model.cut = {list(cut)}: no layer is called {name}; near it are {near(name, names)}")
+    raise ModelRefused(
+        f"model.cut = {list(cut)}: no layer is named {name}; layers have names such as {near(name, names)}"
+    )
 
 
 def _modules(layer: torch.nn.Module, name: str) -> set[str]:

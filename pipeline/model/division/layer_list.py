@@ -43,7 +43,7 @@ def _unknown(model: object) -> ModelRefused:
         )
     families = ", ".join(family.class_name for family in FAMILIES)
     return ModelRefused(
-        f"the model is a {type(model).__name__}; wanted is an nn.Sequential, a model of a known family "
+        f"the model is a {type(model).__name__}; expected an nn.Sequential, a model of a known family "
         f"({families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
         f"that out (docs/models.md), or a list with one module for each stage"
     )

@@ -65,7 +65,7 @@ def taken(inputs: Tree, names: Sequence[str]) -> list[Any]:
         inputs = {names[0]: inputs}
     if not isinstance(inputs, dict) or names[0] not in inputs or inputs.keys() - set(names):
         raise DataError(
-            f"the inputs of a batch are {describe(inputs)}; wanted is a tensor, {names[0]}, or a dict of it and any of "
+            f"the inputs of a batch are {describe(inputs)}; expected a tensor, {names[0]}, or a dict of it and any of "
             f"{', '.join(names[1:])}. What else a batch has, such as labels, is its target"
         )
     return [inputs.get(name) for name in names]

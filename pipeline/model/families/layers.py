@@ -89,7 +89,7 @@ def _part(model: torch.nn.Module, name: str) -> torch.nn.Module:
         return HeldTensor(owner, key)
     there = [*list(modules)[1:], *(key for key, _ in _state(model))]
     raise ModelRefused(
-        f"the {type(model).__name__} has no module, parameter or buffer {name!r}; near it are {near(name, there)}"
+        f"the {type(model).__name__} has no module, parameter or buffer {name!r}; its names include {near(name, there)}"
     )
 
 

@@ -17,9 +17,12 @@ from stageline.pipeline.data import Source
 from stageline.pipeline.data.datasets.loader import Loader
 from stageline.pipeline.data.own_targets import OwnTargets
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
+from stageline.pipeline.model_names import near
 from stageline.pipeline.plan import Plan
 
 from .script_objects import is_of_script, script_object
+
+_LISTED = 12  # names in an error
 
 
 def load_object(reference: str, base: Path, key: str) -> Any:
@@ -38,13 +41,20 @@ def load_object(reference: str, base: Path, key: str) -> Any:
     if name == "py":
         raise ModelRefused(f'{key} = "{reference}" is a file: write "{reference}:NAME" for a NAME in it.')
     if colon:
-        module = _load_file(base / where, key)
+        module = _load_file(base / where, key, reference)
     else:
         module = call(partial(importlib.import_module, where), f'{key} = "{reference}": cannot import {where}')
     if not hasattr(module, name):
-        there = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:12])
-        raise ModelRefused(f'{key} = "{reference}": {where} has no {name!r}. It has: {there or "nothing to call"}.')
+        raise ModelRefused(f'{key} = "{reference}": {where} has no {name!r}. {_callables(module, name)}')
     return getattr(module, name)
+
+
+def _callables(module: ModuleType, name: str) -> str:
+    """What `module` has to call: all names, or where they are many, those nearest to `name`."""
+    there = sorted(each for each, value in vars(module).items() if callable(value) and not each.startswith("_"))
+    if len(there) > _LISTED:
+        return f"Its names include {near(name, there)}."
+    return f"It has: {', '.join(there) or 'nothing to call'}."
 
 
 def call(function: Callable[..., Any], key: str, **options: Any) -> Any:
@@ -97,12 +107,12 @@ def _load_source(plan: Plan, name: str, reference: str) -> Source:
     if not all(hasattr(source, name) for name in ("batch", "held_out", "steps_per_epoch")):
         dataset = ': for a Dataset, write dataset = "..." instead' if hasattr(source, "__getitem__") else ""
         raise ModelRefused(
-            f"{key} returned a {type(source).__name__}; wanted is an object with batch(step), held_out() and "
+            f"{key} returned a {type(source).__name__}; expected an object with batch(step), held_out() and "
             f"steps_per_epoch, such as stageline.Rows(inputs, targets, batch_size, seed){dataset}"
         )
     steps = call(lambda: source.steps_per_epoch, f"{key}: steps_per_epoch")
     if not isinstance(steps, int) or steps < 1:
-        raise ModelRefused(f"{key}: steps_per_epoch is {steps!r}; wanted is a whole number of at least 1")
+        raise ModelRefused(f"{key}: steps_per_epoch is {steps!r}; expected a whole number of at least 1")
     call(source.held_out, f"{key}: held_out()")
     return source  # type: ignore[no-any-return]  # its attributes were checked above
 
@@ -184,13 +194,18 @@ def base_folder(plan: Plan) -> Path:
     return plan.file.parent if plan.file else Path()
 
 
-def _load_file(path: Path, key: str) -> ModuleType:
+def _python_files(folder: Path) -> str:
+    there = sorted(each.name for each in folder.glob("*.py"))[:_LISTED]
+    return f". That folder has {', '.join(there)}" if there else ""
+
+
+def _load_file(path: Path, key: str, reference: str) -> ModuleType:
     resolved = path.resolve()
     name = f"stageline_user_{sha256(str(resolved).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     if not resolved.is_file():
-        raise ModelRefused(f"{key}: there is no file {path}")
+        raise ModelRefused(f'{key} = "{reference}": there is no file {path}{_python_files(path.parent)}')
     if (folder := str(resolved.parent)) not in sys.path:
         sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(name, resolved)

@@ -107,7 +107,7 @@ def _plain(value: Any, path: str) -> Tree:
     if value is None or isinstance(value, (*_COMPUTED, bool, int, float, str)):
         return value  # type: ignore[return-value]  # numbers of torch's become numbers
     raise ModelRefused(
-        f"the model returns an object of {type(value).__name__}{f' as its {path}' if path else ''}; wanted are "
+        f"the model returns an object of {type(value).__name__}{f' as its {path}' if path else ''}; expected "
         f"tensors, None, numbers and texts, in tuples, lists and dicts. Let its forward return what the loss needs"
     )
 

@@ -29,7 +29,7 @@ def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]
     for name in within:
         if name not in there:
             raise ModelRefused(
-                f"within = {list(within)}: the {type(model).__name__} has no module {name}; near it are "
+                f"within = {list(within)}: the {type(model).__name__} has no module {name}; its names include "
                 f"{near(name, there)}"
             )
     opened = {name[:end] for name in within for end in (*_dots(name), len(name))}

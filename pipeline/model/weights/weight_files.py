@@ -17,7 +17,7 @@ from .tensor_files import SAFETENSORS, TORCH, names_in
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 COPIES = "stageline_copies"  # in the metadata of an index: entries by the files that have them too
 _WANTED = (
-    "wanted is a .safetensors file, a model.safetensors.index.json, a folder with one of them, or a .pt file of a "
+    "expected a .safetensors file, a model.safetensors.index.json, a folder with one of them, or a .pt file of a "
     "state dict"
 )
 
@@ -51,7 +51,7 @@ def _indexed(index: Path) -> Mapping[str, Path]:
         raise ModelRefused(f"{index.name} is no index of safetensors files: {type(error).__name__}: {error}") from error
     for shard in (*files.values(), *(shard for _, shard in also)):
         if Path(shard).name != shard or Path(shard).suffix not in SAFETENSORS:
-            raise ModelRefused(f"{index.name} names {shard!r}; wanted are .safetensors files beside it")
+            raise ModelRefused(f"{index.name} names {shard!r}; expected .safetensors files beside it")
     found = {name: index.parent / shard for name, shard in files.items()}
     for name, shard in also:
         if name in found and not found[name].exists() and (index.parent / shard).exists():

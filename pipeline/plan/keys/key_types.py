@@ -1,6 +1,6 @@
 """What a key of the plan accepts, what the plan keeps of it, and what a refusal of its value asks for.
 
-batch_size: Annotated[int, whole(1)]     64 -> 64     "many" -> "a whole number from 1 on is wanted, this is text"
+batch_size: Annotated[int, whole(1)]     64 -> 64     "many" -> "expected a whole number of at least 1, got text"
 """
 
 import difflib
@@ -46,7 +46,7 @@ _TYPES: tuple[tuple[type, str], ...] = (
     (list, "a list"),
     (tuple, "a list"),
 )
-_UNFIT = PydanticCustomError("unfit", "adds nothing to what is wanted")
+_UNFIT = PydanticCustomError("unfit", "adds nothing to what is expected")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,19 +65,19 @@ class Accepts:
         try:
             return validate(value)
         except ValidationError as error:
-            raise ValueError(f"{self.what} is wanted{self._hint(value, error)}") from None
+            raise ValueError(f"expected {self.what}{self._hint(value, error)}") from None
 
     def _hint(self, value: object, error: ValidationError) -> str:
         found = error.errors(include_url=False, include_input=False)
         if reasons := [str(each["ctx"]["error"]) for each in found if each["type"] == "value_error"]:
             return f"; {reasons[0]}"
         if isinstance(value, list) and (odd := _odd_text(error)):
-            return f', "{odd}" is none of these; {nearest(odd, self.names)}'.rstrip("; ")
+            return f', got "{odd}"; {nearest(odd, self.names)}'.rstrip("; ")
         if all(
             each["type"].endswith("_type") or (each["type"] == "literal_error" and not isinstance(value, str))
             for each in found
         ):
-            return f", this is {name_of(value)}"
+            return f", got {name_of(value)}"
         near = nearest(value, self.names) if isinstance(value, str) else ""
         return f"; {near}" if near else ""
 
@@ -111,8 +111,8 @@ def name_of(value: object) -> str:
 
 def whole(least: int, most: int = _LARGEST) -> Accepts:
     """A whole number, at least `least` and at most `most`."""
-    upward = "on" if most == _LARGEST else f"to {most}"
-    return Accepts(f"a whole number from {least} {upward}", core_schema.int_schema(strict=True, ge=least, le=most))
+    bounds = f"of at least {least}" if most == _LARGEST else f"from {least} to {most}"
+    return Accepts(f"a whole number {bounds}", core_schema.int_schema(strict=True, ge=least, le=most))
 
 
 def one_of(names: Sequence[str]) -> Accepts:
@@ -163,21 +163,23 @@ def _quantity(kind: type[int | float], units: Mapping[str, float], value: object
         return value
     found = _QUANTITY.fullmatch(value.strip())
     if found is None or found[2] not in units:
-        raise ValueError(f"units are {', '.join(units)}")
+        meant = [unit for unit in units if found is not None and unit.lower() == found[2].lower()]
+        hint = "".join(f'; did you mean "{found[1]}{unit}"?' for unit in meant[:1] if found is not None)
+        raise ValueError(f"units are {', '.join(units)}{hint}")
     return kind(float(found[1]) * units[found[2]])
 
 
 def _no_float16(value: object) -> object:
     if value in ("fp16", "float16", "half"):
         raise ValueError(
-            f"{value} needs its loss scaled by a factor that follows from all gradients so far, which stages do not do"
+            f"{value} requires loss scaling, which is not supported: the scale depends on the gradients of all stages"
         )
     return value
 
 
 def _arguments(table: object) -> dict[str, object]:
     if not isinstance(table, Mapping):
-        raise PydanticCustomError("table_type", "a table is wanted")
+        raise PydanticCustomError("table_type", "expected a table")
     arguments = {}
     for name, value in table.items():
         try:
@@ -189,7 +191,7 @@ def _arguments(table: object) -> dict[str, object]:
 
 def _groups(given: object) -> tuple[Mapping[str, object], ...]:
     if not isinstance(given, list | tuple) or not given:
-        raise PydanticCustomError("groups_type", "a list is wanted")
+        raise PydanticCustomError("groups_type", "expected a list")
     return tuple(_group(place, each) for place, each in enumerate(given))
 
 
@@ -199,9 +201,11 @@ def _group(place: int, given: object) -> Mapping[str, object]:
     match, settings = given.get("match"), {key: each for key, each in given.items() if key != "match"}
     patterns = [match] if isinstance(match, str) else match
     if not isinstance(patterns, list | tuple) or not patterns or not all(isinstance(each, str) for each in patterns):
-        raise ValueError(f'group {place} needs match, the names of its parameters, such as match = ["*.bias"]')
+        raise ValueError(f'group {place} requires match, patterns of parameter names, such as match = ["*.bias"]')
     if not settings or "params" in settings:
-        raise ValueError(f"group {place} needs settings of the optimizer, such as weight_decay = 0.0, and no params")
+        raise ValueError(
+            f"group {place} requires settings of the optimizer, such as weight_decay = 0.0, without params"
+        )
     return {"match": list(patterns), **_arguments(settings)}
 
 
@@ -213,7 +217,7 @@ def _codecs(given: object) -> str | dict[str, str]:
             _demand_codec(codec, f"{name} = ")
         return {str(name): str(codec) for name, codec in given.items()}
     if not isinstance(given, str):
-        raise PydanticCustomError("codec_type", "a codec is wanted")
+        raise PydanticCustomError("codec_type", "expected a codec")
     _demand_codec(given, "")
     return given
 
@@ -222,15 +226,15 @@ def _demand_codec(codec: object, of: str) -> None:
     names = get_args(CodecName)
     if not isinstance(codec, str) or codec not in names:
         near = nearest(codec, names) if isinstance(codec, str) else ""
-        raise ValueError(f"{of}{codec!r} is no codec{'; ' + near if near else ''}")
+        raise ValueError(f"{of}{codec!r} is not a codec{'; ' + near if near else ''}")
 
 
 def _styles(table: object) -> Mapping[str, str]:
     if not isinstance(table, Mapping) or not table:
-        raise PydanticCustomError("table_type", "a table is wanted")
+        raise PydanticCustomError("table_type", "expected a table")
     for name, style in table.items():
         if style not in STYLES:
-            raise ValueError(f"{name}: {style!r} is no style; use {_either(STYLES)}")
+            raise ValueError(f"{name}: {style!r} is not a style; use {_either(STYLES)}")
     return {str(name): str(style) for name, style in table.items()}
 
 
@@ -249,7 +253,9 @@ def _argument(value: object) -> object:
         case Mapping():
             return _arguments(value)
         case _:
-            raise ValueError(f"{name_of(value)} does not travel: write it as text, and read it in the factory")
+            raise ValueError(
+                f"{name_of(value)} cannot be sent to workers: write it as text, and parse it in the factory"
+            )
 
 
 CodecName = Literal["lossless", "bf16", "int8"]
@@ -263,48 +269,48 @@ Reference = Annotated[
     str,
     _matching(
         r".+\.py:\w+|\w+(\.\w+)+|script:\w+",
-        'a name in a file or a package, such as "model.py:build" or "torch.optim.SGD",',
+        'a name in a file or a package, such as "model.py:build" or "torch.optim.SGD"',
     ),
 ]
 Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "cuda:0"')]
 Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
 WeightsPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("the path of a file or folder of weights")]
-ListPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts('the path of a CSV file, such as "schedule.csv",')]
+ListPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts('the path of a CSV file, such as "schedule.csv"')]
 Truth = Annotated[bool, Field(strict=True), Accepts("true or false")]
 Autocast = Annotated[
     Literal["bf16"], BeforeValidator(_no_float16, json_schema_input_type=Literal["bf16"]), Accepts('"bf16"')
 ]
 Every = Annotated[
     Literal["step", "epoch"] | Annotated[int, Field(strict=True, ge=1)],
-    Accepts('"step", "epoch" or a whole number of steps from 1 on'),
+    Accepts('"step", "epoch" or a number of steps of at least 1'),
 ]
 EvaluationEvery = Annotated[
     Literal["epoch"] | Annotated[int, Field(strict=True, ge=1)],
-    Accepts('"epoch" or a whole number of steps from 1 on'),
+    Accepts('"epoch" or a number of steps of at least 1'),
 ]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), Accepts("a number above 0, such as 1.0,")]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), Accepts("a number above 0, such as 1.0")]
 Decay = Annotated[
     float,
     Field(strict=True, ge=0, le=1, allow_inf_nan=False),
-    Accepts("a number from 0 to 1, such as 0.999,"),
+    Accepts("a number from 0 to 1, such as 0.999"),
 ]
 Size = Annotated[
     int,
     Field(strict=True, ge=1, le=_LARGEST),
     BeforeValidator(partial(_quantity, int, _SIZES), json_schema_input_type=int | str),
-    Accepts('a size in bytes, such as 1048576 or "512MiB",'),
+    Accepts('a size in bytes of at least 1, such as 1048576 or "512MiB"'),
 ]
 Seconds = Annotated[
     float,
     Field(strict=True, gt=0, allow_inf_nan=False),
     BeforeValidator(partial(_quantity, float, _TIMES), json_schema_input_type=float | str),
-    Accepts('a time in seconds, such as 10, "10s" or "250ms",'),
+    Accepts('a time in seconds, such as 10, "10s" or "250ms"'),
 ]
 Bandwidth = Annotated[  # bytes a second
     float,
     Field(strict=True, gt=0, allow_inf_nan=False),
     BeforeValidator(partial(_quantity, float, _RATES), json_schema_input_type=float | str),
-    Accepts('a bandwidth in bytes a second, such as 1e6 or "50Mbit/s",'),
+    Accepts('a bandwidth in bytes a second, such as 1e6 or "50Mbit/s"'),
 ]
 _LayerNumber = Annotated[int, whole(1)]
 _LayerName = Annotated[str, Field(strict=True, min_length=1)]
@@ -313,13 +319,13 @@ Cut = Annotated[
     AfterValidator(_ascending),
     Accepts(
         '"auto" or a list of ascending layer numbers from 1 on, such as [2, 4], or of layer names, such as '
-        '["encoder.layer.6"],'
+        '["encoder.layer.6"]'
     ),
 ]
 _Part = Annotated[str, Field(strict=True, min_length=1)] | Annotated[int, Field(strict=True)]
 Target = Annotated[  # of a sample, or of a batch
     _Part | Annotated[tuple[_Part, ...], Field(min_length=1)],
-    Accepts('a part of a sample, such as "label", 1 or ["box", "label"], or a function such as "data.py:split",'),
+    Accepts('a part of a sample, such as "label", 1 or ["box", "label"], or a function such as "data.py:split"'),
 ]
 Groups = Annotated[  # of parameters, each with settings of the optimizer
     tuple[Mapping[str, object], ...],
@@ -339,6 +345,9 @@ _Offloadable = Literal["activations", "weights", "optimizer"]
 Offloaded = Annotated[
     tuple[_Offloadable, ...],
     Accepts('a list of "activations", "weights", "optimizer"', names=get_args(_Offloadable)),
+]
+Workers = Annotated[  # by number
+    tuple[Annotated[int, whole(0)], ...], Accepts("a list of workers such as [0, 2]")
 ]
 Styles = Annotated[  # by patterns of the names of layers
     Mapping[str, str],

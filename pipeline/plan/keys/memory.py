@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from .key_types import Offloaded, Recomputed, Size, Unset
+from .key_types import Offloaded, Recomputed, Size, Unset, Workers
 from .section import Section
 
 
@@ -14,6 +14,13 @@ class MemoryPlan(Section):
         description="What the process of each worker may take beyond its program, in bytes. What stages recompute and "
         "offload is chosen so that none takes more, as far as other keys do not say it.",
         examples=["2GiB"],
+    )
+    tight: Unset[Workers] = Field(
+        default=None,
+        description="The workers whose limit is tight: each gives memory of 1 MiB and more back to the system as soon "
+        "as it is freed, and goes on only when its snapshot is written, which takes time. Default: chosen; those whose "
+        "limit has no room to spare.",
+        examples=[[1], []],
     )
     recompute: Unset[Recomputed] = Field(
         default=None,

@@ -36,7 +36,7 @@ def by_number(tables: Mapping[str, object]) -> list[str]:
 def _in_order(workers: object) -> object:
     if isinstance(workers, Mapping):
         return [workers[name] for name in by_number(workers)]
-    raise PydanticCustomError("model_type", "a table is wanted")
+    raise PydanticCustomError("model_type", "expected a table")
 
 
 _Number = Annotated[str, Field(pattern="^(0|[1-9][0-9]*)$")]
@@ -131,17 +131,32 @@ class PlanTables(Section):
         of_all = ("memory.limit",) if self.memory is not None and self.memory.limit is not None else ()
         return (*of_all, *of_workers)
 
+    def is_tight(self, worker: int) -> bool:
+        """Whether `worker` does what keeps it to a tight limit: it gives back what it frees, and waits for its
+        snapshots. As long as that has yet to be chosen, each with a limit does."""
+        chosen = None if self.memory is None else self.memory.tight
+        return self.limit_of(worker) is not None and (chosen is None or worker in chosen)
+
     def undecided_memory(self, stage: int) -> tuple[str, ...]:
         """The keys of the table [stage.N] that a limit decides, since the plan does not set them."""
         own, of_all = self.stage_plan(stage), self.memory or MemoryPlan()
         pairs = {"recompute": (own.recompute, of_all.recompute), "offload": (own.offload, of_all.offload)}
         return tuple(f"stage.{stage}.{name}" for name, given in pairs.items() if given == (None, None))
 
+    def undecided_keys(self, stages: int) -> tuple[str, ...]:
+        """All that a limit decides of a plan with so many stages."""
+        return (*(key for stage in range(stages) for key in self.undecided_memory(stage)), *self.undecided_of_workers)
+
+    @property
+    def undecided_of_workers(self) -> tuple[str, ...]:
+        """Those of these keys that are of workers, not of a stage."""
+        return ("memory.tight",) if self.memory is None or self.memory.tight is None else ()
+
     @property
     def chooses_memory(self) -> bool:
-        """Whether the command that begins the run has yet to choose what stages recompute and offload."""
+        """Whether the command that begins the run has yet to choose what stages and workers do for a limit."""
         stages = self.model.stages
-        return bool(self.limit_keys) and (stages is None or any(map(self.undecided_memory, range(stages))))
+        return bool(self.limit_keys) and (stages is None or bool(self.undecided_keys(stages)))
 
     @property
     def evaluates(self) -> bool:

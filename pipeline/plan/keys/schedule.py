@@ -69,7 +69,7 @@ class SchedulePlan(Section):
         Annotated[
             tuple[Annotated[int, whole(1)], ...],
             Field(min_length=1),
-            Accepts("a list with one whole number from 1 on for each stage, such as [4, 2],"),
+            Accepts("a list with one whole number of at least 1 for each stage, such as [4, 2]"),
         ]
     ] = Field(
         default=None,
@@ -80,7 +80,7 @@ class SchedulePlan(Section):
     times: Unset[
         Annotated[
             tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]],
-            Accepts("a list of three numbers above 0, how long F, I and W of a stage take, such as [1, 1.5, 0.5],"),
+            Accepts("a list of three numbers above 0, how long F, I and W of a stage take, such as [1, 1.5, 0.5]"),
         ]
     ] = Field(
         default=None,

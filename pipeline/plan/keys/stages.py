@@ -28,7 +28,7 @@ class StagePlan(Section):
         Annotated[
             tuple[Annotated[int, whole(1, MOST_SHARE)], ...],
             Field(min_length=1),
-            Accepts("a list with one whole number from 1 on for each replica, such as [2, 1],"),
+            Accepts("a list with one whole number of at least 1 for each replica, such as [2, 1]"),
         ]
     ] = Field(
         default=None,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule
-from stageline.pipeline.schedule.precedence import AFTER_PREVIOUS, BUILDS_ON
+from stageline.pipeline.schedule.actions.precedence import AFTER_PREVIOUS, BUILDS_ON
 
 Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
 

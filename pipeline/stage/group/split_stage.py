@@ -16,8 +16,8 @@ import torch
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.stage.layers.split_tensor import whole
 from stageline.pipeline.stage.stage import NOT_GIVEN, Stage, _NotGiven
-from stageline.pipeline.stage.state import StageState
-from stageline.pipeline.stage.versions import Version
+from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.state.versions import Version
 from stageline.pipeline.tree import Tree, map_tensors
 
 

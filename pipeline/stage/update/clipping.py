@@ -52,7 +52,7 @@ class GradientClip:
         computes it, of float32, on its `device`. Returns it. Raises `GradientNotFinite`, and `GradientMismatch`."""
         norm = self._norm(device) if total is None else total
         if not isinstance(norm, torch.Tensor) or norm.dim():
-            raise GradientMismatch(f"stage {self._stage} got {describe(norm)} to clip by; wanted is one number")
+            raise GradientMismatch(f"stage {self._stage} got {describe(norm)} to clip by; expected one number")
         self._gathered = []
         self.total = norm.item()
         for alike in _by_kind([each for _, _, each in self._parameters]):
@@ -108,7 +108,7 @@ class GradientClip:
 
     def _mismatch(self, given: Tree) -> GradientMismatch:
         return GradientMismatch(
-            f"stage {self._stage} got {describe(given)} for the norms of later stages' gradients; wanted are pairs of "
+            f"stage {self._stage} got {describe(given)} for the norms of later stages' gradients; expected pairs of "
             f"numbers of parameters and norms"
         )
 

@@ -35,5 +35,5 @@ def test_gradients_of_rows_get_the_mean_norm_and_their_directions_stay() -> None
 
 @pytest.mark.parametrize("make", [lambda: AddNoise(0.0), lambda: ClipRows(-1.0), lambda: AddNoise(float("nan"))])
 def test_what_is_no_number_above_0_is_refused(make) -> None:
-    with pytest.raises(ValueError, match="a number above 0 is wanted"):
+    with pytest.raises(ValueError, match="expected a number above 0"):
         make()

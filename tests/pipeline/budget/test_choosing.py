@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.pipeline.budget import StageLoad, StageOption, Switches, WorkerRoom, cheapest, shortfalls
-from stageline.pipeline.budget.load import foreseen_within, limit_for
+from stageline.pipeline.budget import (
+    StageLoad,
+    StageOption,
+    Switches,
+    WorkerRoom,
+    cheapest,
+    shortfalls,
+    tight_workers,
+)
+from stageline.pipeline.budget.load import ample_limit_for, foreseen_within, limit_for
 
 MIB = 1 << 20
 NOTHING, RECOMPUTES, OFFLOADS = Switches(), Switches("stage"), Switches("nothing", ("activations",))
@@ -95,6 +103,34 @@ def test_a_model_that_is_made_as_a_whole_is_named() -> None:
     (short,) = shortfalls([STAGE], [WorkerRoom(model=5000 * MIB, limit=4000 * MIB)])
     assert "the model as a whole while it is made" in str(short)
     assert "model.weights, from which a worker reads its own stages alone" in str(short)
+
+
+@pytest.mark.parametrize(("limit", "tight"), [(300, []), (299, [0]), (None, [])])
+def test_a_limit_is_tight_where_less_than_a_third_of_it_would_be_left(limit: int | None, tight: list[int]) -> None:
+    """What the worker takes where it gives nothing back decides, not what fits."""
+    stage = StageOption(NOTHING, 0, {0: StageLoad(100 * MIB)}, {0: StageLoad(150 * MIB, copied=45 * MIB)})
+    room = WorkerRoom(messages=5 * MIB, limit=None if limit is None else limit * MIB)
+    assert cheapest([[stage]], [room]) == (stage,)
+    assert tight_workers([stage], [room]) == tight
+
+
+def test_of_a_small_limit_32_mib_are_left_at_least() -> None:
+    assert not WorkerRoom(limit=40 * MIB).is_tight(StageLoad(8 * MIB))
+    assert WorkerRoom(limit=40 * MIB).is_tight(StageLoad(8 * MIB + 1))
+
+
+def test_what_all_stages_of_a_worker_take_decides_and_of_each_worker_by_itself() -> None:
+    stages = [StageOption(NOTHING, 0, {}, {0: StageLoad(100 * MIB), 1: StageLoad(100 * MIB)}) for _ in range(2)]
+    rooms = [WorkerRoom(limit=limit * MIB) for limit in (299, 300)]
+    assert tight_workers(stages, rooms) == [0]
+
+
+@given(st.integers(0, 1 << 50))
+def test_the_ample_limit_for_what_is_foreseen_is_the_least_that_is_not_tight(foreseen: int) -> None:
+    limit, load = ample_limit_for(foreseen), StageLoad(foreseen)
+    assert not WorkerRoom(limit=limit).is_tight(load)
+    assert WorkerRoom(limit=limit - 1).is_tight(load)
+    assert limit > limit_for(foreseen)
 
 
 @given(st.integers(0, 1 << 50))

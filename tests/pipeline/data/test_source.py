@@ -48,10 +48,10 @@ def test_a_source_without_the_method_tells_none() -> None:
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        ([1, 2], r"the data source's samples\(4\) is list; wanted are numbers from 0 on, int64 \[rows\]"),
-        (torch.ones(6), r"is torch.float32 \[6\]; wanted are"),
-        (torch.zeros(2, 1, dtype=torch.int64), r"is torch.int64 \[2, 1\]; wanted are"),
-        (torch.tensor([1, -1]), r"is torch.int64 \[2\]; wanted are"),
+        ([1, 2], r"the data source's samples\(4\) is list; expected numbers from 0 on, int64 \[rows\]"),
+        (torch.ones(6), r"is torch.float32 \[6\]; expected"),
+        (torch.zeros(2, 1, dtype=torch.int64), r"is torch.int64 \[2, 1\]; expected"),
+        (torch.tensor([1, -1]), r"is torch.int64 \[2\]; expected"),
         (ValueError("lost"), r"samples\(4\) failed: ValueError: lost \(.*test_source.py, line \d+, in samples\)"),
     ],
 )

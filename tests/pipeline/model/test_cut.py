@@ -56,7 +56,7 @@ def repeated() -> nn.Sequential:
         (nn.Sequential(nn.Linear(2, 2)), [2], None, "2 is out of range. The model has 1 layer, so it cannot be cut"),
         (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), [2], None, "The model has 2 layers, so a cut is before layer 1.$"),
         (model(), None, 6, "model.stages = 6, but the model has 5 layers"),
-        (nn.Linear(2, 2), None, None, "the model is a Linear; wanted is an nn.Sequential"),
+        (nn.Linear(2, 2), None, None, "the model is a Linear; expected an nn.Sequential"),
         (OwnWeight(), None, None, "scale belong to the model itself"),
         (repeated(), None, None, "the same module stands twice"),
         ([nn.Tanh(), 7], None, None, "some are not torch modules"),

@@ -42,11 +42,11 @@ def test_a_file_of_machines(tmp_path: Path) -> None:
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     text = RIGHT.replace('memory = "2GB"', "sped = 2").replace("4.0", '"fast"').replace("Mbit/s", "Mbps")
     assert refused(tmp_path, text) == [
-        'hosts.toml:2: hosts.desk.memory: missing; a size in bytes, such as 1048576 or "512MiB", is wanted',
+        'hosts.toml:2: hosts.desk.memory: missing; expected a size in bytes of at least 1, such as 1048576 or "512MiB"',
         'hosts.toml:3: hosts.desk.sped: there is no such key; did you mean "speed"?',
-        'hosts.toml:6: hosts.cloud.speed = "fast": a number above 0, such as 1.0, is wanted, this is text',
-        'hosts.toml:10: links.0.bandwidth = "50Mbps": a bandwidth in bytes a second, such as 1e6 or "50Mbit/s", is '
-        "wanted; units are kbit/s, Mbit/s, Gbit/s, kB/s, MB/s, GB/s",
+        'hosts.toml:6: hosts.cloud.speed = "fast": expected a number above 0, such as 1.0, got text',
+        'hosts.toml:10: links.0.bandwidth = "50Mbps": expected a bandwidth in bytes a second, such as 1e6 or '
+        '"50Mbit/s"; units are kbit/s, Mbit/s, Gbit/s, kB/s, MB/s, GB/s',
     ]
 
 

@@ -10,19 +10,23 @@ DISAGREEING = [
     ({"run__epochs": None}, "run.steps", "set how long to train: steps = 1000, or epochs = 10"),
     ({"data__source": None}, "data.source", 'source = "data.py:batches", or dataset = "data.py:train"'),
     ({"data__dataset": "data.py:train"}, "data.dataset", 'source = "data.py:batches" is given too; keep one'),
-    ({"data__num_workers": 2}, "data.num_workers", "it goes with dataset; a source decides that itself"),
-    ({"data__held_out": "data.py:test"}, "data.held_out", "it goes with dataset"),
+    ({"data__num_workers": 2}, "data.num_workers", "only data.dataset uses it, and a source decides this itself"),
+    ({"data__held_out": "data.py:test"}, "data.held_out", "only data.dataset uses it"),
     ({"model__cut": "auto"}, "model.cut", "set the number of stages: add stages = 2"),
-    ({"model__stages": 3}, "model.stages", "cut = [5] makes 2; leave stages out"),
+    ({"model__stages": 3}, "model.stages", "cut = [5] makes 2 stages; leave stages out"),
     ({"model__cut": None, "model__balance": "time"}, "model.balance", "set the number of stages: add stages = 2"),
     ({"model__cut": None, "model__stage_memory": "1GiB"}, "model.stage_memory", "set the number of stages: add stag"),
-    ({"data__batch_size": 3, "schedule__microbatches": 4}, "data.batch_size", "3 rows make no 4 microbatches; use"),
+    (
+        {"data__batch_size": 3, "schedule__microbatches": 4},
+        "data.batch_size",
+        "expected a row for each of 4 microbatches, got 3; use",
+    ),
     (
         {"schedule__mode": "async", "schedule__microbatches": 2},
         "schedule.microbatches",
         'mode = "async" updates after every microbatch; use microbatches = 1',
     ),
-    ({"schedule__mode": "async", "schedule__name": "gpipe"}, "schedule.name", 'is defined for name = "1f1b" and "2bw"'),
+    ({"schedule__mode": "async", "schedule__name": "gpipe"}, "schedule.name", 'supports only name = "1f1b" and "2bw"'),
     ({"schedule__name": "2bw", "schedule__microbatches": 8}, "schedule.name", 'use mode = "async", or name = "1f1b"'),
     (
         {"schedule__name": "2bw", "schedule__mode": "async", "schedule__microbatches": 1},
@@ -37,7 +41,7 @@ DISAGREEING = [
             "schedule__accumulate": 2,
         },
         "schedule.accumulate",
-        "updates after each batch; use a larger one with more microbatches",
+        "updates after each batch; use accumulate = 1, and larger batches with more microbatches",
     ),
     (
         {
@@ -49,14 +53,22 @@ DISAGREEING = [
         "model.prefix_cache",
         'leave it out, or use name = "1f1b"',
     ),
-    ({"schedule__name": "window"}, "schedule.window", 'name = "window" needs it: one K for each stage'),
-    ({"schedule__window": [2, 1]}, "schedule.window", 'name = "1f1b" takes none; use name = "window"'),
-    ({"schedule__name": "zb-h1", "schedule__window": [2]}, "schedule.window", "1 values for 2 stages"),
-    ({"schedule__name": "window", "schedule__window": [2]}, "schedule.window", "1 values for 2 stages"),
+    ({"schedule__name": "window"}, "schedule.window", 'name = "window" requires it: one number for each'),
+    ({"schedule__window": [2, 1]}, "schedule.window", 'name = "1f1b" does not use it; use name = "window"'),
+    (
+        {"schedule__name": "zb-h1", "schedule__window": [2]},
+        "schedule.window",
+        "expected 2 values, one for each stage, got 1",
+    ),
+    (
+        {"schedule__name": "window", "schedule__window": [2]},
+        "schedule.window",
+        "expected 2 values, one for each stage, got 1",
+    ),
     (
         {"queues__codec": {"backward": "bf16", "backward-1": "int8"}},
         "queues.codec",
-        "backward-1 is no queue between 2 stages; there are forward-1, backward-0",
+        '"backward-1" is not a queue between 2 stages; use forward-1, backward-0',
     ),
     ({"recovery__restarts": 2, "recovery__snapshot_every": 0}, "recovery.restarts", "use snapshot_every = 20, or rest"),
     (
@@ -64,11 +76,15 @@ DISAGREEING = [
         "recovery.record",
         "use recovery.restarts = 5 and snapshot_every = 20, or record",
     ),
-    ({"recovery__record": "all", "queues__url": "memory://"}, "recovery.record", "nothing is recorded in passing; use"),
+    (
+        {"recovery__record": "all", "queues__url": "memory://"},
+        "recovery.record",
+        'queues.url = "memory://" does not support it; use',
+    ),
     (
         {"workers": {"0": {"stages": [0], "weights": "a.pt"}, "1": {"stages": [1]}}},
         "workers.1.weights",
-        "other workers read theirs from files; give this one a path too, or all of them model.weights",
+        "missing, though other workers read weights from files; give this one a path too, or set model.weights for all",
     ),
     ({"workers__0__stages": [0]}, "workers", "stage 1 is owned by no worker; give it to exactly one worker"),
     ({"workers__0__stages": [0, 1, 1]}, "workers", "stage 1 is owned by worker 0 and worker 0"),
@@ -98,7 +114,7 @@ NOT_STAYING = [
     ({"data__stays": [1]}, "data.stays", "the rows enter at stage 0; use stays = [0, 1]"),
     ({"data__stays": [0, 2]}, "data.stays", "there is no stage 2: the plan has stages 0 to 1"),
     ({"data__stays": [0]}, "data.stays", "worker 1 has the last stage, 1, and would open data.source"),
-    ({"data__labels_stay": True}, "data.labels_stay", "say which ones, stays = [0]"),
+    ({"data__labels_stay": True}, "data.labels_stay", "set which stages stay, such as stays = [0]"),
     (
         {"data__stays": [0], "data__labels_stay": True},
         "data.labels_stay",
@@ -117,7 +133,7 @@ NOT_STAYING = [
     (
         {**U_SHAPED, "data__stays": [0], "model__prefix_cache": True},
         "model.prefix_cache",
-        "a worker that has lost what it kept draws the rows itself, wherever it is; with data.stays, leave it out",
+        "a worker that lost its cache draws the rows itself, on any machine; leave it out, or leave data.stays out",
     ),
     (
         {
@@ -147,16 +163,20 @@ NOT_STAYING = [
 NOT_FOR_SCRIPTS = [
     ({"run__steps": 3}, "run.steps", "the script decides how long it trains; leave it out"),
     ({"run__epochs": 3}, "run.epochs", "the script decides how long it trains; leave it out"),
-    ({"model__balance": "time"}, "model.balance", "a script has no batch to measure with before its first; give it a"),
-    ({"model__stage_memory": 9}, "model.stage_memory", "a script has no batch to measure with before its first"),
+    ({"model__balance": "time"}, "model.balance", "a script has no batch to measure before the run; set model.cut"),
+    ({"model__stage_memory": 9}, "model.stage_memory", "a script has no batch to measure before the run"),
     ({"schedule__mode": "async"}, "schedule.mode", 'a script trains batch by batch; use mode = "sync"'),
     (
         {"recovery__record": "all"},
         "recovery.record",
         'a replay cannot load the objects of a script; use record = "none"',
     ),
-    ({"model__metrics": ["model.py:loss"]}, "model.metrics", "has the name of what every evaluation returns"),
-    ({"schedule__name": "2bw"}, "schedule.name", "a script's run has no asynchronous mode; name another, or train by"),
+    (
+        {"model__metrics": ["model.py:loss"]},
+        "model.metrics",
+        "every evaluation returns loss already; rename the function",
+    ),
+    ({"schedule__name": "2bw"}, "schedule.name", "a script has no asynchronous mode; use another name, or train with"),
 ]
 
 

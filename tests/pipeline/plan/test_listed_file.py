@@ -94,22 +94,22 @@ def test_rows_and_a_file_are_not_both_given(file: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "reason"),
     [
-        (LISTED, "schedule.file", 'name = "csv" needs it: a row of actions for each worker'),
-        ({**LISTED, "schedule__file": "a.csv"}, "schedule.file", "a file is read with a plan file alone"),
-        ({"schedule__rows": ROWS}, "schedule.rows", 'name = "1f1b" takes none; use name = "csv", or leave it out'),
+        (LISTED, "schedule.file", 'name = "csv" requires it: a row of actions for each worker'),
+        ({**LISTED, "schedule__file": "a.csv"}, "schedule.file", "it is read only for a plan that is a file itself"),
+        ({"schedule__rows": ROWS}, "schedule.rows", 'name = "1f1b" does not use it; use name = "csv", or leave it out'),
         ({**LISTED, "schedule__rows": ROWS, "schedule__microbatches": 1}, "schedule.rows", "set schedule.microbatches"),
         ({**LISTED, "schedule__rows": [",", "1F0"]}, "schedule.rows", "its rows have the stages [[], [1]]"),
         ({**LISTED, "schedule__rows": [*ROWS, ""]}, "schedule.rows", "its rows have the stages [[0], [1], []]"),
-        ({**LISTED, "schedule__rows": ["," * 50_000]}, "schedule.rows", "a plan that travels has room for 48000"),
+        ({**LISTED, "schedule__rows": ["," * 50_000]}, "schedule.rows", "expected rows of at most 48000 characters"),
         (
             {**LISTED, "schedule__rows": ROWS, "schedule__microbatches": 1, "schedule__mode": "async"},
             "schedule.name",
-            'mode = "async" is defined for name = "1f1b"',
+            'mode = "async" supports only name = "1f1b"',
         ),
         (
             {**LISTED, "schedule__rows": ROWS, "stage": {"1": {"replicas": 2}}},
             "stage.1.replicas",
-            'schedule.name = "csv" has none',
+            'schedule.name = "csv" does not support replicas',
         ),
         (
             {
@@ -127,7 +127,7 @@ def test_rows_and_a_file_are_not_both_given(file: Path) -> None:
                 "stage": {"1": {"shard": 2}},
             },
             "stage.1.shard",
-            'schedule.name = "csv" halves backwards',
+            'schedule.name = "csv" splits backwards in two',
         ),
     ],
 )

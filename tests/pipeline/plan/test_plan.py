@@ -48,7 +48,7 @@ def test_workers_that_do_not_fit_the_model_are_refused_once_it_is_known() -> Non
 def test_a_schedule_that_does_not_fit_the_model_is_refused_once_it_is_known() -> None:
     waiting = unresolved(schedule__name="window", schedule__window=[2, 1], schedule__microbatches=4)
     assert waiting.resolved(stages=2).placement == ((0,), (1,))
-    with pytest.raises(PlanRefused, match="2 values for 3 stages"):
+    with pytest.raises(PlanRefused, match="expected 3 values, one for each stage, got 2"):
         waiting.resolved(stages=3)
 
 

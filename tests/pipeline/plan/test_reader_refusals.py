@@ -38,6 +38,17 @@ stages = [0]
 """
 
 
+def test_a_variable_with_one_underscore_in_place_of_two_is_refused(file: Path) -> None:
+    given = {"STAGELINE_BROKER_URL": "redis://desk", "STAGELINE_RECOVERY_SNAPSHOT_EVERY": "5", "STAGELINE_RUN": "third"}
+    with pytest.raises(PlanRefused) as refused:
+        read_plan(file, environment=given)
+    assert [str(error) for error in refused.value.errors] == [
+        "STAGELINE_BROKER_URL: broker.url: expected two underscores: STAGELINE_BROKER__URL",
+        "STAGELINE_RECOVERY_SNAPSHOT_EVERY: recovery.snapshot_every: expected two underscores: "
+        "STAGELINE_RECOVERY__SNAPSHOT_EVERY",
+    ]
+
+
 def test_all_that_is_wrong_is_reported_at_once_each_with_its_line(file: Path) -> None:
     file.write_text(BAD)
     with pytest.raises(PlanRefused) as refused:
@@ -68,22 +79,22 @@ def test_all_that_is_wrong_is_reported_at_once_each_with_its_line(file: Path) ->
 
 
 WRONG = [
-    ({"run__epochs": True}, "run.epochs", "a whole number from 1 on is wanted, this is true or false"),
-    ({"model__options": {"width": None}}, "model.options", "width: None does not travel"),
-    ({"schedule": {"window": None}}, "schedule.window", "is wanted, this is None"),
-    ({"run__epochs": 1.5}, "run.epochs", "a whole number from 1 on is wanted, this is a number"),
-    ({"run__epochs": [1]}, "run.epochs", "a whole number from 1 on is wanted, this is a list"),
-    ({"run__epochs": {"a": 1}}, "run.epochs", "a whole number from 1 on is wanted, this is a table"),
-    ({"run__epochs": 0}, "run.epochs", "a whole number from 1 on is wanted"),
-    ({"run__epochs": 2**63}, "run.epochs", "a whole number from 1 on is wanted"),
+    ({"run__epochs": True}, "run.epochs", "expected a whole number of at least 1, got true or false"),
+    ({"model__options": {"width": None}}, "model.options", "width: None cannot be sent to workers"),
+    ({"schedule": {"window": None}}, "schedule.window", "such as [4, 2], got None"),
+    ({"run__epochs": 1.5}, "run.epochs", "expected a whole number of at least 1, got a number"),
+    ({"run__epochs": [1]}, "run.epochs", "expected a whole number of at least 1, got a list"),
+    ({"run__epochs": {"a": 1}}, "run.epochs", "expected a whole number of at least 1, got a table"),
+    ({"run__epochs": 0}, "run.epochs", "expected a whole number of at least 1"),
+    ({"run__epochs": 2**63}, "run.epochs", "expected a whole number of at least 1"),
     (
         {"memory": {"offload": ["weights", "optimiser"]}},
         "memory.offload",
-        '"optimiser" is none of these; did you mean "',
+        'got "optimiser"; did you mean "',
     ),
-    ({"memory": {"offload": ["x"]}}, "memory.offload", '"x" is none of these'),
-    ({"run__seed": -1}, "run.seed", "a whole number from 0 on is wanted"),
-    ({"run__name": "../up"}, "run.name", "a name of letters, digits and - _ . is wanted"),
+    ({"memory": {"offload": ["x"]}}, "memory.offload", 'got "x"'),
+    ({"run__seed": -1}, "run.seed", "expected a whole number of at least 0"),
+    ({"run__name": "../up"}, "run.name", "expected a name of letters, digits and - _ ."),
     ({"run": 5}, "run", "this is a table: write [run], and its keys below"),
     ({"workers": [1]}, "workers", "this is a table: write [workers.0], and its keys below"),
     ({"workers": {"0": 1}}, "workers.0", "this is a table: write [workers.0], and its keys below"),
@@ -92,35 +103,39 @@ WRONG = [
     ({"data__colour": 1}, "data.colour", "there is no such key; arguments for the factory go into [data.options]"),
     ({"broker__colour": 1}, "broker.colour", "there is no such key; there are url"),
     ({"shedule__name": "1f1b"}, "shedule", 'there is no such table; did you mean "schedule"?'),
-    ({"model__factory": None}, "model.factory", "missing; a name in a file or a package, such as"),
-    ({"model__factory": "build"}, "model.factory", 'such as "model.py:build" or "torch.optim.SGD", is wanted'),
-    ({"model__metrics": "a.b"}, "model.metrics", "is wanted, this is text"),
-    ({"model__metrics": [3]}, "model.metrics", "this is a whole number"),
-    ({"model__trainable": "head.*"}, "model.trainable", 'a list of patterns such as ["encoder.layer.40.*"] is wanted'),
-    ({"model__trainable": []}, "model.trainable", 'a list of patterns such as ["encoder.layer.40.*"] is wanted'),
+    ({"model__factory": None}, "model.factory", "missing; expected a name in a file or a package, such as"),
+    ({"model__factory": "build"}, "model.factory", 'such as "model.py:build" or "torch.optim.SGD"'),
+    ({"model__metrics": "a.b"}, "model.metrics", ", got text"),
+    ({"model__metrics": [3]}, "model.metrics", "got a whole number"),
+    ({"model__trainable": "head.*"}, "model.trainable", 'expected a list of patterns such as ["encoder.layer.40.*"]'),
+    ({"model__trainable": []}, "model.trainable", 'expected a list of patterns such as ["encoder.layer.40.*"]'),
     ({"model__trainable": ["a.*", 3]}, "model.trainable", "a list of patterns such as"),
     ({"model__cut": [4, 2]}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
     ({"model__cut": [2, 2]}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
     ({"model__cut": [0, 2]}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
     ({"model__cut": []}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
     ({"model__cut": "half"}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
-    ({"model__cut": 2}, "model.cut", "is wanted, this is a whole number"),
-    ({"model__cut": ["h.3", ""]}, "model.cut", 'or of layer names, such as ["encoder.layer.6"], is wanted'),
+    ({"model__cut": 2}, "model.cut", ", got a whole number"),
+    ({"model__cut": ["h.3", ""]}, "model.cut", 'or of layer names, such as ["encoder.layer.6"]'),
     ({"model__cut": ["h.3", 4, 2]}, "model.cut", "of ascending layer numbers"),
-    ({"model__stages": 10**9}, "model.stages", "a whole number from 1 to 1024 is wanted"),
-    ({"workers__0__stages": [0, 10**9]}, "workers.0.stages", "a whole number from 0 to 1023 is wanted"),
-    ({"schedule__microbatches": 10**9}, "schedule.microbatches", "a whole number from 1 to 65536 is wanted"),
-    ({"schedule__name": "1f1bb"}, "schedule.name", 'is wanted; did you mean "1f1b"?'),
-    ({"schedule__mode": "asink"}, "schedule.mode", '"sync" or "async" is wanted; did you mean'),
-    ({"schedule__name": "window", "schedule__window": [2, 0]}, "schedule.window", "a whole number from 1 on is wanted"),
-    ({"optimizer": None}, "optimizer.factory", "missing; a name in a file or a package"),
-    ({"lr_scheduler__gamma": 0.1}, "lr_scheduler.factory", "missing; a name in a file or a package"),
+    ({"model__stages": 10**9}, "model.stages", "expected a whole number from 1 to 1024"),
+    ({"workers__0__stages": [0, 10**9]}, "workers.0.stages", "expected a whole number from 0 to 1023"),
+    ({"schedule__microbatches": 10**9}, "schedule.microbatches", "expected a whole number from 1 to 65536"),
+    ({"schedule__name": "1f1bb"}, "schedule.name", 'or "auto"; did you mean "1f1b"?'),
+    ({"schedule__mode": "asink"}, "schedule.mode", 'expected "sync" or "async"; did you mean'),
+    (
+        {"schedule__name": "window", "schedule__window": [2, 0]},
+        "schedule.window",
+        "expected a whole number of at least 1",
+    ),
+    ({"optimizer": None}, "optimizer.factory", "missing; expected a name in a file or a package"),
+    ({"lr_scheduler__gamma": 0.1}, "lr_scheduler.factory", "missing; expected a name in a file or a package"),
     ({"optimizer__lr": float("nan")}, "optimizer.lr", "nan is not a finite number"),
     ({"optimizer__big": 2**64}, "optimizer.big", "a whole number has at most 64 bits"),
     (
         {"model__options": {"at": {"x": Path("x")}}},
         "model.options",
-        "at: x: a PosixPath does not travel: write it as text, and read it in the factory",
+        "at: x: a PosixPath cannot be sent to workers: write it as text, and parse it in the factory",
     ),
     ({"queues__url": "http://h"}, "queues.url", QUEUES),
     ({"queues__url": "tcp"}, "queues.url", QUEUES),
@@ -133,24 +148,28 @@ WRONG = [
     ({"queues__url": "unix://"}, "queues.url", "the path of a socket is missing"),
     ({"broker__url": "memory://"}, "broker.url", '"tcp://127.0.0.1:5600", "redis://'),
     ({"queues__retain_bytes": "3 bytes"}, "queues.retain_bytes", "units are B, KB, MB, GB, KiB, MiB, GiB"),
-    ({"queues__retain_bytes": 0}, "queues.retain_bytes", 'a size in bytes, such as 1048576 or "512MiB", is wanted'),
+    (
+        {"queues__retain_bytes": 0},
+        "queues.retain_bytes",
+        'expected a size in bytes of at least 1, such as 1048576 or "512MiB"',
+    ),
     ({"queues__codec": "int4"}, "queues.codec", '"lossless", "bf16" or "int8", or a table such as'),
-    ({"queues__codec": "in8"}, "queues.codec", 'is no codec; did you mean "int8"?'),
-    ({"queues__codec": 8}, "queues.codec", "is wanted, this is a whole number"),
-    ({"queues__codec": {"forward": 8}}, "queues.codec", "forward = 8 is no codec"),
+    ({"queues__codec": "in8"}, "queues.codec", 'is not a codec; did you mean "int8"?'),
+    ({"queues__codec": 8}, "queues.codec", ", got a whole number"),
+    ({"queues__codec": {"forward": 8}}, "queues.codec", "forward = 8 is not a codec"),
     ({"queues__codec": {"forwards": "int8"}}, "queues.codec", '"forwards" is neither forward, backward nor a queue'),
     ({"queues__codec": {"reply-0": "int8"}}, "queues.codec", "nor a queue such as forward-1 or backward-0"),
     ({"recovery__lease": "soon"}, "recovery.lease", "units are ms, s, min, h"),
-    ({"recovery__lease": 0}, "recovery.lease", 'a time in seconds, such as 10, "10s" or "250ms", is wanted'),
+    ({"recovery__lease": 0}, "recovery.lease", 'expected a time in seconds, such as 10, "10s" or "250ms"'),
     ({"recovery__lease": float("inf")}, "recovery.lease", "a time in seconds"),
-    ({"recovery__on_bad_microbatch": "stop"}, "recovery.on_bad_microbatch", '"halt" or "skip" is wanted'),
+    ({"recovery__on_bad_microbatch": "stop"}, "recovery.on_bad_microbatch", 'expected "halt" or "skip"'),
     ({"workers__0__stages": [0, 1], "workers__0__device": "gpu 1"}, "workers.0.device", 'such as "cpu" or "cuda:0"'),
     (
         {"workers__0__stages": [0, 1], "workers__0__threads": 2**40},
         "workers.0.threads",
         "a whole number from 1 to 1024",
     ),
-    ({"workers__0__threads": 2}, "workers.0.stages", "missing; a list of stages such as [0, 2] is wanted"),
+    ({"workers__0__threads": 2}, "workers.0.stages", "missing; expected a list of stages such as [0, 2]"),
     ({"workers__1__stages": [0, 1]}, "workers", "workers are numbered from 0 without gaps: [workers.0]"),
 ]
 
@@ -163,7 +182,7 @@ def test_what_is_wrong_is_named_with_what_would_be_right(changes: dict[str, obje
 
 
 def test_nan_at_top_level_is_refused_and_named(file: Path) -> None:
-    """The check whether a typed number stands where text is wanted looked up a table of this name, and crashed."""
+    """The check whether a typed number stands where text is expected looked up a table of this name, and crashed."""
     with pytest.raises(PlanRefused) as typed:
         read_plan(file, sets=["colour=nan"])
     file.write_text(f"colour = nan\n{SMALLEST}")

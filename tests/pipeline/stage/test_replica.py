@@ -36,7 +36,7 @@ def test_what_is_sent_comes_back_and_losses_are_in_the_order_of_microbatches() -
     "given", [None, ({"v": SMALL}, ()), ({"w": 3}, ()), ({"w": SMALL}, ((0, SMALL),)), ({"w": SMALL}, None)]
 )
 def test_what_is_not_of_the_same_parameters_is_refused(given: object) -> None:
-    with pytest.raises(GradientMismatch, match=r"stage 1 got .* from another replica; wanted is a dict of gradients"):
+    with pytest.raises(GradientMismatch, match=r"stage 1 got .* from another replica; expected a dict of gradients"):
         ReplicaSums({"w": SMALL}).other(1, given)  # type: ignore[arg-type]
 
 

@@ -133,7 +133,7 @@ def test_a_gradient_counts_although_the_earlier_stage_has_none_of_its_own() -> N
 @pytest.mark.parametrize(
     ("tied", "told"),
     [
-        (torch.ones(2), "got float32 [2] for the parameters that it shares; wanted is a dict of gradients, for"),
+        (torch.ones(2), "got float32 [2] for the parameters that it shares; expected a dict of gradients, for"),
         ({"1.bias": None}, "got {1.bias: None} for the parameters"),
         ({TITLE: torch.ones(2)}, f"a gradient of float32 [2] for {TITLE}, which is float32 [{WORDS}, {WIDTH}]"),
     ],

@@ -47,7 +47,7 @@ def test_a_batch_falls_into_inputs_and_targets(batch: object, target: object, in
         ({"image": X, "label": Y}, None, "has the parts 'image', 'label': .* such as target='label'"),
         ({"image": X, "label": Y}, "labels", "a batch has no 'labels'. It has 'image', 'label'."),
         ({"label": Y}, "label", "leaves no inputs"),
-        ((X, Y), lambda batch: batch[0], r"target returned float32 \[4, 3\]; wanted are two"),
+        ((X, Y), lambda batch: batch[0], r"target returned float32 \[4, 3\]; expected two"),
         ((X, Y), lambda batch: batch[5], r"target failed on .*: IndexError.*test_parts\.py, line"),
         ((X, torch.zeros(3)), None, "have no common number of rows"),
         ((X, ["a", "b", "c", "d"]), None, "targets is 4 texts, which no tensor holds"),

@@ -30,11 +30,11 @@ def test_an_nn_sequential_is_cut_at_its_childrens_names():
 @pytest.mark.parametrize(
     ("cut", "reason"),
     [
-        (["layer1.7"], r"cut = \['layer1.7'\]: no layer is called layer1.7; near it are layer1"),
-        (["nothing"], "no layer is called nothing; near it are conv1, layer1.0"),
+        (["layer1.7"], r"cut = \['layer1.7'\]: no layer is named layer1.7; layers have names such as layer1"),
+        (["nothing"], "no layer is named nothing; layers have names such as conv1, layer1.0"),
         (["bn1"], "bn1 is computed together with the rest of layer conv1"),
         (["layer2.0.conv2"], "layer2.0.conv2 is computed together with the rest of layer layer2.0"),
-        (["layer2.0.conv7"], "no layer is called layer2.0.conv7; near it are layer2.0"),
+        (["layer2.0.conv7"], "no layer is named layer2.0.conv7; layers have names such as layer2.0"),
         (["conv1"], "conv1 is the first layer"),
         (["fc", "layer2"], "layer2 is not after fc in the model"),
         (["layer1", 1], "1 is not after layer1 in the model"),

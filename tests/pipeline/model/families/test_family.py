@@ -47,5 +47,5 @@ def test_inputs_are_a_tensor_or_a_dict_of_what_the_model_takes():
 
 @pytest.mark.parametrize("inputs", [{"mask": torch.ones(1)}, {"ids": torch.ones(1), "labels": None}, (torch.ones(1),)])
 def test_other_inputs_are_refused(inputs):
-    with pytest.raises(DataError, match=r"wanted is a tensor, ids, or a dict of it and any of mask.*labels"):
+    with pytest.raises(DataError, match=r"expected a tensor, ids, or a dict of it and any of mask.*labels"):
         taken(inputs, ("ids", "mask"))

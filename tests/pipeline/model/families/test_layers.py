@@ -55,7 +55,10 @@ def test_what_layers_share_counts_once_and_for_the_first_stage_that_uses_it():
     [
         ([EMBED, FIRST, HEAD], r"blocks.1.weight, blocks.1.bias of the Encoder would be in no stage"),
         ([Layer("embed"), FIRST, SECOND, HEAD], "first, scale of the Encoder would be in no stage"),
-        ([EMBED, Layer("blocks.2"), SECOND, HEAD], "no module, parameter or buffer 'blocks.2'; near it are blocks.1"),
+        (
+            [EMBED, Layer("blocks.2"), SECOND, HEAD],
+            "no module, parameter or buffer 'blocks.2'; its names include blocks.1",
+        ),
         ([EMBED, FIRST, FIRST, SECOND, HEAD], "two layers are called blocks.0"),
         ([], "first, embed.weight, blocks.0.weight, blocks.0.bias and 4 more of the Encoder"),
     ],

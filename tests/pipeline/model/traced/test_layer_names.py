@@ -46,5 +46,5 @@ def test_modules_that_are_named_are_looked_into():
         "encoder.embed",
         "encoder.blocks.0.conv",
     ]
-    with pytest.raises(ModelRefused, match=r"has no module encoder\.block\.0; near it are encoder\.blocks\.0"):
+    with pytest.raises(ModelRefused, match=r"has no module encoder\.block\.0; its names include encoder\.blocks\.0"):
         layer_names(model(), ["encoder.block.0"])

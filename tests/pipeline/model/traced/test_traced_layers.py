@@ -91,7 +91,7 @@ def test_the_layers_have_the_models_state_under_its_names():
         ("fixed.1", r"the forward calls fixed.1 in a context of its own, such as torch.no_grad\(\)"),
         ("unused", "the forward never calls unused"),
         ("head.weight", r'head.weight is in the layer head; traced\(..., within=\["head"\]\)'),
-        ("hed", "no layer is called hed; near it are head"),
+        ("hed", "no layer is named hed; layers have names such as head"),
     ],
 )
 def test_a_cut_where_no_layer_begins_is_refused_with_the_reason(name, reason):
@@ -125,7 +125,7 @@ class Deciding(nn.Module):
         (lambda x: x if x.sum() > 0 else -x, "cannot trace the Deciding: .*data-dependent.*stageline.Layers"),
         (lambda x: x if x.shape[0] < 5 else -x, "decides by the number of rows, or needs one: rows = .*max=4"),
         (lambda x: x.missing, r"AttributeError: .*missing.* \(/.*test_traced_layers.py, line \d+, in <lambda>\)"),
-        (lambda x: {"x": [object()]}, "returns an object of object as its x.0; wanted are tensors"),
+        (lambda x: {"x": [object()]}, "returns an object of object as its x.0; expected tensors"),
     ],
     ids=range(4),
 )
@@ -203,7 +203,7 @@ def test_a_cut_that_a_tensor_and_a_view_of_it_would_cross_is_refused(where: dict
 def test_a_model_without_a_module_that_is_called_once_has_no_layers():
     with pytest.raises(ModelRefused, match="calls none of its modules exactly once"):
         traced(nn.Flatten(), torch.ones(2, 2))
-    with pytest.raises(ModelRefused, match="given a int; wanted is a torch module"):
+    with pytest.raises(ModelRefused, match="given a int; expected a torch module"):
         traced(3, torch.ones(2, 2))  # type: ignore[arg-type]
 
 

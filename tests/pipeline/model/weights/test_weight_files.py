@@ -13,8 +13,8 @@ from stageline.pipeline.model.weights.weight_files import INDEX, files_by_name
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("nothing.safetensors", None, "there is no such file; wanted is a .safetensors file"),
-        ("model.onnx", b"", "a .onnx file is not read; wanted is"),
+        ("nothing.safetensors", None, "there is no such file; expected a .safetensors file"),
+        ("model.onnx", b"", "a .onnx file is not read; expected"),
         ("model.safetensors", b"\x04\0\0\0", "model.safetensors cannot be read, so it may be damaged or cut off: "),
         (
             "model.pt",
@@ -25,7 +25,7 @@ from stageline.pipeline.model.weights.weight_files import INDEX, files_by_name
         (
             INDEX,
             b'{"weight_map": {"a": "../b.safetensors"}}',
-            "names '../b.safetensors'; wanted are .safetensors files",
+            "names '../b.safetensors'; expected .safetensors files",
         ),
         (INDEX, b'{"weight_map": {"a": "b.bin"}}', "names 'b.bin'"),
     ],

@@ -15,10 +15,8 @@ def test_a_plan_without_the_table_has_the_digest_that_it_had_before_there_was_on
 
 
 def test_wrong_values_are_refused_by_name() -> None:
-    assert str(the_error(taps__every=2)).startswith("taps.layers: missing; a list of patterns such as")
+    assert str(the_error(taps__every=2)).startswith("taps.layers: missing; expected a list of patterns such as")
     assert the_error(taps__layers=[]).key == "taps.layers"
-    assert (
-        the_error(taps__layers="5").reason == 'a list of patterns such as ["encoder.layer.4*"] is wanted, this is text'
-    )
+    assert the_error(taps__layers="5").reason == 'expected a list of patterns such as ["encoder.layer.4*"], got text'
     assert the_error(taps={"layers": ["5"], "every": 0}).key == "taps.every"
     assert the_error(taps={"layers": ["5"], "evaluation": 1}).key == "taps.evaluation"

@@ -71,7 +71,7 @@ def test_what_are_no_norms_is_refused() -> None:
     for given in (3, torch.ones(2), ((torch.ones(2), torch.ones(2)),), ((torch.ones(2).long(), torch.ones(3)),)):
         with pytest.raises(GradientMismatch, match=r"stage 1 got .* for the norms of later stages' gradients"):
             clip.gather(given)
-    with pytest.raises(GradientMismatch, match=r"stage 1 got .* to clip by; wanted is one number"):
+    with pytest.raises(GradientMismatch, match=r"stage 1 got .* to clip by; expected one number"):
         clip.clip(torch.ones(2), HOST)
 
 

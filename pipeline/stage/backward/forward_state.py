@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from stageline.pipeline.errors import StageError
-
-from .layers.memory import copied
+from stageline.pipeline.stage.layers.memory import copied
 
 Tensors = Mapping[str, torch.Tensor | None]
 

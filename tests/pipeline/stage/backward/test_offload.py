@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stageline.pipeline.stage import offload
+from stageline.pipeline.stage.backward import offload
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.preflight.measuring.live_bytes import LiveBytes
 

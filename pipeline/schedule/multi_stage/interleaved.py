@@ -10,10 +10,10 @@ Two workers with two stages each, groups of two (stage before, microbatch after 
 
 from collections.abc import Iterator
 
-from .action import Action, Kind
+from stageline.pipeline.schedule.actions.action import Action, Kind, Lists
+from stageline.pipeline.schedule.actions.shape import Shape
+
 from .looped import check_looped
-from .shape import Shape
-from .value import Lists
 
 
 def interleaved(shape: Shape) -> Lists:

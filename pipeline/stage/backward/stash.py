@@ -12,9 +12,8 @@ import msgspec
 import torch
 
 from stageline.pipeline.errors import GradientMismatch, StageError
+from stageline.pipeline.stage.state.versions import PRESENT, Key, Version
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
-
-from .versions import PRESENT, Key, Version
 
 
 class InputNodes:
@@ -161,6 +160,6 @@ def _fits(output: Leaf, gradient: Tree) -> bool:
 def _mismatch(stage: int, path: str, output: Leaf, given: Leaf) -> GradientMismatch:
     return GradientMismatch(
         f"stage {stage} got a gradient of {describe(given)} for output{path}, which is {describe(output)}. "
-        f"Wanted is the gradient with respect to the activation that the stage sent, of the same shape and dtype, "
+        f"Expected the gradient with respect to the activation that the stage sent, of the same shape and dtype, "
         f"not the gradient of a weight: what the next stage's backward() returns."
     )

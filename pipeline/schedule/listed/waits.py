@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from .action import Action, Kind
-from .listed import Listed
+from stageline.pipeline.schedule.actions.action import Action, Kind
+
+from .rows import Listed
 
 _Rows = Sequence[Sequence[Listed]]
 

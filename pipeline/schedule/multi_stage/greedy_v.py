@@ -10,10 +10,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
-from .action import Action, Kind
-from .shape import Shape
+from stageline.pipeline.schedule.actions.action import Action, Kind, Lists
+from stageline.pipeline.schedule.actions.shape import Shape
+
 from .v_shaped import v_shaped, zb_v
-from .value import Lists
 
 _NEVER = float("inf")
 

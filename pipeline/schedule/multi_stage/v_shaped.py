@@ -16,9 +16,8 @@ backward of a pair comes right after the forward: nothing computes two actions a
 from collections import Counter, deque
 from collections.abc import Iterator
 
-from .action import Action, Kind
-from .shape import Shape
-from .value import Lists
+from stageline.pipeline.schedule.actions.action import Action, Kind, Lists
+from stageline.pipeline.schedule.actions.shape import Shape
 
 
 def zb_v(shape: Shape) -> Lists:

@@ -14,12 +14,12 @@ copy, which the optimizer then changes. So there are two versions in memory, one
 from collections.abc import Iterable
 
 from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
+from stageline.pipeline.stage.layers.body import Body, Weights
+from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.layers.overlaps import overlaps
 
-from .layers.body import Body, Weights
-from .layers.memory import copied
-from .layers.overlaps import overlaps
+from .stage_state import InFlight, Previous
 from .stashed_versions import StashedVersions, leaf_copy, on_host_uncopied
-from .state import InFlight, Previous
 from .versions import Key, Version
 
 

@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from stageline.pipeline.stage.layers.body import Body, Weights
+from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.layers.split_tensor import split_like, whole
+from stageline.pipeline.stage.update.optimizer_settings import require_same_settings
+from stageline.pipeline.stage.update.update import StageUpdate
 from stageline.pipeline.tree import describe
-
-from .layers.body import Body, Weights
-from .layers.memory import copied
-from .layers.split_tensor import split_like, whole
-from .update.optimizer_settings import require_same_settings
-from .update.update import StageUpdate
 
 Copy = Callable[[Tensor], Tensor]  # as `copied` does
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives

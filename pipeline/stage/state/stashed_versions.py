@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from stageline.pipeline.errors import StageError
+from stageline.pipeline.stage.layers.body import Body, Weights
+from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree
 
-from .layers.body import Body, Weights
-from .layers.memory import copied
-from .state import InFlight, Previous
+from .stage_state import InFlight, Previous
 from .versions import PRESENT, Key, Version, Versions
 
 

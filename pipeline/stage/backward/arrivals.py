@@ -4,9 +4,9 @@ from functools import partial
 
 import torch
 
+from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree, map_tensors
 
-from .layers.memory import copied
 from .stash import InputNodes
 
 

@@ -8,10 +8,10 @@ TwoVersions        those before the newest update                         name =
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from stageline.pipeline.stage.layers.body import Weights
 from stageline.pipeline.tree import Tree
 
-from .layers.body import Weights
-from .state import InFlight, Previous
+from .stage_state import InFlight, Previous
 
 Key = tuple[int, int]  # step, microbatch
 

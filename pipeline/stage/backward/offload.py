@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from .layers.memory import ALIGNMENT
+from stageline.pipeline.stage.layers.memory import ALIGNMENT
 
 LEAST = 1 << 16  # bytes of a tensor's memory; less is not worth the way
 AHEAD = 1 << 26  # bytes that are fetched ahead

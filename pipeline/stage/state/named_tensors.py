@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import torch
 
 from stageline.pipeline.errors import StageError
-
-from .layers.body import Body, Weights
-from .layers.memory import copied
-from .update.average import WeightAverage
-from .update.update import StageUpdate
+from stageline.pipeline.stage.layers.body import Body, Weights
+from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.update.average import WeightAverage
+from stageline.pipeline.stage.update.update import StageUpdate
 
 
 class NamedTensors:

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.stage.recompute import Recompute, outermost, recomputable
+from stageline.pipeline.stage.backward.recompute import Recompute, outermost, recomputable
 from stageline.pipeline.stage.seeded_layers import layer_seed
 from stageline.pipeline.stage.stage import Stage
 
@@ -286,5 +286,5 @@ def test_of_a_list_of_modules_those_in_it_run_again_since_it_has_no_forward() ->
 
 @pytest.mark.parametrize("recompute", ["all", "b*", 5, [1]])
 def test_what_is_neither_the_stage_nor_patterns_is_refused(recompute: Any) -> None:
-    with pytest.raises(StageError, match='"stage", "layers" or a list of patterns of names is wanted'):
+    with pytest.raises(StageError, match='expected "stage", "layers" or a list of patterns of names'):
         Stage([nn.Linear(4, 4)], optimizer=SGD, recompute=recompute)

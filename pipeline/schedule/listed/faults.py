@@ -7,11 +7,12 @@ is in a wrong order, then workers that wait for each other for ever: each is loo
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 
-from .action import Action, Kind
-from .listed import Listed, listed, place_of, unknown_cells
-from .listed_waits import deadlock
-from .precedence import AFTER_PREVIOUS, BUILDS_ON
-from .shape import Placement, ScheduleRefused, Shape
+from stageline.pipeline.schedule.actions.action import Action, Kind
+from stageline.pipeline.schedule.actions.precedence import AFTER_PREVIOUS, BUILDS_ON
+from stageline.pipeline.schedule.actions.shape import Placement, ScheduleRefused, Shape
+
+from .rows import Listed, listed, place_of, unknown_cells
+from .waits import deadlock
 
 _Rows = Sequence[Sequence[Listed]]
 

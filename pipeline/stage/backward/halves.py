@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 
 from stageline.pipeline.errors import StageError
+from stageline.pipeline.stage.state.versions import Key
 from stageline.pipeline.tree import tensors
 
 from .split import Root, SplitBackward, halfway_bytes
 from .stash import Stashed
-from .versions import Key
 
 
 class WaitingHalves:

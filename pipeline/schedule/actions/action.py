@@ -89,3 +89,6 @@ class Action(NamedTuple):
         """The queue that it puts into, named in the same way."""
         consumer = self.stage + 1 if self.kind is Kind.FORWARD else self.stage - 1
         return f"{_CARRIED[self.kind]}-{consumer}" if self.kind in _CARRIED and consumer >= 0 else ""
+
+
+Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step

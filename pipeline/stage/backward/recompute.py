@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.model_names import matches
+from stageline.pipeline.stage.layers.body import Body
+from stageline.pipeline.stage.layers.layer import BoundLayer, HeldTensor, joined, parts_of
+from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 
 from .forward_state import BufferCopies, ForwardState
-from .layers.body import Body
-from .layers.layer import BoundLayer, HeldTensor, joined, parts_of
-from .layers.memory import copied
 from .stash import InputNodes
 
 WHOLE, EACH = "stage", "layers"
@@ -42,7 +42,7 @@ def recomputation_of(body: Body, wanted: Recompute | None, *, versions: bool) ->
     if wanted is None:
         return None
     if wanted not in (WHOLE, EACH) and not _are_patterns(wanted):
-        raise StageError(f'recompute = {wanted!r}: "{WHOLE}", "{EACH}" or a list of patterns of names is wanted')
+        raise StageError(f'recompute = {wanted!r}: expected "{WHOLE}", "{EACH}" or a list of patterns of names')
     modules = _modules(body, wanted)
     if wanted != WHOLE and not modules:
         return None
