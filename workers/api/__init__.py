@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stageline.workers.exchange.stored_weights import WeightsUnusable
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
-    from stageline.workers.runtime.executor import ComputeFailed
+    from stageline.workers.runtime.executor.executor import ComputeFailed
     from stageline.workers.script.display.timetable import Timetable
     from stageline.workers.script.fit.callback import Callback, Fitted
     from stageline.workers.script.fit.tensorboard import TensorBoard
@@ -129,7 +129,7 @@ _MODULES = {  # where each name is defined
     "workers.exchange.stored_weights": ("WeightsUnusable",),
     "workers.runs.folder": ("NoSuchRun",),
     "workers.runs.result": ("Result",),
-    "workers.runtime.executor": ("ComputeFailed",),
+    "workers.runtime.executor.executor": ("ComputeFailed",),
     "workers.script.fit.callback": ("Callback", "Fitted"),
     "workers.script.fit.tensorboard": ("TensorBoard",),
     "workers.script.line": ("Line",),

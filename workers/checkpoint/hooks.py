@@ -16,7 +16,8 @@ from functools import partial
 from threading import Event
 from time import monotonic
 
-from stageline.broker.control.messages import Assigned, Inspection
+from stageline.broker.control.messages import Assigned
+from stageline.broker.control.records import Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import Plan
@@ -25,11 +26,11 @@ from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.disk_wait import in_turns, is_written
-from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
+from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
@@ -330,9 +331,9 @@ def restore(
 
 
 def _without_room(job: Job, worker: int, stages: Mapping[int, Stage]) -> list[int]:
-    """Those of `stages` whose copies are in memory, where the worker's has a limit."""
-    limited = job.plan.limit_of(worker) is not None
-    return [index for index, stage in stages.items() if limited and stage.file_memory is None]
+    """Those of `stages` whose copies are in memory, where the worker's limit is tight."""
+    tight = job.plan.is_tight(worker)
+    return [index for index, stage in stages.items() if tight and stage.file_memory is None]
 
 
 def _verified(checkpoints: SnapshotDirectory, stage: int, step: int) -> list[str]:

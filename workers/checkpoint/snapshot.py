@@ -17,16 +17,16 @@ from typing import Any
 import msgspec
 import torch
 
-from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.ledger.evaluations import fact_of, record_of
 from stageline.broker.stores.base import Fact
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.layers.memory import empty
-from stageline.pipeline.stage.state import InFlight, Previous, StageState
+from stageline.pipeline.stage.state.stage_state import InFlight, Previous, StageState
 from stageline.workers.disk.atomic_file import sync
 from stageline.workers.disk.tensor_file import Make, link_tensors, read_tensors, write_tensors
-from stageline.workers.runtime.calls import Position
+from stageline.workers.runtime.program.calls import Position
 
 from .state_tree import BadStateTree, Json, decode_state, encode_state
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from stageline.workers.process.signals import Signals, exit_at_once
+from stageline.workers.process.system.signals import Signals, exit_at_once
 
 
 def main() -> None:

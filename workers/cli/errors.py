@@ -9,6 +9,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan.errors import PlanError, PlanRefused
 
 _LINE = re.compile(r"(?!--|STAGELINE_)(.+?)(?::(\d+))?", re.DOTALL)  # the place of a fault in a file
+_NO_FOLDER = "No usable temporary directory"  # as the module tempfile says it
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -30,6 +31,8 @@ def message_of(error: Exception) -> str:
         return f"cannot use {error.filename}: {reason}"
     if error.errno in _FULL:  # the system does not say of which file
         return f"cannot write to stdout, or to the run's folder: {reason}"
+    if reason.startswith(_NO_FOLDER):
+        return f"{reason}. Sockets and files of a process need one: make /tmp writable, or name a folder in TMPDIR"
     return reason
 
 

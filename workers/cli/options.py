@@ -13,7 +13,7 @@ from typing import Any, TextIO, cast
 import click
 import msgspec
 
-from stageline.broker.control.messages import RunId
+from stageline.broker.control.records import RunId
 from stageline.pipeline import addresses
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.addresses import masked
@@ -161,7 +161,7 @@ def _plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plan
         raise CommandFailed(f"the plan of run {folder.name} is not here{known}: name it with --plan", ExitCode.USAGE)
     replaced = _LAYOUT if any(each.startswith(_LAYOUT) for each in sets) else ()
     kept = [each for each in owner.sets if not each.startswith(replaced)]
-    say(f"stageline: the plan is {owner.plan}, whose code is called", err=True)
+    say(f"stageline: using the plan {owner.plan} of that run; its model and data code is executed", err=True)
     return plan_of(owner.plan, [*kept, *sets])
 
 

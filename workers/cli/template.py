@@ -17,7 +17,7 @@ import torch
 
 from stageline.workers.disk.owned_folder import remove_when_left
 from stageline.workers.launch.forking import fork_on_request
-from stageline.workers.process.signals import Signals, exit_at_once
+from stageline.workers.process.system.signals import Signals, exit_at_once
 
 from .app import run, stageline
 

@@ -5,21 +5,13 @@ from collections.abc import Callable
 from time import time
 
 from stageline.broker.codec.message import TO_SCRIPT
-from stageline.broker.control.messages import (
-    MOST_ROUNDS,
-    MOST_STEPS,
-    WAITS,
-    EvaluationRecord,
-    Event,
-    Report,
-    StepRecord,
-    Wait,
-)
+from stageline.broker.control.messages import MOST_ROUNDS, MOST_STEPS, WAITS, Report
+from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import QueueKey, Trouble
 from stageline.pipeline.schedule import Kind
-from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.machine import AwaitCredit
+from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
 
 AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are sent again

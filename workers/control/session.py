@@ -21,12 +21,12 @@ from stageline.broker.control.messages import (
     FromBroker,
     Goodbye,
     Hello,
-    Inspection,
     Refused,
     Report,
     Standby,
     Stop,
 )
+from stageline.broker.control.records import Inspection
 from stageline.pipeline.errors import ExitCode, documented
 from stageline.workers.runtime.progress import Progress
 

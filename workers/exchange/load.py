@@ -129,7 +129,7 @@ def _module_of(made: Any) -> torch.nn.Module:
         case list() | tuple():
             return torch.nn.Sequential(*made)
         case _:
-            raise ModelRefused(f"the model is a {type(made).__name__}; wanted is a torch module, or stageline.Layers")
+            raise ModelRefused(f"the model is a {type(made).__name__}; expected a torch module, or stageline.Layers")
 
 
 def _origin(plan: Plan, model: Any) -> str:

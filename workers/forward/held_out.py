@@ -9,7 +9,7 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.model.loading.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.scalar_loss import Loss
-from stageline.workers.runtime.metric_value import Metric
+from stageline.workers.runtime.executor.metric_value import Metric
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,9 @@ class Inputs:
 def open_inputs(path: Path) -> Inputs:
     """Raises `DataError` for what cannot be read, or tensors without a common number of rows."""
     if path.suffix not in FORMS:
-        raise DataError(f"{path} cannot be read as inputs: wanted is a file of {', '.join(FORMS)}")
+        raise DataError(f"{path} cannot be read as inputs: expected a file of {', '.join(FORMS)}")
     if not path.is_file():
-        raise DataError(f"there is no file {path}")
+        raise DataError(f"there is no file {path} to read inputs from")
     try:
         found = _tensors(path) if path.suffix == FORMS[0] else _arrays(path)
     except (OSError, SafetensorError, ValueError, RuntimeError, EOFError) as error:
@@ -119,9 +119,7 @@ def _csv(path: Path) -> Any:
         with warnings.catch_warnings(action="ignore"):  # of a file without rows
             found = numpy(path).loadtxt(path, delimiter=",", dtype="float32", ndmin=2)
     except ValueError as error:
-        raise ValueError(f"{str(error).rstrip('.')}. Wanted are numbers alone, without a line of names") from error
+        raise ValueError(f"{str(error).rstrip('.')}. Expected numbers alone, without a line of names") from error
     if not found.size:
-        raise ValueError(
-            "it has no row, so how many columns it has is not known; wanted is at least one row of numbers"
-        )
+        raise ValueError("it has no row, so how many columns it has is not known; expected at least one row of numbers")
     return found

@@ -1,4 +1,4 @@
-"""numpy, which stageline does not need but for files of its own and text."""
+"""numpy, which is imported by name only for files of its own and text."""
 
 from importlib import import_module
 from pathlib import Path

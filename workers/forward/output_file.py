@@ -25,7 +25,7 @@ def demand_writable(path: Path) -> None:
     """Before anything is computed. Raises `DataError` for another form, or one that needs what is not installed, and
     `WeightsUnusable` for a file that is there, `OSError` where no file can be made; its folder is made."""
     if path.suffix not in FORMS:
-        raise DataError(f"predictions are not written to {path}: wanted is a file of {' or '.join(FORMS)}")
+        raise DataError(f"predictions are not written to {path}: expected a file of {' or '.join(FORMS)}")
     require_absent(path)
     if path.suffix == ".npy":
         numpy(path)

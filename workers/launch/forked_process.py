@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TextIO
 
 from stageline.pipeline.errors import ExitCode
-from stageline.workers.process.spawn import wait_for_end
+from stageline.workers.process.system.spawn import wait_for_end
 
 from .forking import NOT_FORKED, parse_report
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TextIO
 
 from stageline.broker.membership.failure_detector import describe_status
-from stageline.workers.process.fork import Fork
+from stageline.workers.process.system.fork import Fork
 
 from .template import PROGRAM, Template
 

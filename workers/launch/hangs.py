@@ -4,8 +4,8 @@ import signal
 from collections.abc import Mapping
 from time import monotonic, sleep
 
-from stageline.workers.process import last_line
-from stageline.workers.process.spawn import SpawnedProcess
+from stageline.workers.process.system import last_line
+from stageline.workers.process.system.spawn import SpawnedProcess
 from stageline.workers.runs.result import Facts
 
 from .children import Children

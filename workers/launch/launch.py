@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from stageline.broker.control.messages import RunLength
+from stageline.broker.control.records import RunLength
 from stageline.pipeline.addresses import dialled
 from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
-from stageline.workers.preflight.results.trial_result import StageMemory
-from stageline.workers.process import last_line
-from stageline.workers.process.signals import Signals
-from stageline.workers.process.socket_paths import demand_short_socket_paths
-from stageline.workers.process.spawn import Spawn
+from stageline.workers.preflight.results.trial_result import StageMemory, WorkerEstimate
+from stageline.workers.process.system import last_line
+from stageline.workers.process.system.signals import Signals
+from stageline.workers.process.system.socket_paths import demand_short_socket_paths
+from stageline.workers.process.system.spawn import Spawn
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.store import measured_timetable
@@ -44,6 +44,7 @@ class Launch:
     spares: int = 0
     decided: tuple[str, ...] = ()  # the cut and what stages do for a limit, if the plan did not say it, as arguments
     memory: tuple[StageMemory, ...] = ()  # what stages do for a limit, if that was chosen now
+    workers: Sequence[WorkerEstimate] = ()
 
     @property
     def steps(self) -> int:
@@ -122,6 +123,7 @@ def prepare_launch(
         spares,
         decided,
         expected.memory,
+        expected.workers,
     )
 
 

@@ -18,9 +18,9 @@ from time import monotonic, sleep
 from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.process import last_line
-from stageline.workers.process.signals import Signals
-from stageline.workers.process.spawn import SpawnedProcess
+from stageline.workers.process.system import last_line
+from stageline.workers.process.system.signals import Signals
+from stageline.workers.process.system.spawn import SpawnedProcess
 from stageline.workers.runs.folder import read_control_secret
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
@@ -218,7 +218,7 @@ class Supervisor:
     def _failure(self) -> LaunchOutcome | None:
         """The end of a run that the broker cannot end: it keeps exiting, is gone when the run is stopped, or a worker
         exited before it joined."""
-        if self._stopped is not None and monotonic() - max(self._stopped, self._answered or 0.0) > STOP_TIMEOUT:
+        if self._stopped is not None and (self._has_broker_failed() or self._is_silent(self._stopped)):
             code = ExitCode.SAVED if self._facts.get("checkpoint") else ExitCode.INTERRUPTED
             return LaunchOutcome(code, self._unanswered_stop(), self._facts)
         if self._broker_restarts > MAX_BROKER_RESTARTS:
@@ -229,11 +229,21 @@ class Supervisor:
                 return self._worker_failure(name, process)
         return None
 
+    def _has_broker_failed(self) -> bool:
+        """Whether the broker has ended, and will not be started again since the run is stopped."""
+        broker = self._children.broker
+        return broker is not None and broker.poll() is not None and broker.result == ExitCode.FAILED
+
+    def _is_silent(self, stopped: float) -> bool:
+        return monotonic() - max(stopped, self._answered or 0.0) > STOP_TIMEOUT
+
     def _unanswered_stop(self) -> str:
         checkpoint = self._facts.get("checkpoint")
         saved = f"checkpoint {checkpoint} is complete" if checkpoint else "nothing saved"
         last = self._children.last_log_line("broker").removeprefix("stageline: ")
-        return f"{self._why}; {saved}. The broker did not answer for {STOP_TIMEOUT:g} s; its last log line: {last}"
+        silent = f"did not answer for {STOP_TIMEOUT:g} s; its last log line"
+        ended = "has ended" if self._has_broker_failed() else silent
+        return f"{self._why}; {saved}. The broker {ended}: {last}"
 
     def _broker_failure(self) -> str:
         """With its own reason first."""

@@ -34,9 +34,9 @@ from stageline.workers.preflight.results.trial_result import (
     TrialRefusal,
     TriedPlan,
 )
-from stageline.workers.process import last_line
-from stageline.workers.process.signals import Signals
-from stageline.workers.process.spawn import Spawn, SpawnedProcess
+from stageline.workers.process.system import last_line
+from stageline.workers.process.system.signals import Signals
+from stageline.workers.process.system.spawn import Spawn, SpawnedProcess
 
 POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line

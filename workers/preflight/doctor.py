@@ -26,11 +26,12 @@ from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.preflight.results.trial_result import TriedPlan
-from stageline.workers.process.socket_paths import longest_socket_path
+from stageline.workers.process.system.socket_paths import longest_socket_path
 
 NAME = "stageline"  # of the distribution, and of its one package
 _LIBRARIES = (
     "torch",
+    "numpy",
     "pyzmq",
     "msgspec",
     "redis",
@@ -87,7 +88,7 @@ def _libraries() -> Iterator[CheckResult]:
             continue
         old = name == "torch" and tuple(map(int, version.split(".")[:2])) < _OLDEST_TORCH
         yield CheckResult(
-            name, Health.BAD if old else Health.GOOD, f"{version}, but 2.10 is wanted" if old else version
+            name, Health.BAD if old else Health.GOOD, f"{version}, but stageline needs 2.10" if old else version
         )
 
 

@@ -14,9 +14,10 @@ from time import monotonic, time
 import structlog
 
 from stageline.broker.control.channel import Envelope, Received, ServerChannel
-from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, RunLength, StopRun
+from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, StopRun
 from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.control.protocol import decode_to_broker, encode
+from stageline.broker.control.records import RunLength
 from stageline.broker.control.seal import KEY_BYTES
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.observation import EVERY
@@ -39,8 +40,8 @@ from stageline.workers.runs.recut_note import earlier_run
 from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
 
-from .signals import Signals
 from .store_wait import StoreWait
+from .system.signals import Signals
 
 TURN = 0.05  # seconds that a turn waits for the first message
 UNREADABLE = 20  # senders of what is no message that are answered in a turn

@@ -14,14 +14,14 @@ from stageline.pipeline.errors import (
     describe_error,
     error_text,
 )
-from stageline.pipeline.retry import lacks_memory, passing_fault
+from stageline.pipeline.retry import causes, lacks_memory, passing_fault
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs.metrics.metrics_file import MetricsNotWritten
-from stageline.workers.runtime.calls import CallRefused
-from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runtime.program.calls import CallRefused
 
 RESUME_AS_A_WHOLE = (
     "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "
@@ -39,12 +39,10 @@ def plain(error: BaseException, reason: str) -> str:
 
 def withheld(error: BaseException, reason: str) -> str:
     """`reason` without the texts of what the user's code raised, which may show values: of a row, or a label."""
-    raised: BaseException | None = error.__cause__
-    while raised is not None:
+    for raised in causes(error.__cause__):
         name = f"{type(raised).__name__}, whose text is in this worker's log alone (data.stays)"
         for text in (describe_error(raised), error_text(raised)):
             reason = reason.replace(text, name)
-        raised = raised.__cause__
     return reason
 
 

@@ -33,10 +33,11 @@ from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.metrics_file import MetricsFile
 from stageline.workers.runs.result import Facts, LaunchOutcome
-from stageline.workers.runtime.executor import ComputeFailed, Executor
+from stageline.workers.runtime.executor.executor import ComputeFailed, Executor
+from stageline.workers.runtime.executor.skipping import SkipLog
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
-from stageline.workers.runtime.skipping import SkipLog
+from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.turns import Stuck, take_turns
 from stageline.workers.taps.tap_writer import BACKLOG, TapWriter
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator

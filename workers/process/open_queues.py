@@ -13,7 +13,7 @@ from stageline.broker.queues.shm.queues import ShmQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.program.program import Program
 
 _REDIS_PORT = 6379  # where an address names none
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import structlog
 
-from stageline.broker.control.messages import LONGEST_NAME
+from stageline.broker.control.records import LONGEST_NAME
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.control.client import BrokerUnreachable, Client

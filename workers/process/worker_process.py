@@ -18,7 +18,8 @@ from pathlib import Path
 import structlog
 import torch
 
-from stageline.broker.control.messages import CONTROL_VERSION, LONGEST_NAME, Assigned, Failed, Goodbye, Hello
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Failed, Goodbye, Hello
+from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import DataError, ExitCode, ForeignState, GroupLost, ModelRefused
@@ -36,19 +37,19 @@ from stageline.workers.disk.freed_memory import give_back_memory, keep_freed_mem
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.metrics_file import MetricsNotWritten
-from stageline.workers.runtime.calls import CallRefused
-from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.runtime.executor.executor import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.program.calls import CallRefused
 
 from .assigned_worker import AssignedWorker
 from .failures import failures_reported, lacks_resources, plain, why_it_leaves, withheld
-from .group import StageGroups
+from .group.group import StageGroups
 from .join import tell_script
 from .open_queues import open_queues, reachable
-from .signals import Signals, exit_at_once
 from .stand_ins import StandIns, elastic_stages
+from .system.signals import Signals, exit_at_once
 
-EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused", ExitCode.NO_BROKER: "no broker"}
+EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused"}
 EXPECTED = (
     ComputeFailed,
     DataError,
@@ -151,7 +152,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
             )
         job = replace(job, length=job.length or assigned.length).only(job.schedule.placement[assigned.index])
         gc.collect()  # the model may refer to itself
-        _keep_memory(job.plan)  # from here on: what loading has freed goes back
+        _keep_memory(job.plan, assigned.index)  # from here on: what loading has freed goes back
         _exit_on_signals(control)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
@@ -194,9 +195,9 @@ def _require_weights(job: Job, claim: int | None) -> None:
     raise refused[0]
 
 
-def _keep_memory(plan: Plan) -> None:
-    """Faster, except where a run offloads or has a limit: there memory is scarce."""
-    if plan.offloads or plan.limit_keys:
+def _keep_memory(plan: Plan, worker: int) -> None:
+    """Faster, except where a worker offloads or has a tight limit: there memory is scarce."""
+    if plan.is_tight(worker) or any(map(plan.offloaded_of, plan.workers[worker].stages)):
         give_back_memory()
     else:
         keep_freed_memory()

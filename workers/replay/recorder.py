@@ -35,12 +35,12 @@ from stageline.workers.disk.atomic_file import draft_of, publish, sync, write_js
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.disk.tensor_file import Unsaveable
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.executor import ComputeFailed, Culprit, Executor
-from stageline.workers.runtime.instruction import Instruction
+from stageline.workers.runtime.executor.executor import ComputeFailed, Culprit, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE, CarryOut
-from stageline.workers.runtime.queue_keys import queue_key
-from stageline.workers.runtime.replays import CacheUse
+from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.program.queue_keys import queue_key
+from stageline.workers.runtime.program.replays import CacheUse
 
 from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
 

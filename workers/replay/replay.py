@@ -20,15 +20,15 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.pipeline.schedule import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
-from stageline.pipeline.stage.state import StageState
+from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.pipeline.tree import Tree, describe
 from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_snapshot
-from stageline.workers.runtime.executor import ComputeFailed
-from stageline.workers.runtime.instruction import Instruction
+from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runtime.executor.skipping import SkipLog
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.skipping import SkipLog
+from stageline.workers.runtime.program.instruction import Instruction
 
 from .recorder import result_queue
 from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import msgspec
 
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.plan.tables import flat
 from stageline.workers.disk.atomic_file import write_file
 
 from .result import Result
@@ -106,16 +107,18 @@ def recorded_memory(plan: "plans.Plan", folder: Path) -> dict[str, object]:
         return {}
     plan = plan.with_stages(stages)
     tables = plan.as_mapping()
-    if _limits(tables) != _limits(kept) or plans.differences(tables, kept):
+    wanted = plan.undecided_keys(stages)
+    if _limits(tables, wanted) != _limits(kept, wanted) or plans.differences(tables, kept):
         return {}
-    wanted = [key for stage in range(stages) for key in plan.undecided_memory(stage)]
-    found = {key: kept.get("stage", {}).get(key.split(".")[1], {}).get(key.split(".")[2]) for key in wanted}
+    recorded = flat(kept)
+    found = {key: recorded.get(key) for key in wanted}
     return {} if None in found.values() else found
 
 
-def _limits(tables: dict[str, Any]) -> list[object]:
-    workers = tables.get("workers", {})
-    return [tables.get("memory"), {name: each.get("memory") for name, each in workers.items()}]
+def _limits(tables: dict[str, Any], chosen: Collection[str]) -> list[object]:
+    """What a plan says of all stages and workers, but for the keys that are `chosen`; and the limits of workers."""
+    of_all = {key: value for key, value in tables.get("memory", {}).items() if f"memory.{key}" not in chosen}
+    return [of_all, {name: each.get("memory") for name, each in tables.get("workers", {}).items()}]
 
 
 class _RecordedModel(msgspec.Struct):

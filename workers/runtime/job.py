@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import RunLength
+from stageline.broker.control.records import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed, Numbering, Source
 from stageline.pipeline.errors import DataError, ModelRefused
@@ -30,12 +30,12 @@ from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
-from .calls import CallFeed
-from .executor import Executor
-from .metric_value import Metric
-from .program import AHEAD, ENDLESS, NO_ROUNDS, Program
+from .executor.executor import Executor
+from .executor.metric_value import Metric
+from .executor.skipping import SkipLog, SkippingExecutor
+from .program.calls import CallFeed
+from .program.program import AHEAD, ENDLESS, NO_ROUNDS, Program
 from .sample_order import made_order, order_of
-from .skipping import SkipLog, SkippingExecutor
 from .staying import demand_staying
 
 if TYPE_CHECKING:

@@ -19,23 +19,23 @@ from msgspec import UNSET
 
 from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import Flow, Message
-from stageline.broker.codec.tensors import coded
-from stageline.broker.control.messages import EvaluationRecord
-from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
+from stageline.broker.control.records import EvaluationRecord
+from stageline.broker.queues.base import Inbound, QueueKey, Queues
 from stageline.pipeline.evaluation import Criterion, Standing
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.runs.metrics.lines import MetricsLine, StepMetrics, evaluation_line
 
 from .call_sequence import CallSequence, SaveStages
-from .calls import CallKind, Position
-from .executor import Executor
-from .instruction import Instruction
+from .executor.executor import Executor
 from .machine import AwaitCredit, AwaitOrder, Command, Compute, Finish, Machine, Take
-from .orders import LONGEST, OrderMissing, StepOrders
-from .program import Program
+from .outbound_queues import OutboundQueues
+from .program.calls import CallKind, Position
+from .program.instruction import Instruction
+from .program.orders import LONGEST, OrderMissing, StepOrders
+from .program.program import Program
+from .program.replays import CacheUse
 from .progress import Progress
-from .replays import CacheUse
 
 CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
@@ -96,18 +96,14 @@ class WorkerLoop:
         self._script = CallSequence(program, worker, executor, Position(start)) if program.scripted else None
         self._executor = executor
         self._carry_out = carry_out or executor.carry_out
-        self._codecs = codecs
         self._queues = queues
-        self._run = run
-        self._incarnation = incarnation
         self._now = clock.time
         self._inbound = cache(queues.inbound)
-        self._outbound = cache(self._open_outbound)
+        self._outbound = OutboundQueues(queues, program.queues, codecs, run=run, incarnation=incarnation)
         self._evaluation = [key for key in program.queues.outbound(worker) if key.flow is Flow.EVALUATION]
         self._keep: Callable[[int], object] = lambda step: None
         self._standing = Standing(program.criterion or Criterion())
         self._judged = 0  # rounds of evaluation that the standing is of
-        self._by_name: dict[str, Outbound] = {}  # those that something was put into
         self._received: list[Tree] = []
 
     def run(self, between: Callable[[], None], on_step: OnStep) -> None:
@@ -119,7 +115,7 @@ class WorkerLoop:
                 self.attention = False
                 between()
             if self.progress.depths_wanted:
-                self.progress.depths = {name: outbound.depth() for name, outbound in self._by_name.items()}
+                self.progress.depths = self._outbound.depths()
                 self.progress.depths_wanted = False
             self.poll(PATIENCE)
         self.progress.waits = self.progress.over = True
@@ -187,7 +183,7 @@ class WorkerLoop:
         this worker has begun at."""
         script = self._script
         for key in () if script is None else script.replies:
-            if script is not None and (outbound := self._by_name.get(str(key))) is not None:
+            if script is not None and (outbound := self._outbound.opened.get(str(key))) is not None:
                 depth, flow = outbound.depth(), key.flow
                 arrived = script.position.of(flow) - depth.ready - depth.in_flight
                 self.progress.answered[flow] = max(script.start.of(flow), arrived)
@@ -251,7 +247,7 @@ class WorkerLoop:
         return wanted
 
     def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
-        outbound = self._outbound(wanted.key)
+        outbound = self._outbound.of(wanted.key)
         number = self.program.queues.number_in(wanted.key, wanted.instruction)
         if not outbound.has_credit(number, 0):
             self.progress.waiting(wanted)
@@ -266,10 +262,7 @@ class WorkerLoop:
         verdict = instruction.action.kind is Kind.VERDICT
         result = self._verdict() if verdict else self._carry_out(instruction, self._received)
         self._received.clear()
-        if instruction.gives is not None:
-            self._put(instruction, instruction.gives, result)
-            for other in instruction.also:
-                self._put(instruction, other, result)
+        self._outbound.put(instruction, result)
         if verdict:
             self._go_by(instruction, ends=bool(result))
         elif instruction.evaluates:
@@ -286,21 +279,6 @@ class WorkerLoop:
             cached.keep(*place, self._received[0])
         elif cached is not None:
             self._received.append(cached.rows(*place))
-
-    def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
-        step, microbatch, number = instruction.step, instruction.action.microbatch, instruction.number
-        if key.part is not None:
-            number = self.program.queues.number_in(key, instruction)
-        if key.flow is Flow.REPLAYED:  # one a step, without content
-            microbatch, number, payload = 0, step, None
-        elif (codec := self._codecs.get(key)) is not None:
-            payload = coded(payload, codec)
-        message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
-        self._outbound(key).put(message)
-
-    def _open_outbound(self, key: QueueKey) -> Outbound:
-        self._by_name[str(key)] = outbound = self._queues.outbound(key)
-        return outbound
 
     def _end_evaluation(self, instruction: Instruction, result: Tree) -> None:
         stage, batch, program = instruction.action.stage, instruction.step, self.program
@@ -364,9 +342,7 @@ class WorkerLoop:
     def _reply(self, script: CallSequence) -> None:
         reply, key = script.reply(), script.answer
         if key is not None:
-            number = script.position.of(key.flow)
-            message = Message(self._run, key.flow, number, 0, key.stage, self._incarnation, number, reply)
-            self._outbound(key).put(message)
+            self._outbound.put_reply(key, script.position.of(key.flow), reply)
             self.progress.full = None
         trained = script.open is not None and script.open.kind is CallKind.TRAIN
         script.close()
@@ -389,20 +365,6 @@ class WorkerLoop:
             self.progress.positions[after.step] = after
         for batch in script.take_settled():
             for key in self._evaluation:
-                self._outbound(key).empty(batch)
+                self._outbound.of(key).empty(batch)
         self._machine.extend(instructions)
         return True
-
-
-class Stuck(Exception):
-    """No worker can go on: they wait for each other in a circle. The text says what each one waits for."""
-
-
-def take_turns(workers: Sequence[WorkerLoop], until: Callable[[WorkerLoop], bool]) -> None:
-    """Gives each worker a turn in this thread, again and again until `until` holds for all of them.
-
-    Raises `Stuck` when a whole round changes nothing: within one thread, no message can still be on its way.
-    """
-    while waiting := [worker for worker in workers if not until(worker)]:
-        if not sum(worker.poll(0) for worker in waiting):
-            raise Stuck(f"no worker can go on: {'; '.join(worker.doing for worker in waiting)}")

@@ -23,7 +23,7 @@ import msgspec
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.schedule import Kind
 
-from .instruction import Instruction
+from .program.instruction import Instruction
 
 
 class Take(msgspec.Struct, frozen=True):

@@ -13,16 +13,16 @@ from time import time
 import msgspec
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import EvaluationRecord, StepRecord, Wait, WorkerRecord
+from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait, WorkerRecord
 from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
 
-from .calls import Position
-from .instruction import Instruction
+from .executor.stage_bytes import HeldBytes
 from .machine import AwaitCredit, Take
-from .orders import StepOrders
-from .stage_bytes import HeldBytes
+from .program.calls import Position
+from .program.instruction import Instruction
+from .program.orders import StepOrders
 
 
 class Done(msgspec.Struct):

@@ -2,7 +2,7 @@
 
 import torch
 
-from stageline.broker.control.messages import SampleOrder
+from stageline.broker.control.records import SampleOrder
 from stageline.pipeline.data import Feed, Order
 from stageline.pipeline.plan import Plan
 

@@ -42,12 +42,12 @@ def begin_run(
     """
     workers = options.workers
     if workers not in ("processes", "inline"):
-        raise ValueError(f'workers = {workers!r}; wanted is "processes" or "inline"')
+        raise ValueError(f'workers = {workers!r}; expected "processes" or "inline"')
     if workers == "inline" and options.broker is not None:
         raise ValueError(f"broker = {masked(options.broker)!r}: inline workers are in this process; leave out workers")
     if workers == "inline" and resume is not None:
         raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
-    demand_usable(options, inline=workers == "inline", resume=resume)
+    demand_usable(model, options, inline=workers == "inline", resume=resume)
     with in_arguments_words():
         return _begin(model, options, None if resume is None else Path(resume))
 

@@ -171,7 +171,7 @@ def _classes_or_numbers(targets: Tensor) -> tuple[Tensor, int | None]:
             raise ProbeRefused(f"{form}, and the same for all rows: there is nothing to tell")
         return flat.double(), None
     if targets.is_complex() or flat.shape[1] != 1:
-        raise ProbeRefused(f"{form}; wanted is one class for each row, int64 [rows], or numbers with a fraction")
+        raise ProbeRefused(f"{form}; expected one class for each row, int64 [rows], or numbers with a fraction")
     values, classes = distinct(flat[:, 0].to(torch.int64))
     if len(values) < 2:
         raise ProbeRefused(f"all {len(flat)} rows have the class {values[0]}: a probe needs two at least")

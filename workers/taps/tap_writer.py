@@ -26,12 +26,12 @@ from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, w
 from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
 from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
 from stageline.workers.runtime.disk_wait import has_room
-from stageline.workers.runtime.executor import Executor
-from stageline.workers.runtime.instruction import Instruction
+from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor.skipping import MARK
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import CarryOut
+from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.skipping import MARK
 
 from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder
 

@@ -32,6 +32,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace, 
     names: dict[str, object] = {"__name__": page.stem}
     for name, text in named_files(page).items():
         workspace.write(name, text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)  # imported by another page
     with contextlib.chdir(workspace.folder), workspace.forking():
         for block in code_blocks(page):
             exec(compile(block, page.name, "exec", dont_inherit=True), names)  # noqa: S102  # our own page

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stageline.pipeline.plan import Plan, read_plan
-from stageline.pipeline.stage.state import StageState
+from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.joined_folder import NOTE, note_own, why_not_own
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot

@@ -144,7 +144,7 @@ def test_with_json_an_error_is_one_line_of_json_on_stdout(workspace, capsys):
         "line": 4,
         "key": "run.steps",
         "value": "-6",
-        "message": "a whole number from 1 on is wanted",
+        "message": "expected a whole number of at least 1",
     }
     assert [faults["run.sead"][name] for name in ("where", "file", "line")] == ["--set", None, None]
 

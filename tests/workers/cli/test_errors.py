@@ -20,6 +20,11 @@ def test_an_error_of_a_command_carries_its_exit_code():
     [
         (FileNotFoundError(errno.ENOENT, "No such file", "/nope"), "cannot use /nope: No such file"),
         (OSError(errno.ENOSPC, "No space left"), "cannot write to stdout, or to the run's folder: No space left"),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            "No usable temporary directory found in ['/tmp']. Sockets and files of a process need one: "
+            "make /tmp writable, or name a folder in TMPDIR",
+        ),
         (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
     ],
 )

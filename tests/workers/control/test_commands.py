@@ -17,11 +17,11 @@ from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.control import commands
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.session import Stopped
-from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
-from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program import ENDLESS, Program
-from stageline.workers.runtime.queue_keys import call_key, loss_key, queue_key, reply_key
+from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position, encode_call
+from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.program.program import ENDLESS, Program
+from stageline.workers.runtime.program.queue_keys import call_key, loss_key, queue_key, reply_key
 
 STEPS = 5
 JOINED = Peers({0: (7, "ipc://0")})

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import WAITS, EvaluationRecord, Report, Wait
+from stageline.broker.control.messages import WAITS, Report
+from stageline.broker.control.records import EvaluationRecord, Wait
 from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues
@@ -21,13 +22,13 @@ from stageline.pipeline.schedule import forward_only, make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import Reporter
-from stageline.workers.runtime.calls import Call, CallKind, Position
-from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit, Take
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.program.calls import Call, CallKind, Position
+from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.program.program import Program
+from stageline.workers.runtime.program.queue_keys import call_key, reply_key
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.queue_keys import call_key, reply_key
 from support.redis_server import RedisServer
 from support.shapes import line
 

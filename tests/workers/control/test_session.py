@@ -9,12 +9,10 @@ from stageline.broker.control.messages import (
     MOST_ROUNDS,
     Assigned,
     Confirmed,
-    EvaluationRecord,
     Failed,
     Finished,
     Goodbye,
     Hello,
-    Inspection,
     Peers,
     Refused,
     Report,
@@ -22,6 +20,7 @@ from stageline.broker.control.messages import (
     Stop,
     ToBroker,
 )
+from stageline.broker.control.records import EvaluationRecord, Inspection
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import AGAIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
 from stageline.workers.runtime.progress import Progress

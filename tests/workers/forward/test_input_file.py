@@ -80,7 +80,7 @@ def test_what_is_no_table_of_rows_is_refused_by_name_and_nothing_is_unpickled(tm
         "empty.csv": "empty.csv cannot be read: it has no row",
         "head.csv": "could not convert string 'a' .*without a line of names",
         "none.npy": "there is no file",
-        "x.pt": r"wanted is a file of \.safetensors, \.npy, \.npz, \.csv",
+        "x.pt": r"expected a file of \.safetensors, \.npy, \.npz, \.csv",
     }.items():
         with pytest.raises(DataError, match=reason):
             open_inputs(tmp_path / name)

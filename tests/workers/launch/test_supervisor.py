@@ -312,13 +312,24 @@ def test_a_run_that_is_stopped_ends_although_its_broker_is_gone(checkpoint, code
     scene.client.status = {"phase": "running", "workers": [], "checkpoint": checkpoint}
     assert scene.poll() is None
     scene.client.status = None
-    scene.children.end("broker", 1, 1)
+    scene.children.end("broker", -signal.SIGKILL)
     assert scene.poll(signals=1) is None
     assert scene.poll(after=STOP_TIMEOUT - 0.5, signals=1) is None
     outcome = scene.poll(after=1.0, signals=1)
     assert outcome.code == code
     assert "interrupted" in outcome.reason
     assert "the log of broker" in outcome.reason
+
+
+def test_a_run_that_is_stopped_ends_at_once_when_its_broker_fails(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.client.status = {"phase": "running", "workers": [], "checkpoint": 20}
+    assert scene.poll(signals=1) is None
+    scene.client.status = None
+    scene.children.end("broker", 1, 1)
+    outcome = scene.poll(signals=1)
+    assert outcome.code == ExitCode.SAVED
+    assert outcome.reason == "interrupted; checkpoint 20 is complete. The broker has ended: the log of broker"
 
 
 @pytest.mark.parametrize("name", ["worker-1", "broker"])

@@ -23,8 +23,6 @@ from stageline.broker.control.messages import (
     Ask,
     Assigned,
     Confirmed,
-    EvaluationRecord,
-    Event,
     Exited,
     Failed,
     Finished,
@@ -34,14 +32,13 @@ from stageline.broker.control.messages import (
     Peers,
     Refused,
     Report,
-    StepRecord,
     Stop,
     StopRun,
     Trim,
-    Wait,
 )
 from stageline.broker.control.open import open_server
 from stageline.broker.control.protocol import decode_from_broker, encode
+from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.control.seal import RunKeys, sealed
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of

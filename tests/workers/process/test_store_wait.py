@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 
+import pytest
+
 from stageline.broker.control.channel import Envelope, Received
-from stageline.broker.control.messages import Ask, Failed, Goodbye, ToBroker
+from stageline.broker.control.messages import Ask, Exited, Failed, Goodbye, StopRun, ToBroker
 from stageline.broker.control.protocol import encode
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.run import run_of
+from stageline.broker.stores.base import StoreUnusable
 from stageline.broker.stores.memory import MemoryStore
-from stageline.workers.process.signals import Signals
+from stageline.workers.process import store_wait
 from stageline.workers.process.store_wait import MOST, StoreWait
+from stageline.workers.process.system.signals import Signals
 from support.conversation import PLAN, TERMS
 
 KEYS = RunKeys("run-1", b"k" * 32)
@@ -67,3 +71,28 @@ def test_so_many_are_answered_once_each() -> None:
             said.say(b"stranger %d" % number, Ask("status"))
     wait("waits for its disk")
     assert [recipient for recipient, _ in said.sent] == [b"stranger %d" % number for number in range(QUESTIONS)]
+
+
+def test_what_a_supervisor_says_once_is_kept_and_not_what_strangers_say_in_its_name() -> None:
+    """A stop was lost: the run went on once the records could be written."""
+    wait, said = waiting()
+    messages = StopRun("interrupted"), Exited(0, 17, 1)
+    for message in messages:
+        said.say(b"stranger", message)
+        said.say(b"supervisor", message, KEYS.of_control)
+    wait("waits for its disk")
+    assert [sender for sender, _ in wait.over()] == 2 * [b"supervisor"]
+
+
+def test_a_run_that_is_to_stop_waits_only_a_little_for_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited a minute."""
+    wait, said = waiting()
+    monkeypatch.setattr(store_wait, "STOPPING", 0.0)
+    said.say(b"stranger", StopRun("interrupted"))
+    said.say(b"supervisor", StopRun("over", over=True), KEYS.of_control)
+    for _ in range(2):
+        wait("cannot write: full; tried for 3 s, gives up in 57 s")
+    said.say(b"supervisor", StopRun("interrupted"), KEYS.of_control)
+    wait("cannot write: full; tried for 3 s, gives up in 57 s")
+    with pytest.raises(StoreUnusable, match=r"records: cannot write: full\. Mend that, and resume the run$"):
+        wait("cannot write: full; tried for 3 s, gives up in 57 s")

@@ -52,7 +52,10 @@ def test_a_device_that_this_machine_lacks_is_not_warmed_up(workspace: Workspace)
         ("memory.offload=[]", True),
         ('memory.offload=["activations"]', False),
         ('stage.1.offload=["weights"]', False),
+        ('stage.0.offload=["weights"]', True),  # of another worker
         ("memory=4GiB", False),
+        ('memory={limit="4GiB", tight=[1]}', False),
+        ('memory={limit="4GiB", tight=[0]}', True),
     ],
 )
 def test_a_worker_keeps_the_memory_that_it_frees_unless_memory_is_scarce(
@@ -61,5 +64,5 @@ def test_a_worker_keeps_the_memory_that_it_frees_unless_memory_is_scarce(
     calls: list[bool] = []
     monkeypatch.setattr(process, "keep_freed_memory", lambda: calls.append(True))
     monkeypatch.setattr(process, "give_back_memory", lambda: calls.append(False))
-    process._keep_memory(read_plan(workspace.folder, sets=[key]))
+    process._keep_memory(read_plan(workspace.folder, sets=[key]), 1)
     assert calls == [kept]

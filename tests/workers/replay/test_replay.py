@@ -5,8 +5,8 @@ import pytest
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.replay.records import Reason
 from stageline.workers.replay.replay import Replayed, ReplayOutcome, ReplayTarget
-from stageline.workers.runtime.executor import ComputeFailed
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runtime.program.program import Program
 
 RAISED = Reason(action="1F5", raised=True, reason="ValueError: one row only")
 NOT_FINITE = Reason(action="1B5", raised=False, reason="the loss is nan")

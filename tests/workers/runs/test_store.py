@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from stageline.broker.control.messages import StepRecord
+from stageline.broker.control.records import StepRecord
 from stageline.broker.stores.memory import MemoryStore
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan

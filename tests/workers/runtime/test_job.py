@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import RunLength
+from stageline.broker.control.records import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.loading.load import load_source
 from stageline.pipeline.model.loading.script_objects import OBJECTS
 from stageline.pipeline.plan import read_plan
-from stageline.workers.runtime.calls import CallFeed
-from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor.skipping import SkipLog, SkippingExecutor
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.program import NO_ROUNDS
-from stageline.workers.runtime.skipping import SkipLog, SkippingExecutor
+from stageline.workers.runtime.program.calls import CallFeed
+from stageline.workers.runtime.program.program import NO_ROUNDS
 from support.small_plans import plan
 from support.workspace import Workspace
 

@@ -5,17 +5,18 @@ from collections.abc import Sequence
 import pytest
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.instruction import Instruction
-from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
+from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit
-from stageline.workers.runtime.program import NO_ROUNDS, Program
-from stageline.workers.runtime.queue_keys import queue_key
+from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.program.program import NO_ROUNDS, Program
+from stageline.workers.runtime.program.queue_keys import queue_key
+from stageline.workers.runtime.turns import Stuck, take_turns
 from support.shapes import line
 
 STEPS, MICROBATCHES = 3, 2

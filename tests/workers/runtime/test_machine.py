@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.machine import AwaitCredit, Compute, Finish, Machine, OutOfPlace, Take
-from stageline.workers.runtime.program import Program
-from stageline.workers.runtime.queue_keys import queue_key
+from stageline.workers.runtime.program.program import Program
+from stageline.workers.runtime.program.queue_keys import queue_key
 from support.shapes import line
 
 FORWARD, BACKWARD = map(queue_key, ("forward-1", "backward-1"))

@@ -4,10 +4,10 @@ from array import array
 
 from stageline.broker.codec.message import Flow
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.calls import Position
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.program.program import Program
+from stageline.workers.runtime.program.queue_keys import call_key
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.queue_keys import call_key
 from support.shapes import line
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 import stageline
 from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
 from stageline.pipeline.stage.seeded_layers import layer_seed
-from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.runtime.executor.executor import ComputeFailed
 from stageline.workers.script.arguments.line_arguments import LineArguments
 from stageline.workers.script.arguments.script_plan import LineOptions
 
@@ -313,7 +313,7 @@ def test_weights_that_were_read_can_be_loaded():
     assert all(torch.equal(second.state_dict()[name], value) for name, value in first.state_dict().items())
     with pytest.raises(ModelRefused, match=r"9.weight is not the model's .*; 0.weight is missing; .*, and 3 more"):
         second.load_state_dict({"9.weight": torch.zeros(1)})
-    with pytest.raises(ModelRefused, match=r"0.bias has shape \(5,\), wanted is \(16,\)"):
+    with pytest.raises(ModelRefused, match=r"0.bias has shape \(5,\), expected \(16,\)"):
         second.load_state_dict({**model().state_dict(), "0.bias": torch.zeros(5)})
     assert torch.equal(second.state_dict()["0.bias"], first.state_dict()["0.bias"])  # nothing was sent
 

@@ -83,7 +83,7 @@ def test_a_part_of_the_targets_is_chosen_by_its_place_or_its_name() -> None:
         probe(made(targets=several), ProbeChoice())
     with pytest.raises(ProbeRefused, match=r'--target "box" is none of them'):
         probe(made(targets=several), ProbeChoice(target="box"))
-    with pytest.raises(ProbeRefused, match=r"int64 \[400, 4\]; wanted is one class for each row"):
+    with pytest.raises(ProbeRefused, match=r"int64 \[400, 4\]; expected one class for each row"):
         probe(made(targets=several), ProbeChoice(target="1"))
 
 
@@ -93,7 +93,7 @@ def test_a_part_of_the_targets_is_chosen_by_its_place_or_its_name() -> None:
         ({"targets": torch.ones(COUNT, dtype=torch.int64)}, r"all 400 rows have the class 1: a probe needs two"),
         ({"targets": torch.ones(COUNT)}, r"float32 \[400\], and the same for all rows"),
         ({"targets": torch.full((COUNT,), float("inf"))}, "and some are not finite"),
-        ({"targets": torch.ones(COUNT, dtype=torch.complex64)}, r"complex64 \[400\]; wanted is one class"),
+        ({"targets": torch.ones(COUNT, dtype=torch.complex64)}, r"complex64 \[400\]; expected one class"),
         ({"targets": None}, "no targets were stored"),
         (
             {"targets": torch.tensor([0, 1]), "signal": torch.ones(2, 3), "samples": torch.tensor([1, 2])},

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from .tables import share, show
 
 if TYPE_CHECKING:  # slow to import
-    from stageline.workers.preflight.results.trial_result import StageMemory
+    from stageline.workers.preflight.results.trial_result import StageMemory, WorkerEstimate
 
 
 def chosen_lines(stages: Sequence["StageMemory"]) -> Iterator[str]:
@@ -16,6 +16,19 @@ def chosen_lines(stages: Sequence["StageMemory"]) -> Iterator[str]:
             yield f"for its limit of memory, stage {each.stage} {_does(each)}; it takes {share(each.share)} longer"
     if stages and all(each.recompute == "nothing" and not each.offload for each in stages):
         yield "all stages fit their limit of memory as they are"
+
+
+def tight_lines(stages: Sequence["StageMemory"], workers: Sequence["WorkerEstimate"]) -> Iterator[str]:
+    """One for each worker whose limit is tight. Where what `stages` do was chosen, another limit may choose otherwise:
+    only if they do nothing, it is known from which limit on it is not tight."""
+    known = not any(each.recompute != "nothing" or each.offload for each in stages)
+    for each in workers:
+        if each.tight:
+            enough = f'. With "{-(-(each.ample or 0) // 2**20)}MiB" it would do neither' if known else ""
+            yield (
+                f"worker {each.worker}: its limit of memory is tight, so it gives back what it frees and waits until "
+                f"its snapshots are written, which takes time{enough}"
+            )
 
 
 def show_chosen(stages: Sequence["StageMemory"]) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
@@ -161,7 +161,7 @@ class Pace:
         if facts["recollecting"]:
             return "the broker has no records of the run: asking the workers how far it is"
         if facts["missing"]:
-            return f"waiting for worker {', '.join(map(str, facts['missing']))}"
+            return f"waiting for {_workers(facts['missing'])}"
         if facts["phase"] == "running" and facts["finished_floor"] >= self.steps:
             return "evaluating"
         if facts["phase"] == "waiting":
@@ -169,6 +169,12 @@ class Pace:
         if facts["phase"] == "failed" and facts.get("code") in _INTERRUPTED:
             return "interrupted"
         return str(facts["phase"])
+
+
+def _workers(indices: Sequence[int]) -> str:
+    """`worker 1`, `workers 0, 1 and 3`."""
+    *others, last = map(str, indices)
+    return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
 
 
 def evaluation_told(found: Facts, best: Facts | None) -> str:

@@ -38,7 +38,7 @@ from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.preflight.results.trial_result import StageEstimate
-from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.runtime.executor.executor import ComputeFailed
 from stageline.workers.runtime.job import Job
 
 from .live_bytes import LiveBytes

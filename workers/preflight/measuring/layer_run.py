@@ -13,7 +13,7 @@ from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
-from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.job import Job
 
 REPETITIONS = 5  # of which the median counts

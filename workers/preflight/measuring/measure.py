@@ -14,7 +14,7 @@ from stageline.pipeline.schedule import DELAYED, ScheduleRefused, make_schedule
 from stageline.pipeline.schedule.check import check_schedule
 from stageline.pipeline.stage.tied import SharedParameters
 from stageline.workers.preflight.results.trial_result import MeasuredCut, MeasuredLayers
-from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.runtime.executor.executor import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 
 from .layer_run import Handed, LayerRun

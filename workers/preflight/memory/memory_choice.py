@@ -25,6 +25,7 @@ from stageline.pipeline.budget import (
     cheapest,
     moved_bytes,
     shortfalls,
+    tight_workers,
 )
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
@@ -71,11 +72,11 @@ def chosen_memory(plan: Plan, doing: Callable[[str], None]) -> ChosenMemory:
             try:
                 trials.append(_trial(job, form, doing))
             except ModelRefused as error:
-                left_out.append(f'recompute = "{form}" cannot be had: {error}')
+                left_out.append(f'recompute = "{form}" is not considered: {error}')
         chosen = cheapest(_options(job, trials), rooms)
     if chosen is None:
         raise PlanRefused(list(_refusals(job, _options(job, trials), rooms)))
-    return _chosen(job, chosen, first, left_out)
+    return _chosen(job, chosen, tight_workers(chosen, rooms), first, left_out)
 
 
 def _first_trial(job: Job, doing: Callable[[str], None]) -> tuple[_Trial, list[WorkerRoom]]:
@@ -148,13 +149,16 @@ def _options_of(job: Job, stage: int, trials: Sequence[_Trial]) -> Iterator[Stag
         copies = [each for each in trial.stages if job.schedule.replicas.stage(each.stage) == stage]
         moved = Moved.of(copies[0].movable, copies[0].in_flight)
         for offload in offloads:
-            loads = {each.worker: stage_load(job, _moving(each, trial, offload), offload) for each in copies}
+            own = {each.worker: _moving(each, trial, offload) for each in copies}
+            tight = {worker: stage_load(job, each, offload, waits=True) for worker, each in own.items()}
+            ample = {worker: stage_load(job, each, offload, waits=False) for worker, each in own.items()}
+            loads = {worker: (tight if job.plan.is_tight(worker) else ample)[worker] for worker in own}
             added = added_nanoseconds(
                 microbatches * trial.work[stage],
                 microbatches * trials[0].work[stage],
                 moved_bytes(moved, offload, microbatches),
             )
-            yield StageOption(Switches(recompute, offload), added, loads)
+            yield StageOption(Switches(recompute, offload), added, loads, ample)
 
 
 def _moving(stage: StageEstimate, trial: _Trial, offload: Sequence[str]) -> StageEstimate:
@@ -172,7 +176,9 @@ def _microbatches(job: Job, stage: int) -> int:
     return max(map(len, dealt(shares, job.schedule.microbatches)))
 
 
-def _chosen(job: Job, chosen: Sequence[StageOption], plain: _Trial, left_out: Sequence[str]) -> ChosenMemory:
+def _chosen(
+    job: Job, chosen: Sequence[StageOption], tight: Sequence[int], plain: _Trial, left_out: Sequence[str]
+) -> ChosenMemory:
     keys: dict[str, object] = {}
     stages = []
     for stage, option in enumerate(chosen):
@@ -182,6 +188,7 @@ def _chosen(job: Job, chosen: Sequence[StageOption], plain: _Trial, left_out: Se
         recompute = option.switches.recompute
         shown = recompute if isinstance(recompute, str) else ", ".join(recompute)
         stages.append(StageMemory(stage, shown, option.switches.offload, round(option.nanoseconds / step, 3)))
+    keys |= {key: [*tight] for key in job.plan.undecided_of_workers}
     return ChosenMemory(keys, tuple(stages), tuple(left_out))
 
 

@@ -5,9 +5,9 @@ from functools import reduce
 
 from stageline.broker.codec.message import Flow
 from stageline.pipeline.budget import StageLoad, WorkerRoom
-from stageline.pipeline.budget.load import limit_for
+from stageline.pipeline.budget.load import ample_limit_for, limit_for
 from stageline.pipeline.plan import PlanError
-from stageline.pipeline.stage.offload import AHEAD
+from stageline.pipeline.stage.backward.offload import AHEAD
 from stageline.workers.disk.scratch_files import BACKLOG
 from stageline.workers.preflight.results.trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 from stageline.workers.runtime.job import Job
@@ -21,8 +21,10 @@ def worker_estimates(
     """In the order of the workers. `stages` are those of the model, then their further replicas."""
     found = []
     for worker, room in enumerate(worker_rooms(job, stages, queues)):
-        load = reduce(StageLoad.beside, (_planned_load(job, stages[stage]) for stage in job.plan.placement[worker]))
-        found.append(WorkerEstimate(worker, room.parts(load), room.peak(load), room.limit))
+        own, tight = [stages[stage] for stage in job.plan.placement[worker]], job.plan.is_tight(worker)
+        load, plain = (_worker_load(job, own, waits=waits) for waits in (tight, False))
+        ample = None if room.limit is None else ample_limit_for(room.peak(plain))
+        found.append(WorkerEstimate(worker, room.parts(load), room.peak(load), room.limit, tight, ample))
     return found
 
 
@@ -36,12 +38,11 @@ def worker_rooms(job: Job, stages: Sequence[StageEstimate], queues: Sequence[Que
     ]
 
 
-def stage_load(job: Job, stage: StageEstimate, offload: Collection[str]) -> StageLoad:
-    """What a stage takes of its worker that has `offload` in files. A worker with a limit does nothing else while a
+def stage_load(job: Job, stage: StageEstimate, offload: Collection[str], *, waits: bool) -> StageLoad:
+    """What a stage takes of its worker that has `offload` in files. One that `waits` does nothing else while a
     snapshot is written: the copy is not beside what the update before it has cleared."""
     in_files = stage.with_files(offload)
     copied = _copied(job, offload, stage)
-    waits = job.plan.limit_of(stage.worker) is not None
     return StageLoad(
         held=stage.total - in_files.offloaded - in_files.in_files,
         working=max(stage.working, copied - _cleared(job, in_files)) if waits else stage.working,
@@ -68,8 +69,13 @@ def limit_key(job: Job, worker: int) -> str:
     return "memory.limit" if job.plan.workers[worker].memory is None else f"workers.{worker}.memory"
 
 
-def _planned_load(job: Job, stage: StageEstimate) -> StageLoad:
-    return stage_load(job, stage, job.plan.offloaded_of(job.schedule.replicas.stage(stage.stage)))
+def _worker_load(job: Job, own: Sequence[StageEstimate], *, waits: bool) -> StageLoad:
+    """What the stages of one worker take, with what the plan says of them."""
+    offloads = (job.plan.offloaded_of(job.schedule.replicas.stage(each.stage)) for each in own)
+    return reduce(
+        StageLoad.beside,
+        (stage_load(job, each, offload, waits=waits) for each, offload in zip(own, offloads, strict=True)),
+    )
 
 
 def _copied(job: Job, offload: Collection[str], stage: StageEstimate) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import msgspec
 from msgspec.structs import replace
 
-from stageline.broker.control.messages import RunLength
+from stageline.broker.control.records import RunLength
 from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
 from stageline.pipeline.model.division.layer_costs import LayerCost
 from stageline.pipeline.model.segments.stage_layout import StageLayout
@@ -77,12 +77,16 @@ class QueueEstimate(msgspec.Struct, frozen=True):
 class WorkerEstimate(msgspec.Struct, frozen=True):
     """What one worker's process takes at most beyond the imports of its program: `bytes` says what takes how much,
     `total` all of it; or the model as a whole, while it is loaded, if that is more. `stages` and `working` of a worker
-    on another device are there, the others in its host's memory. It may take `limit`, if the plan says so."""
+    on another device are there, the others in its host's memory. It may take `limit`, if the plan says so. If that is
+    `tight`, it gives back what it frees, and waits for its snapshots: then `bytes` are those of a worker that does.
+    From a limit of `ample` bytes on it need not."""
 
     worker: int
     bytes: dict[str, int]
     total: int
     limit: int | None = None
+    tight: bool = False
+    ample: int | None = None
 
 
 class StageMemory(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ def demand_batch(x: Tree, y: Tree) -> None:
     for tree, name, what in ((x, "x", "input"), (y, "y", "target")):
         if not tensors(tree):
             raise DataError(
-                f"there is no {what}: {name} is {_kind(tree)}; wanted is a tensor whose dimension 0 counts the rows, "
+                f"there is no {what}: {name} is {_kind(tree)}; expected a tensor whose dimension 0 counts the rows, "
                 "or a tree of such"
             )
     rows((x, y))

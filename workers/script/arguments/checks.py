@@ -9,15 +9,15 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 
-from .kinds import a_kind, misfits, resume_misfit, short
+from .kinds import a_kind, misfits, model_misfit, resume_misfit, short
 from .script_plan import LineOptions
 
 _MEMORY = "memory://"
 
 
-def demand_usable(options: LineOptions, *, inline: bool, resume: object = None) -> None:
+def demand_usable(model: object, options: LineOptions, *, inline: bool, resume: object = None) -> None:
     """Raises `ModelRefused`, which names the argument, its value and what would be right."""
-    if wrong := resume_misfit(resume) or next(_complaints(options, inline=inline), None):
+    if wrong := resume_misfit(resume) or model_misfit(model) or next(_complaints(options, inline=inline), None):
         raise ModelRefused(wrong)
 
 
@@ -36,7 +36,7 @@ def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
         yield 'settings["optimizer.ema_decay"]: the script needs it too. Pass ema_decay = ... instead'
     yield from _uncallable(options)
     if reason := _device_complaint(str(options.device)):
-        yield f'device = "{options.device}": {reason}; wanted is one that this torch has, such as "cpu" or "cuda:0"'
+        yield f'device = "{options.device}": {reason}; expected one that this torch has, such as "cpu" or "cuda:0"'
     if not inline and options.settings.get("queues.url") == _MEMORY:
         yield (
             f'settings["queues.url"] = "{_MEMORY}": queues in memory do not reach from one process to another. Leave '
@@ -55,7 +55,7 @@ def _uncallable(options: LineOptions) -> Iterator[str]:
         named.append(("lr_scheduler", options.lr_scheduler, "a function of an optimizer"))
     for name, value, wanted in named:
         if not callable(value):
-            yield f"{name} = {short(value)} is {a_kind(value)}, which cannot be called; wanted is {wanted}"
+            yield f"{name} = {short(value)} is {a_kind(value)}, which cannot be called; expected {wanted}"
 
 
 def _device_complaint(name: str) -> str:

@@ -6,6 +6,8 @@ Their ranges, and how they go together, are for the plan to judge.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from stageline.pipeline.model.families.layers import Layers
+
 from .script_plan import LineOptions
 
 Accepts = Callable[[object], bool]
@@ -15,25 +17,35 @@ _SEEDS = range(1 << 64)  # what torch's generators take
 
 
 def misfits(options: LineOptions) -> Iterator[str]:
-    """What is of a wrong kind: the argument, its value, and what is wanted."""
+    """What is of a wrong kind: the argument, its value, and what is expected."""
     settings: object = options.settings  # whose values may hold a password
     if not isinstance(settings, Mapping):
-        yield f"settings is {a_kind(settings)}: wanted is a dict of a plan's keys, such as {_SETTING}"
+        yield f"settings is {a_kind(settings)}: expected a dict of a plan's keys, such as {_SETTING}"
         return
     for name, accepts, wanted in _KINDS:
         value = getattr(options, name)
         if not accepts(value):
-            yield f"{name} = {short(value)}: wanted is {wanted}"
+            yield f"{name} = {short(value)}: expected {wanted}"
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            yield f"settings[{key!r}] is {a_kind(value)}: wanted are single keys, such as {_SETTING}"
+            yield f"settings[{key!r}] is {a_kind(value)}: expected single keys, such as {_SETTING}"
 
 
 def resume_misfit(resume: object) -> str:
     """What is wrong with the kind of `resume`; "" if nothing is."""
     if resume is None or isinstance(resume, str | os.PathLike):
         return ""
-    return f"resume = {short(resume)}: wanted is the folder of a run, or of what save has saved"
+    return f"resume = {short(resume)}: expected the folder of a run, or of what save has saved"
+
+
+def model_misfit(model: object) -> str:
+    """What is wrong with the kind of `model`; "" if nothing is, as far as its kind tells."""
+    if callable(model) or isinstance(model, Layers | list | tuple):
+        return ""
+    return (
+        f"model = {short(model)} is {a_kind(model)}: expected a torch module, Layers, a list with one module for each "
+        "stage, or a function that returns one of these"
+    )
 
 
 def short(value: object) -> str:
@@ -96,14 +108,14 @@ def _optional(accepts: Accepts) -> Accepts:
 
 _KINDS: tuple[tuple[str, Accepts, str], ...] = (
     ("cut", _optional(_is_cut), "a list of layers' numbers or names, such as [4]"),
-    ("stages", _optional(_is_stages), "a whole number from 1 on"),
+    ("stages", _optional(_is_stages), "a whole number of at least 1"),
     ("placement", _optional(_is_placement), "a list with the stages of each worker, such as [[0, 2], [1, 3]]"),
     ("window", _optional(_is_list), "a list with one whole number for each stage, such as [4, 2]"),
     ("trainable", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40.*"]'),
     ("recompute", _is_recompute, '"stage", "layers", or a list of patterns of names such as ["encoder.layer.*.mlp"]'),
     ("taps", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40"]'),
     ("weights", _optional(_is_path), "the path of a file or folder of weights"),
-    ("seed", _is_seed, "a whole number from 0 on, of at most 64 bits"),
+    ("seed", _is_seed, "a whole number of at least 0, of at most 64 bits"),
     ("metrics", _is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
     (
         "settings",

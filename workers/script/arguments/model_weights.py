@@ -45,9 +45,9 @@ class ModelWeights:
             elif not isinstance(state[name], Tensor):
                 yield f"{name} is a {type(state[name]).__name__}, not a tensor"
             elif state[name].shape != shape:
-                yield f"{name} has shape {tuple(state[name].shape)}, wanted is {tuple(shape)}"
+                yield f"{name} has shape {tuple(state[name].shape)}, expected {tuple(shape)}"
             elif state[name].dtype != dtype:
-                yield f"{name} has dtype {state[name].dtype}, wanted is {dtype}: pass it through .to({dtype})"
+                yield f"{name} has dtype {state[name].dtype}, expected {dtype}: pass it through .to({dtype})"
         for name, first in self.copies.items():
             if all(isinstance(state.get(each), Tensor) for each in (name, first)) and not _equal(state, name, first):
                 yield f"{name} and {first} differ, and are one parameter"

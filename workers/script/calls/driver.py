@@ -27,17 +27,18 @@ from torch import Tensor
 
 from stageline.broker.codec.emptied import is_emptied
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim, Wait
+from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim
+from stageline.broker.control.records import Wait
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.session import Stopped
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.calls import LAST_REPLIES, Call, CallKind, Position, settled_call
-from stageline.workers.runtime.program import AHEAD, Program
+from stageline.workers.runtime.program.calls import LAST_REPLIES, Call, CallKind, Position, settled_call
+from stageline.workers.runtime.program.program import AHEAD, Program
+from stageline.workers.runtime.program.queue_keys import call_key
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.queue_keys import call_key
 
 from .batch_record import BatchRecord
 from .call_log import CallLog, WeightNames, messages

@@ -17,7 +17,7 @@ from typing import Protocol
 from stageline.pipeline.data import Batch
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.program import AHEAD
+from stageline.workers.runtime.program.program import AHEAD
 from stageline.workers.script.calls.step_loss import StepLoss
 
 from .best import BestCheckpoint

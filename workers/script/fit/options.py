@@ -35,7 +35,7 @@ class FitOptions:
 
 
 def demand_fit(options: FitOptions, metrics: Iterable[str], cannot_save: str) -> None:
-    """Raises `ValueError`, which names the argument, its value and what is wanted. `metrics` are the line's;
+    """Raises `ValueError`, which names the argument, its value and what is expected. `metrics` are the line's;
     `cannot_save`: why it saves no checkpoint, "" if it does."""
     if wrong := next(_complaints(options, ["loss", *metrics], cannot_save), None):
         raise ValueError(wrong)
@@ -45,11 +45,11 @@ def _complaints(options: FitOptions, metrics: Sequence[str], cannot_save: str) -
     for name in ("epochs", "steps", "evaluate_every", "patience"):
         value = getattr(options, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            yield f"{name} = {value!r}: wanted is a whole number from 1 on, or None"
+            yield f"{name} = {value!r}: expected a whole number of at least 1, or None"
     if options.metric not in metrics:
         yield f"metric = {options.metric!r}: this line measures {', '.join(metrics)}; see metrics= of Line"
     if options.better not in (None, *Better):
-        yield f'better = {options.better!r}: wanted is "lower" or "higher"'
+        yield f'better = {options.better!r}: expected "lower" or "higher"'
     if options.better is None and options.metric != "loss":
         yield f'metric = {options.metric!r}: pass better="higher" or better="lower", whichever is the better one'
     if options.evaluate_every is None:
@@ -68,8 +68,8 @@ def _complaints(options: FitOptions, metrics: Sequence[str], cannot_save: str) -
         yield f'best = "{options.best}": {cannot_save}'
     callbacks: object = options.callbacks
     if not isinstance(callbacks, Sequence):
-        yield f"callbacks = {short(callbacks)}: wanted is a list of objects of classes derived from Callback"
+        yield f"callbacks = {short(callbacks)}: expected a list of objects of classes derived from Callback"
         return
     for place, callback in enumerate(callbacks):
         if not isinstance(callback, Callback):
-            yield f"callbacks[{place}] = {short(callback)}: wanted is an object of a class derived from Callback"
+            yield f"callbacks[{place}] = {short(callback)}: expected an object of a class derived from Callback"

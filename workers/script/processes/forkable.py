@@ -1,6 +1,6 @@
 """Whether this process can be forked, so that the forks can compute; and whether a fork can.
 
-Threads that a library's parallel loops have left do no harm: the thread that forks has none (see process/fork.py). What
+Threads that a library's parallel loops have left do no harm: the thread that forks has none (see system/fork.py). What
 no fork can have is a GPU that this process uses, or torch's threads for backwards on GPUs.
 """
 

@@ -88,7 +88,7 @@ def _nameless(value: Any, *, factory: bool) -> str:
     if not name or not module:
         return f"an object of {type(value).__name__} has no name"
     if isinstance(value, type) and not factory:
-        return "it is a class; a function of (outputs, targets) is wanted"
+        return "it is a class; expected a function of (outputs, targets)"
     if "<lambda>" in name:
         return "a lambda has no name"
     if "." in name:

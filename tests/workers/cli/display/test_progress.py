@@ -93,6 +93,7 @@ def test_a_damage_is_reported_once(clock):
     [
         ({}, "running"),
         ({"phase": "waiting", "missing": [1]}, "waiting for worker 1"),
+        ({"phase": "waiting", "missing": [0, 1, 3]}, "waiting for workers 0, 1 and 3"),
         ({"phase": "waiting"}, "waiting for the workers to connect their queues"),
         ({"recollecting": True}, "the broker has no records of the run: asking the workers how far it is"),
         ({"finished": 100}, "evaluating"),

@@ -129,7 +129,7 @@ FEWER = """type("Fewer", (), {"steps_per_epoch": 4, "held_out": lambda self: Non
             r"sample shapes that vary: the inputs of sample \d+ are int64 \[1, 5\] in one epoch and int64 \[1, 4\]",
         ),
         (UNNUMBERED, r'"data.py:batches" returned a source without samples\(step\), which says which samples'),
-        (WRONG, r"the data source's samples\(0\) is list; wanted are numbers from 0 on, int64 \[rows\]"),
+        (WRONG, r"the data source's samples\(0\) is list; expected numbers from 0 on, int64 \[rows\]"),
         (FEWER, r"samples\(0\) has 7 numbers for 8 rows"),
     ],
     ids=["augmented", "longer", "unnumbered", "no numbers", "fewer"],

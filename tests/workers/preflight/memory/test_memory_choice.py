@@ -56,9 +56,27 @@ def test_with_room_for_all_nothing_is_done_and_nothing_left_open(wide: Workspace
         "stage.0.offload": [],
         "stage.1.recompute": "nothing",
         "stage.1.offload": [],
+        "memory.tight": [],
     }
     assert wanted.chooses_memory
     assert not wanted.with_memory(found.keys).chooses_memory
+
+
+def test_a_limit_that_only_just_has_room_is_tight_and_the_forecast_is_that_of_the_decision(wide: Workspace) -> None:
+    """It is better to wait for snapshots than to recompute."""
+    wanted = plan(wide, "memory.limit=270MiB")
+    found = chosen(wanted)
+    assert (found.keys["stage.0.recompute"], found.keys["stage.0.offload"]) == ("nothing", [])
+    assert found.keys["memory.tight"] == [0]
+    worker, ample = estimate(wanted.with_memory(found.keys)).workers
+    assert (worker.tight, worker.bytes["snapshots"], ample.tight) == (True, 0, False)
+    assert ample.bytes["snapshots"] > 0
+    assert worker.ample is not None
+    enough = chosen(plan(wide, f"memory.limit={worker.ample}"))
+    assert enough.keys["memory.tight"] == []
+    assert chosen(plan(wide, f"memory.limit={worker.ample - 1}")).keys["memory.tight"] == [0]
+    kept = chosen(plan(wide, "memory.limit=270MiB", "memory.tight=[1]"))
+    assert "memory.tight" not in kept.keys
 
 
 @pytest.mark.parametrize("limit", [pytest.param(230, marks=pytest.mark.slow), 160])
@@ -77,7 +95,7 @@ def test_what_is_chosen_is_what_the_plan_then_foresees_within_its_limit(limit: i
 @pytest.mark.slow
 def test_what_the_plan_says_is_kept_and_the_rest_is_chosen(wide: Workspace) -> None:
     kept = chosen(plan(wide, "memory.limit=200MiB", "memory.offload=[]"))
-    assert set(kept.keys) == {"stage.0.recompute", "stage.1.recompute"}
+    assert set(kept.keys) == {"stage.0.recompute", "stage.1.recompute", "memory.tight"}
     assert kept.keys["stage.0.recompute"] != "nothing"
     kept = chosen(plan(wide, "memory.limit=200MiB", "stage.0.recompute=nothing"))
     assert kept.keys["stage.0.offload"] == ["activations"]
@@ -97,7 +115,7 @@ def test_where_nothing_fits_the_worker_the_closest_and_the_least_limit_are_named
     (error,) = refused.value.errors
     assert error.key == "workers.0.memory"
     assert "worker 0 would take" in error.reason
-    assert "with what comes closest: stage 0 with recompute" in error.reason
+    assert "with the closest choice: stage 0 with recompute" in error.reason
     enough = error.reason.partition('Use "')[2].partition('"')[0]
     assert chosen(plan(wide, f"memory.limit={enough}")).stages[0].share > 0
 
@@ -115,7 +133,7 @@ def test_a_way_of_recomputing_that_the_model_does_not_allow_is_left_out(wide: Wo
     )
     assert found.keys["stage.0.recompute"] == "stage"
     (why,) = found.left_out
-    assert 'recompute = "layers" cannot be had' in why
+    assert 'recompute = "layers" is not considered' in why
     assert "writes to what it is given" in why
 
 

@@ -14,12 +14,12 @@ GOOD = {"loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD}
     [
         (
             {"optimizer": 3},
-            "optimizer = 3 is an int, which cannot be called; wanted is a function of a stage",
+            "optimizer = 3 is an int, which cannot be called; expected a function of a stage",
         ),
         ({"loss": "mse"}, "loss = 'mse' is a str, which cannot be called"),
         ({"metrics": [max, None]}, r"metrics\[1\] = None is a NoneType, which cannot be called"),
         ({"lr_scheduler": 0.5}, "lr_scheduler = 0.5 is a float, which cannot be called"),
-        ({"device": "gpu"}, 'device = "gpu": torch knows no such device; wanted is'),
+        ({"device": "gpu"}, 'device = "gpu": torch knows no such device; expected'),
         ({"device": "meta"}, 'device = "meta": its tensors have no values'),
         ({"stages": 2}, r"cut = \[1\] and stages = 2 are two ways to say the same.* Leave out one"),
         ({"settings": {"queues.url": "memory://"}}, 'queues in memory do not reach .* or pass workers="inline"'),
@@ -32,6 +32,14 @@ def test_what_cannot_work_is_refused_with_its_argument_its_value_and_the_way_out
     assert not list(tmp_path.iterdir())
 
 
+def test_a_text_for_the_model_is_refused_before_it_is_called(tmp_path):
+    """Python's own error was "'str' object is not callable"."""
+    with pytest.raises(
+        ModelRefused, match=r"^model = 'model.py:build' is a str: expected a torch module, Layers, a list"
+    ):
+        Line("model.py:build", **GOOD, folder=tmp_path)
+
+
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs == targets).float().mean()
 
@@ -39,26 +47,26 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"cut": 4}, "cut = 4: wanted is a list of layers' numbers or names, such as [4]"),
-        ({"cut": [4.0]}, "cut = [4.0]: wanted is a list of layers' numbers or names, such as [4]"),
-        ({"cut": "auto"}, "cut = 'auto': wanted is a list of layers' numbers or names"),
-        ({"cut": [True]}, "cut = [True]: wanted is a list"),
-        ({"cut": []}, "cut = []: wanted is a list"),
+        ({"cut": 4}, "cut = 4: expected a list of layers' numbers or names, such as [4]"),
+        ({"cut": [4.0]}, "cut = [4.0]: expected a list of layers' numbers or names, such as [4]"),
+        ({"cut": "auto"}, "cut = 'auto': expected a list of layers' numbers or names"),
+        ({"cut": [True]}, "cut = [True]: expected a list"),
+        ({"cut": []}, "cut = []: expected a list"),
         ({"cut": [9]}, "cut = [9]: 9 is out of range"),
-        ({"cut": None, "stages": "2"}, "stages = '2': wanted is a whole number from 1 on"),
+        ({"cut": None, "stages": "2"}, "stages = '2': expected a whole number of at least 1"),
         ({"cut": None, "stages": 9}, "stages = 9, but the model has 2 layers"),
-        ({"placement": [0, 1]}, "placement = [0, 1]: wanted is a list with the stages of each worker"),
-        ({"window": 3}, "window = 3: wanted is a list"),
-        ({"seed": "x"}, "seed = 'x': wanted is a whole number from 0 on"),
-        ({"seed": 1 << 64}, "seed = 18446744073709551616: wanted is a whole number"),
-        ({"metrics": accuracy}, "metrics = accuracy: wanted is a list of functions of (outputs, targets), such as ["),
-        ({"settings": 3}, "settings is an int: wanted is a dict of a plan's keys"),
-        ({"settings": {"recovery": {"lease": 3}}}, "settings['recovery'] is a dict: wanted are single keys"),
-        ({"resume": 3}, "resume = 3: wanted is the folder of a run"),
+        ({"placement": [0, 1]}, "placement = [0, 1]: expected a list with the stages of each worker"),
+        ({"window": 3}, "window = 3: expected a list"),
+        ({"seed": "x"}, "seed = 'x': expected a whole number of at least 0"),
+        ({"seed": 1 << 64}, "seed = 18446744073709551616: expected a whole number"),
+        ({"metrics": accuracy}, "metrics = accuracy: expected a list of functions of (outputs, targets), such as ["),
+        ({"settings": 3}, "settings is an int: expected a dict of a plan's keys"),
+        ({"settings": {"recovery": {"lease": 3}}}, "settings['recovery'] is a dict: expected single keys"),
+        ({"resume": 3}, "resume = 3: expected the folder of a run"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_a_value_of_another_kind_is_refused_with_its_argument_and_what_is_wanted(tmp_path, wrong, told):
+def test_a_value_of_another_kind_is_refused_with_its_argument_and_what_is_expected(tmp_path, wrong, told):
     """What Python raised for it somewhere below did not name the argument."""
     with pytest.raises(ModelRefused) as refused:
         Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **{"cut": [1], **GOOD, **wrong}, folder=tmp_path)
@@ -66,19 +74,19 @@ def test_a_value_of_another_kind_is_refused_with_its_argument_and_what_is_wanted
     assert not list(tmp_path.iterdir())
 
 
-WHOLE = "a whole number from 1 to 1024 is wanted"
+WHOLE = "expected a whole number from 1 to 1024"
 
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"microbatches": 0}, ["microbatches = 0: a whole number from 1 to 65536 is wanted"]),
-        ({"microbatches": "4"}, ['microbatches = "4": a whole number from 1 to 65536 is wanted, this is text']),
+        ({"microbatches": 0}, ["microbatches = 0: expected a whole number from 1 to 65536"]),
+        ({"microbatches": "4"}, ['microbatches = "4": expected a whole number from 1 to 65536, got text']),
         ({"threads": 0}, [f"threads = 0: {WHOLE}"]),
-        ({"name": "a/b"}, ['name = "a/b": a name of letters, digits and - _ . is wanted']),
+        ({"name": "a/b"}, ['name = "a/b": expected a name of letters, digits and - _ .']),
         (
             {"window": [1, 1]},
-            ['window = [1, 1]: schedule = "1f1b" takes none; use schedule = "window", or leave it out'],
+            ['window = [1, 1]: schedule = "1f1b" does not use it; use schedule = "window", or leave it out'],
         ),
         (
             {"settings": {"recovery.leese": "30s"}},

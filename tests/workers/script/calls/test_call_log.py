@@ -1,6 +1,6 @@
 """The numbers of a script's calls."""
 
-from stageline.workers.runtime.calls import CallKind, Position
+from stageline.workers.runtime.program.calls import CallKind, Position
 from stageline.workers.script.calls.call_log import CallLog
 
 MIXED = [

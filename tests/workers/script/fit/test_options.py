@@ -15,23 +15,23 @@ EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"epochs": 0}, "epochs = 0: wanted is a whole number from 1 on, or None"),
-        ({"steps": 2.5}, "steps = 2.5: wanted"),
-        ({**EVALUATES, "patience": True}, "patience = True: wanted"),
+        ({"epochs": 0}, "epochs = 0: expected a whole number of at least 1, or None"),
+        ({"steps": 2.5}, "steps = 2.5: expected"),
+        ({**EVALUATES, "patience": True}, "patience = True: expected"),
         (
             {**EVALUATES, "metric": "recall"},
             "metric = 'recall': this line measures loss, accuracy; see metrics=",
         ),
         ({**EVALUATES, "metric": "accuracy"}, 'metric = \'accuracy\': pass better="higher" or better="lower"'),
-        ({**EVALUATES, "better": "more"}, 'better = \'more\': wanted is "lower" or "higher"'),
+        ({**EVALUATES, "better": "more"}, 'better = \'more\': expected "lower" or "higher"'),
         ({"patience": 3}, "patience = 3: say after how many steps to evaluate, with evaluate_every="),
         ({"held_out": [0]}, "held_out = [0]: say after how many steps"),
         ({"best": "best"}, "best = 'best': say after how many steps"),
         ({"evaluate_every": 2}, "evaluate_every = 2: there is nothing to evaluate; pass held_out="),
         ({"evaluate_every": 2, "held_out": iter([0])}, "can be walked once, and is evaluated again and again"),
         ({**EVALUATES, "best": "best"}, 'best = "best": there is no disk'),
-        ({"callbacks": Callback}, "callbacks = Callback: wanted is a list of objects of classes derived from Callback"),
-        ({"callbacks": [print]}, "callbacks[0] = print: wanted is an object of a class derived from Callback"),
+        ({"callbacks": Callback}, "callbacks = Callback: expected a list of objects of classes derived from Callback"),
+        ({"callbacks": [print]}, "callbacks[0] = print: expected an object of a class derived from Callback"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_value(options: dict[str, Any], named: str):

@@ -84,7 +84,7 @@ def test_what_other_machines_could_not_import_is_refused_with_the_way_out(value:
 
 
 def test_a_loss_is_a_function_without_arguments_of_a_partial(module: Any) -> None:
-    with pytest.raises(ModelRefused, match="it is a class; a function of"):
+    with pytest.raises(ModelRefused, match="it is a class; expected a function of"):
         named("loss", module.Net, factory=False)
     with pytest.raises(ModelRefused, match=r"an object of CrossEntropyLoss .* such as nn.functional.cross_entropy"):
         named("loss", nn.CrossEntropyLoss(), factory=False)

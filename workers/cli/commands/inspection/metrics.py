@@ -28,8 +28,8 @@ Take = Callable[[MetricsLine], object]
 
 @click.command(epilog="Example: stageline metrics runs/digits-20260131-235959-1f0c --csv > metrics.csv")
 @options.where
-@click.option("--every", type=click.IntRange(min=1), help="Of the steps, take each N-th. Default: all, 30 in a table.")
-@click.option("--follow", is_flag=True, help="Go on while the run does.")
+@click.option("--every", type=click.IntRange(min=1), help="Show every N-th step. Default: all; about 30 in a table.")
+@click.option("--follow", is_flag=True, help="Print new steps until the run ends.")
 @click.option("--csv", "csv", is_flag=True, help="Print CSV on stdout.")
 @click.option(
     "--tensorboard", metavar="DIR", type=click.Path(path_type=Path), help="Write event files for TensorBoard into DIR."

@@ -10,7 +10,7 @@ import msgspec
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, show
-from stageline.workers.process.signals import as_interrupts
+from stageline.workers.process.system.signals import as_interrupts
 
 if TYPE_CHECKING:  # they load torch
     from stageline.workers.exchange.load import RunModel
@@ -26,7 +26,7 @@ _workers = click.option(
     type=click.Choice(["processes", "inline"]),
     default="processes",
     show_default=True,
-    help="A process for each worker of the plan, or all stages in this process.",
+    help="Run one process for each worker of the plan, or all stages in this process.",
 )
 
 
@@ -70,9 +70,11 @@ def predict(
 
 @click.command("eval", epilog="Example: stageline eval runs/digits-20260131-101500-1f0c --data data.py:test")
 @options.run
-@click.option("--data", "dataset", metavar="REFERENCE", help="All rows of this dataset, as data.dataset names one.")
-@click.option("--source", metavar="REFERENCE", help="The rows that this source holds out, as data.source names one.")
-@click.option("--metrics", metavar="REFERENCE", multiple=True, help="In place of the plan's metrics; any number.")
+@click.option("--data", "dataset", metavar="REFERENCE", help="Use all rows of this dataset, named as in data.dataset.")
+@click.option("--source", metavar="REFERENCE", help="Use the held-out rows of this source, named as in data.source.")
+@click.option(
+    "--metrics", metavar="REFERENCE", multiple=True, help="A metric to use in place of the plan's. May be repeated."
+)
 @_batch_size
 @_workers
 @_device

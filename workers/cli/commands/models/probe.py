@@ -19,10 +19,14 @@ _TITLES = {"accuracy": "accuracy", "r2": "R²"}
 @click.command(epilog="Example: stageline probe runs/digits-20260131-101500-1f0c --layers 'encoder.layer.*'")
 @click.argument("run", type=click.Path())
 @click.option("--layers", multiple=True, metavar="PATTERN", help="Probe these layers only. May be repeated.")
-@click.option("--target", metavar="NAME", help="Which part of the targets, where they are several.")
-@click.option("--pool", type=click.Choice(["mean", "flatten", "last"]), help="Of sequences. Default: mean.")
+@click.option("--target", metavar="NAME", help="Which part of the targets to predict, if they have several.")
 @click.option(
-    "--rows", type=click.Choice(["training", "evaluation"]), help="Which rows. Default: training, if any were stored."
+    "--pool",
+    type=click.Choice(["mean", "flatten", "last"]),
+    help="How to pool dimensions between rows and features. Default: mean.",
+)
+@click.option(
+    "--rows", type=click.Choice(["training", "evaluation"]), help="Rows to use. Default: training, if any were stored."
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the result to this file too, as JSON.")
 @options.as_json

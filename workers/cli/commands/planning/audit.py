@@ -24,13 +24,37 @@ _WORDS = (
 @click.command(epilog="Example: stageline audit examples/digits --cut 3 --cut 6 --steps 100 --defences --out audit")
 @options.config
 @options.sets
-@click.option("--cut", "cuts", multiple=True, type=click.IntRange(min=1), help="Only before this layer; repeatable.")
-@click.option("--steps", type=click.IntRange(min=0), default=0, show_default=True, help="Train for so many first.")
-@click.option("--rows", type=click.IntRange(min=20), default=512, show_default=True, help="Rows to look at.")
-@click.option("--defences", is_flag=True, help="Each cut with each defence, too.")
-@click.option("--noise", type=options.Finite(min=0, min_open=True), default=1.0, show_default=True, help="Its share.")
 @click.option(
-    "--clip", type=options.Finite(min=0, min_open=True), default=0.5, show_default=True, help="Part of the median norm."
+    "--cut",
+    "cuts",
+    multiple=True,
+    type=click.IntRange(min=1),
+    help="Audit only the cut before this layer. May be repeated.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Number of training steps before the audit.",
+)
+@click.option(
+    "--rows", type=click.IntRange(min=20), default=512, show_default=True, help="Number of rows to audit with."
+)
+@click.option("--defences", is_flag=True, help="Audit each cut with each defence too.")
+@click.option(
+    "--noise",
+    type=options.Finite(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Standard deviation of added noise, as a share of that of the activations.",
+)
+@click.option(
+    "--clip",
+    type=options.Finite(min=0, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="Norm to clip rows to, as a share of the median norm.",
 )
 @click.option("--out", type=click.Path(file_okay=False), help="Write audit.json and pictures into this folder.")
 @options.as_json

@@ -14,10 +14,10 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
-from stageline.workers.process.signals import Signals, exit_at_once
+from stageline.workers.process.system.signals import Signals, exit_at_once
 
 if TYPE_CHECKING:
-    from stageline.workers.process.spawn import SpawnedProcess
+    from stageline.workers.process.system.spawn import SpawnedProcess
 
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 

@@ -12,7 +12,7 @@ import msgspec
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
-from stageline.workers.cli.display.chosen_memory import show_chosen
+from stageline.workers.cli.display.chosen_memory import show_chosen, tight_lines
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, share, show, size
 
@@ -66,9 +66,9 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
         click.echo(msgspec.json.encode(found))
         return
     options.warn(found.warnings[len(read.warnings) :])
-    chosen = [f"stage.{each.stage}.{key}" for each in found.memory for key in ("recompute", "offload")]
+    chosen = read.undecided_keys(len(found.stages)) if found.memory else ()
     origins = {**found.origins, **({"model.cut": "measured"} if found.seconds else {})}
-    origins |= {key: "chosen" for key in chosen if origins.get(key) == "--set"}
+    origins |= dict.fromkeys(chosen, "chosen")
     keys = [(key, shown(value), origins.get(key, "the model")) for key, value in flat(found.plan).items()]
     show("plan", ("key", "value", "from"), keys)
     _show_split(found)
@@ -130,15 +130,15 @@ def _show_schedules(found: "Estimate") -> None:
         (each.name, "" if not each.in_flight else ",".join(map(str, each.in_flight)), size(each.bytes), each.reason)
         for each in found.schedules
     ]
-    show("schedules", ("schedule", "in flight", "a worker takes", "cannot be taken, since it"), rows)
+    show("schedules", ("schedule", "in flight", "a worker takes", "not available"), rows)
     say(
-        f"auto: the run begins with {AUTO_BEGINS_WITH}, measures stages and links in its first steps, and takes what a "
-        "step takes least with, of these and of windows as large as the links need and schedule.memory allows"
+        f"auto: the run begins with {AUTO_BEGINS_WITH} and measures stages and links in its first steps. Then it takes "
+        "the fastest of these schedules, or of windows that hide the links' latency and fit into schedule.memory"
     )
     if halving := [each.name for each in found.schedules if each.halves and not each.reason]:
         say(
-            f"auto: {', '.join(halving)}: backwards in two halves, which are measured if that promises the fastest "
-            f"step, and not taken where the halves take more than {MOST_HALVING} times as long as the whole"
+            f"auto: {', '.join(halving)} split each backward in two halves. The halves are measured only if such a "
+            f"schedule could be the fastest; it is rejected if they take over {MOST_HALVING} times as long as the whole"
         )
 
 
@@ -157,16 +157,22 @@ def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:
 def _show_workers(found: "Estimate") -> None:
     parts = list(found.workers[0].bytes)
     grouped = {stage.worker for stage in found.stages if stage.group > 1}
-    limits = ["limit"] if any(each.limit is not None for each in found.workers) else []
+    limits = ["limit", "tight"] if any(each.limit is not None for each in found.workers) else []
     rows = [
         (
             each.worker,
             *_sizes([*(each.bytes[part] for part in parts), each.total], known=each.worker not in grouped),
-            *("" if each.limit is None else size(each.limit) for _ in limits),
+            *([] if not limits else ["", ""] if each.limit is None else [size(each.limit), _yes(each.tight)]),
         )
         for each in found.workers
     ]
     show("memory of a worker's process at most, beyond its program", ("worker", *parts, "total", *limits), rows)
+    for line in tight_lines(found.memory, found.workers):
+        say(line)
+
+
+def _yes(it_is: bool) -> str:
+    return "yes" if it_is else "no"
 
 
 def _sizes(counts: Iterable[int], *, known: bool) -> list[str]:

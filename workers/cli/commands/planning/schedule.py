@@ -120,7 +120,13 @@ def list_(as_json: bool) -> None:
     show_default=True,
     help="The first stage that trains; those below it run forward only.",
 )
-@click.option("--mode", type=click.Choice(["sync", "async"]), default="sync", show_default=True, help="Training mode.")
+@click.option(
+    "--mode",
+    type=click.Choice(["sync", "async"]),
+    default="sync",
+    show_default=True,
+    help="Training mode of the schedule.",
+)
 @click.option("--forward", type=_positive, default=1.0, show_default=True, help="Duration of a forward.")
 @click.option("--backward", type=_positive, default=2.0, show_default=True, help="Duration of a backward.")
 @click.option("--times", metavar="F,I,W", callback=_times, help="For zb-v: how long F, I and W of a stage take.")

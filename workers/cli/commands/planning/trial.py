@@ -9,7 +9,7 @@ from stageline.pipeline import plan as plans
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.control.lifeline import Lifeline
-from stageline.workers.process import last_line
+from stageline.workers.process.system import last_line
 
 GRACE = 5.0  # seconds beyond its bound, in which the process that started it ends it
 

@@ -46,10 +46,10 @@ def broker(
     """Run the broker of the plan CONFIG until the run is over."""
     log_to_stderr()
     plan = options.plan_of(config, sets)
-    from stageline.broker.control.messages import RunLength
+    from stageline.broker.control.records import RunLength
     from stageline.workers.control.lifeline import Lifeline
-    from stageline.workers.process import last_line
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
+    from stageline.workers.process.system import last_line
     from stageline.workers.runs import folder as runs
 
     last_line.install()  # to count the stages, it may have to load the model

@@ -11,12 +11,12 @@ from stageline.pipeline import timetable
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.cli import options
-from stageline.workers.cli.display.chosen_memory import chosen_lines
+from stageline.workers.cli.display.chosen_memory import chosen_lines, tight_lines
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, summary
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
-from stageline.workers.process.signals import Signals, exit_at_once
+from stageline.workers.process.system.signals import Signals, exit_at_once
 from stageline.workers.runs.owner import StartingRun
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def _train(
             say(f"stageline: run {starting.id} goes on in another layout, as {launch.run}", err=True)
             starting.move_to(launch.run)
     options.warn(launch.warnings[len(plan.warnings) :])
-    for line in chosen_lines(launch.memory):
+    tight = tight_lines(launch.memory, launch.workers) if launch.memory else ()
+    for line in (*chosen_lines(launch.memory), *tight):
         say(f"stageline: {line}", err=True)
     workers = counted(len(launch.plan.workers), "worker")
     say(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)

@@ -80,7 +80,7 @@ def worker(
         command = (*command, "--broker", broker)
 
     def work(plan: "Plan") -> int:
-        from stageline.workers.process import last_line
+        from stageline.workers.process.system import last_line
         from stageline.workers.process.worker_process import WorkerOptions, run_worker
 
         if spare:

@@ -43,8 +43,8 @@ def test_a_run_that_chooses_its_schedule_is_told_between_which_and_when_halves_o
     auto = ("--set", "schedule.name=auto", "--set", "schedule.memory=1GiB")
     assert workspace.here("plan", ".", *auto) == 0
     printed = capsys.readouterr().out
-    assert "auto: zb-h1: backwards in two halves, which are measured if that promises the fastest step" in printed
-    assert "more than 1.15 times as long as the whole" in printed
+    assert "auto: zb-h1 split each backward in two halves" in printed
+    assert "rejected if they take over 1.15 times as long as the whole" in printed
     assert workspace.here("plan", ".", *auto, "--set", "memory.recompute=stage") == 0
     printed = capsys.readouterr().out
     assert "splits backwards in two halves, and stages 0, 1 cannot, since activations are recomputed there" in printed

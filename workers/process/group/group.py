@@ -25,12 +25,12 @@ from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
 from stageline.pipeline.stage.group.split_stage import LeadingStage, SplitStage, make_call
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state import StageState
+from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.lifeline import Lifeline, LifelineOwner
+from stageline.workers.process.system.fork import Fork
 from stageline.workers.runtime.job import Job
 
-from .fork import Fork
 from .group_calls import encode_call, receive_call, send_call
 from .group_place import GroupPlace, call_unless, meeting_file
 

@@ -6,7 +6,7 @@ closed         12                                        steps from there on are
 
 from collections.abc import Sequence
 
-from stageline.broker.control.messages import ScheduleOrder
+from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.errors import BrokerError
 from stageline.broker.ledger.orders import schedule_at
 from stageline.pipeline.schedule import Schedule

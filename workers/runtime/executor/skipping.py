@@ -24,9 +24,9 @@ from stageline.pipeline.retry import Note, passing_fault, persist
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
+from stageline.workers.runtime.program.instruction import Instruction
 
 from .executor import BadMicrobatch, ComputeFailed, Culprit, Executor
-from .instruction import Instruction
 
 FOLDER = "skipped"
 MARK: Tree = {"stageline": "skip"}  # travels in an activation's place

@@ -1,10 +1,10 @@
 """By which schedule a worker's steps go, as it is told, in any order and more than once."""
 
-from stageline.broker.control.messages import ScheduleOrder
+from stageline.broker.control.records import ScheduleOrder
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.machine import AwaitOrder, Compute, Machine, Take
-from stageline.workers.runtime.orders import StepOrders
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.program.orders import StepOrders
+from stageline.workers.runtime.program.program import Program
 from support.shapes import line
 
 BASE = make_schedule("1f1b", line(2), 4)

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from stageline.broker.codec.emptied import emptied, is_emptied
-from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import DataError, GroupLost, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
@@ -21,8 +21,8 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed
+from stageline.workers.runtime.program.instruction import Instruction
 
-from .instruction import Instruction
 from .metric_value import Metric, metric_value
 
 DATA = "the data source"  # in place of a layer's name, as those of a stage

@@ -2,7 +2,7 @@
 
 import signal
 
-from stageline.workers.process.signals import Signals
+from stageline.workers.process.system.signals import Signals
 
 
 def test_each_signal_is_counted_and_the_callbacks_get_its_number() -> None:

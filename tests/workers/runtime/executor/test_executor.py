@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.runtime.executor import BadMicrobatch, ComputeFailed, Executor
-from stageline.workers.runtime.instruction import Instruction
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.executor.executor import BadMicrobatch, ComputeFailed, Executor
+from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.program.program import Program
 from support.shapes import line
 
 
