@@ -20,6 +20,9 @@ PURE, TENSORS, DOING = "pure", "pure but for tensors", "doing"
 # From the bottom to the top; a room may import those above it in this list, and itself.
 LADDER = {
     "pipeline": TENSORS,
+    "pipeline/schedule/actions": PURE,
+    "pipeline/schedule/multi_stage": PURE,
+    "pipeline/schedule/listed": PURE,
     "pipeline/schedule": PURE,
     "pipeline/schedule/check": PURE,
     "pipeline/choice": PURE,
@@ -31,6 +34,8 @@ LADDER = {
     "pipeline/placement": PURE,
     "pipeline/stage/layers": TENSORS,
     "pipeline/stage/update": TENSORS,
+    "pipeline/stage/state": TENSORS,
+    "pipeline/stage/backward": TENSORS,
     "pipeline/stage": TENSORS,
     "pipeline/audit": TENSORS,
     "pipeline/stage/group": TENSORS,
@@ -63,6 +68,8 @@ LADDER = {
     "workers/runs/metrics": DOING,
     "workers/runs": DOING,
     "workers/runs/recorded": DOING,
+    "workers/runtime/program": TENSORS,
+    "workers/runtime/executor": DOING,
     "workers/runtime": DOING,
     "workers/prefix_cache": DOING,
     "workers/checkpoint": DOING,
@@ -70,6 +77,8 @@ LADDER = {
     "workers/replay": DOING,
     "workers/taps": DOING,
     "workers/control": DOING,
+    "workers/process/system": DOING,
+    "workers/process/group": DOING,
     "workers/process": DOING,
     "workers/preflight/results": DOING,
     "workers/preflight/measuring": DOING,
@@ -100,13 +109,14 @@ LADDER = {
 DECIDING = {
     "broker/control/messages.py": PURE,
     "broker/control/protocol.py": PURE,
+    "broker/control/records.py": PURE,
     "broker/control/seal.py": PURE,
     "broker/network/connection_rules.py": PURE,
     "broker/network/rate_limit.py": PURE,
     "broker/queues/base.py": TENSORS,
     "broker/queues/delivery.py": TENSORS,
     "broker/queues/requests.py": PURE,
-    "broker/queues/shm/patience.py": PURE,
+    "broker/queues/looking.py": PURE,
     "pipeline/data/datasets/parts.py": TENSORS,
     "pipeline/addresses.py": PURE,
     "workers/checkpoint/regroup.py": TENSORS,
@@ -180,6 +190,12 @@ def tops(path: Path) -> set[str]:
 def test_every_folder_and_file_of_the_product_is_on_the_ladder() -> None:
     assert {room(path) for path in files().values()} == set(LADDER)
     assert all((ROOT / name).exists() for name in DECIDING)
+
+
+def test_the_architecture_lists_every_room() -> None:
+    listed = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    named = {*re.findall(r"^    ([\w/]+) ", listed, re.MULTILINE), *re.findall(r"\(([\w/]+)\)", listed)}
+    assert set(LADDER) <= named
 
 
 def test_no_room_imports_one_that_is_built_on_it() -> None:

@@ -90,7 +90,7 @@ def test_values_that_do_not_go_together_are_refused() -> None:
         plan(schedule__mode="async", schedule__microbatches=1, schedule__accumulate=2)
     with pytest.raises(PlanRefused, match=r"accumulate = 40000: microbatches = 2 of each batch make 80000 in a step"):
         plan(schedule__microbatches=2, schedule__accumulate=40000)
-    with pytest.raises(PlanRefused, match=r"accumulate = 0: a whole number from 1 to 65536 is wanted"):
+    with pytest.raises(PlanRefused, match=r"accumulate = 0: expected a whole number from 1 to 65536"):
         _line("transformer", accumulate=0)
-    with pytest.raises(PlanRefused, match=r"schedule.accumulate = 1.5: a whole number from 1 to 65536 is wanted"):
+    with pytest.raises(PlanRefused, match=r"schedule.accumulate = 1.5: expected a whole number from 1 to 65536"):
         read_plan(MLP, sets=["schedule.accumulate=1.5"])

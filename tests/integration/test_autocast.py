@@ -77,8 +77,10 @@ def test_a_weight_that_is_used_twice_in_a_stage_has_its_gradients_added_as_acros
 
 
 def test_another_precision_is_refused_and_float16_with_the_reason() -> None:
-    with pytest.raises(PlanRefused, match=r'model.autocast = "fp16": "bf16" is wanted; fp16 needs its loss scaled by'):
+    with pytest.raises(
+        PlanRefused, match=r'model.autocast = "fp16": expected "bf16"; fp16 requires loss scaling, which'
+    ):
         read_plan(EXAMPLES / "mlp", sets=["model.autocast=fp16"])
-    with pytest.raises(PlanRefused, match=r'autocast = "int8": "bf16" is wanted'):
+    with pytest.raises(PlanRefused, match=r'autocast = "int8": expected "bf16"'):
         _line("transformer", autocast="int8")
     assert read_plan(EXAMPLES / "mlp", sets=["model.autocast=bf16"]).model.autocast == "bf16"

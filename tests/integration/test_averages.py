@@ -231,9 +231,9 @@ def test_loaded_weights_leave_averages_as_a_plain_loop_does() -> None:
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:
-    with pytest.raises(PlanRefused, match=r"^ema_decay = 1.5: a number from 0 to 1, such as 0.999, is wanted"):
+    with pytest.raises(PlanRefused, match=r"^ema_decay = 1.5: expected a number from 0 to 1, such as 0.999"):
         _line("transformer", ema_decay=1.5)
-    with pytest.raises(PlanRefused, match=r'optimizer.ema_decay = "high": a number from 0 to 1.* this is text'):
+    with pytest.raises(PlanRefused, match=r'optimizer.ema_decay = "high": expected a number from 0 to 1.* got text'):
         read_plan(TIED, sets=["optimizer.ema_decay=high"], environment={})
     with pytest.raises(ModelRefused, match=r"settings\[.optimizer.ema_decay.\]: .*Pass ema_decay = ... instead"):
         _line("transformer", ema_decay=None, settings={"optimizer.ema_decay": 0.9})

@@ -1,12 +1,17 @@
 """Whole runs whose disk is full, or has lost what they wrote."""
 
+import json
 import re
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.fork_server import ForkServer
 from support.whole_run import WholeRun, expected, plan_in
+from support.workspace import Workspace, wait_for
 
 STEPS = 12
 
@@ -90,3 +95,49 @@ def test_a_disk_that_has_no_room_for_what_is_tapped_is_named_and_the_run_goes_on
     assert resumed.end()["code"] == 0
     names = {path.name for path in (going.folder / "taps" / "stage-0").iterdir()}
     assert names == {f"step-{step}-{microbatch}.safetensors" for step in range(STEPS) for microbatch in range(2)}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a file system can only be mounted by root")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all room that is left, to the byte."""
+    ballast = disk / "ballast"
+    subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4096"], capture_output=True)  # ends when it is full
+    return ballast
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_while_the_disk_of_workers_and_broker_is_full_ends_and_can_be_resumed(
+    workspace: Workspace, tmp_path: Path, small_disk: Path
+) -> None:
+    """It ended after a minute, once the broker had given up its records: it did not hear that it was to stop."""
+    command = ["train", str(plan_in(tmp_path)), "--json"]
+    for each in (f"run.steps={STEPS}", f"run.dir={small_disk}"):
+        command += ["--set", each]
+    train = workspace.start(*command)
+    wait_for(lambda: [*small_disk.glob("*/checkpoints/stage-1/step-*4")])
+    ballast = fill(small_disk)
+    (folder,) = small_disk.glob("tiny-*")
+    wait_for(lambda: "waits for its records" in (folder / "broker.log").read_text())
+    train.send_signal(signal.SIGTERM)
+    _, log = train.communicate()
+    assert train.wait() == 75
+    assert re.search(
+        r"interrupted; checkpoint \d+ is complete\. The broker has ended: interrupted while the broker waited for its "
+        rf"records: cannot keep its records in {folder}/broker.sqlite: .* is full\. Mend that, and resume the run",
+        log,
+    )
+    ballast.unlink()
+    resumed = workspace.command(*command, "--resume", folder.name)
+    assert json.loads(resumed.stdout.splitlines()[-1])["weights_sha256"] == expected(STEPS, tmp_path / "plan")

@@ -99,16 +99,16 @@ def test_a_metric_that_is_no_number_is_told_and_ends_nothing(tmp_path: Path):
 
 
 REFUSED = {
-    "evaluation={patience=3}": r"evaluation.patience = 3: it needs several evaluations: add evaluation.every = 100",
-    "evaluation.patience=0": r"evaluation.patience = 0: a whole number from 1 on is wanted",
-    "evaluation={keep_best=true}": r"evaluation.keep_best = true: it needs several evaluations: add evaluation.every",
+    "evaluation={patience=3}": r"evaluation.patience = 3: it requires several evaluations: add evaluation.every = 100",
+    "evaluation.patience=0": r"evaluation.patience = 0: expected a whole number of at least 1",
+    "evaluation={keep_best=true}": r"evaluation.keep_best = true: it requires several evaluations: add evaluation",
     "recovery.restarts=0": r"evaluation.keep_best = true: no checkpoints are written: use recovery.restarts = 5 and",
-    "queues.url=memory://": r'keep_best = true: over queues.url = "memory://" no checkpoints are written: use another',
-    "evaluation.metric=acuracy": r"evaluation.metric = \"acuracy\": it is no metric of the run; use 'loss' or 'acc",
-    "evaluation.metric=accuracy": r'evaluation.better: say which accuracy is better: better = "higher"',
-    "evaluation.every=0": r'evaluation.every = 0: "epoch" or a whole number of steps from 1 on is wanted',
+    "queues.url=memory://": r'keep_best = true: with queues.url = "memory://" no checkpoints are written: use another',
+    "evaluation.metric=acuracy": r"evaluation.metric = \"acuracy\": it is not a metric of the run; use 'loss' or 'acc",
+    "evaluation.metric=accuracy": r'evaluation.better: set which accuracy is better: better = "higher"',
+    "evaluation.every=0": r'evaluation.every = 0: expected "epoch" or a number of steps of at least 1',
     "evaluation.evry=3": r'evaluation.evry: there is no such key; did you mean "every"',
-    "schedule.mode=async": r'evaluation.every = 3: mode = "async" has no moment',
+    "schedule.mode=async": r'evaluation.every = 3: mode = "async" does not support it',
 }
 
 

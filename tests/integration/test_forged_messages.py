@@ -16,11 +16,11 @@ from stageline.broker.control.messages import (
     Goodbye,
     Hello,
     Report,
-    StepRecord,
     StopRun,
     ToBroker,
 )
 from stageline.broker.control.protocol import encode
+from stageline.broker.control.records import StepRecord
 from stageline.broker.queues.requests import CreditRequest, pack
 from support.hostile import HostileClient, frame, frames_in
 from support.run_under_attack import STEPS, RunUnderAttack, undisturbed_digest

@@ -134,7 +134,7 @@ def _line(model: Any, **options: Any) -> Line:
 def test_a_script_is_told_of_its_argument() -> None:
     with pytest.raises(ModelRefused, match=r'^trainable: no parameter of the model matches "middel.\*". Parameters'):
         _line(build, trainable=["middel.*"])
-    with pytest.raises(ModelRefused, match=r"^trainable = 'middle.\*': wanted is a list of patterns of names"):
+    with pytest.raises(ModelRefused, match=r"^trainable = 'middle.\*': expected a list of patterns of names"):
         _line(build, trainable="middle.*")
     with pytest.raises(ModelRefused, match=r'^settings\["model.trainable"\]: the script needs it too. Pass trainable'):
         _line(build, settings={"model.trainable": ["middle.*"]})

@@ -89,12 +89,10 @@ def test_what_cannot_be_is_refused(workspace: Workspace, capsys: Any) -> None:
     small = SMALL_MODELS["transformer"]
     given = {"loss": small.loss, "optimizer": SGD, "lr_scheduler": HALVED, "workers": "inline"}
     with pytest.raises(
-        PlanRefused, match=r'lr_every = "epoch": a script\'s epochs are not known; use a number of steps'
+        PlanRefused, match=r'lr_every = "epoch": the length of a script\'s epochs is not known; use a number of steps'
     ):
         Line(small.build(), lr_every="epoch", **given)
-    with pytest.raises(
-        PlanRefused, match=r'lr_every = 0: "step", "epoch" or a whole number of steps from 1 on is want'
-    ):
+    with pytest.raises(PlanRefused, match=r'lr_every = 0: expected "step", "epoch" or a number of steps of at least 1'):
         Line(small.build(), lr_every=0, **given)
     sets = _sets(*OF_EPOCHS, "schedule.accumulate=2", "run.steps=4")
     assert workspace.here("plan", str(MLP), *sets) == 78

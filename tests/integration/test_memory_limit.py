@@ -49,7 +49,10 @@ def test_plan_train_and_resume_say_the_same(workspace: Workspace, capsys: pytest
     assert workspace.here("plan", ".", *words) == 0
     shown = capsys.readouterr().out
     assert "chosen for the limit of memory" in shown
-    assert ["stage.1.recompute", '"nothing"', "chosen"] in [line.split() for line in shown.splitlines()]
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["stage.1.recompute", '"nothing"', "chosen"] in lines
+    assert ["memory.tight", "[0,", "1]", "chosen"] in lines
+    assert "worker 1: its limit of memory is tight" in shown
     assert workspace.here("worker", ".", *words) == 78
     assert "is chosen once, by `stageline train`" in capsys.readouterr().err
     ended = workspace.command("train", ".", *words)
@@ -68,6 +71,7 @@ def test_plan_train_and_resume_say_the_same(workspace: Workspace, capsys: pytest
         "stage.0.offload": [],
         "stage.1.recompute": "stage",
         "stage.1.offload": [],
+        "memory.tight": [0, 1],
     }
     for other in ("memory=21MiB", "schedule.name=gpipe"):
         assert recorded_memory(read_plan(workspace.folder, sets=[*sets, other]), run) == {}

@@ -112,9 +112,9 @@ def test_names_are_those_of_a_known_familys_model() -> None:
     ("groups", "said"),
     [
         ([], "a list of tables such as"),
-        ({"match": "*"}, r"a list of tables such as .* is wanted, this is a table"),
-        ([{"weight_decay": 0.0}], "group 0 needs match, the names of its parameters"),
-        ([{"match": ["*.bias"]}], "group 0 needs settings of the optimizer"),
+        ({"match": "*"}, r"expected a list of tables such as .*, got a table"),
+        ([{"weight_decay": 0.0}], "group 0 requires match, patterns of parameter names"),
+        ([{"match": ["*.bias"]}], "group 0 requires settings of the optimizer"),
         ([{"match": ["*.bias"], "lr": 1.0}, 3], "group 1 is a whole number"),
         (
             [{"match": ["*.none"], "lr": 1.0}],
@@ -163,6 +163,6 @@ def test_a_plan_refuses_them_with_78(workspace: Workspace, capsys: Any) -> None:
     plan.write_text(text.replace('match = ["*.none"]\n', ""))
     assert workspace.here("plan", str(plan)) == 78
     assert f"stageline.toml:{line}: optimizer.groups" in capsys.readouterr().err
-    assert "group 0 needs match" not in said
+    assert "group 0 requires match" not in said
     assert workspace.here("plan", str(EXAMPLES / "mlp"), "--set", "optimizer.factory=torch.optim.LBFGS") == 78
     assert "the optimizer LBFGS needs a closure" in capsys.readouterr().err

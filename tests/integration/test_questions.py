@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.control.records import EvaluationRecord
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
 from stageline.workers.runs.folder import read_control_secret
@@ -24,7 +24,7 @@ def test_a_waiting_run_names_the_missing_workers_and_a_finished_one_shows_each_m
     assert workspace.here("why", "--broker", url, "--stage", "1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "why/1"
     assert workspace.here("why", "--broker", url, "--stage", "7") == 2
-    assert "there is no stage 7: the plan has 2" in capsys.readouterr().err
+    assert "there is no stage 7: the plan has stages 0 to 1" in capsys.readouterr().err
 
     workers = [workspace.start("worker", ".", "--broker", url) for _ in range(2)]
     for worker in workers:

@@ -75,6 +75,16 @@ def test_killed_workers_come_to_the_weights_of_the_plain_loop(
 
 
 @pytest.mark.slow
+def test_what_killed_workers_kept_in_files_changes_no_bit(fork_server: ForkServer, tmp_path: Path) -> None:
+    sets = (*SETS, 'memory.offload=["activations", "optimizer"]', f"run.dir={tmp_path}")
+    kills = (("worker-0", 70), ("worker-1", 82), ("worker-2", 95))
+    outcome = fork_server.train(DIGITS, *sets, folder=tmp_path / "run", kills=kills)
+    assert (outcome["code"], outcome["not killed"]) == (0, []), outcome["reason"]
+    assert (outcome["orphans"], outcome["left"]) == ([], [])
+    assert outcome["facts"]["weights_sha256"] == expected()
+
+
+@pytest.mark.slow
 def test_a_run_that_ended_goes_on_from_its_checkpoint(fork_server: ForkServer, tmp_path: Path) -> None:
     sets, folder = (*SETS, f"run.dir={tmp_path}"), tmp_path / "run"
     broken = (*sets, "recovery.restarts=1")

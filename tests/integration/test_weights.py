@@ -68,7 +68,7 @@ def test_a_line_begins_with_the_weights_in_a_file(tmp_path: Path) -> None:
     ("options", "told"),
     [
         ({"weights": "nothing.pt"}, r'^weights = ".*nothing.pt", for stage 0: there is no such file'),
-        ({"weights": 3}, "^weights = 3: wanted is the path of a file or folder of weights"),
+        ({"weights": 3}, "^weights = 3: expected the path of a file or folder of weights"),
         ({"settings": {"model.weights": "nothing.pt"}}, r'^weights = ".*nothing.pt", for stage 0: there is no such fi'),
     ],
 )

@@ -17,7 +17,7 @@ def dataset(what: str, lines: str, *said: str, readers: int = 0) -> Misuse:
 
 
 BATCH_0 = "the data source's batch(0)"
-NO_SOURCE = "wanted is an object with batch(step), held_out() and steps_per_epoch"
+NO_SOURCE = "expected an object with batch(step), held_out() and steps_per_epoch"
 DRAWN = "torch.seed()\nreturn Rows(torch.randn(32, 4), torch.zeros(32).long(), batch_size, seed)"
 OTHER = ("data.source: batch(0) gave other values when it was called again", "row 0 of inputs", "data.check = false")
 OTHER_SAMPLE = ("data.dataset: batch(0) gave other values", "row 0 of inputs", "seed a generator of your own from them")
@@ -50,8 +50,8 @@ ROWS = (
         (Change(DATA, "batch_size, seed):", "batch_size):"),),
     ),
     batch("a batch that raises", "raise OSError('no disk')", BATCH_0, "OSError: no disk (/", "/data.py, line "),
-    batch("a batch that is nothing", "return None", BATCH_0, "returned a NoneType; wanted are two: (inputs, targets)"),
-    batch("a batch of three parts", "return x, y, x", BATCH_0, "wanted are two: (inputs, targets)"),
+    batch("a batch that is nothing", "return None", BATCH_0, "returned a NoneType; expected two: (inputs, targets)"),
+    batch("a batch of three parts", "return x, y, x", BATCH_0, "expected two: (inputs, targets)"),
     batch("a batch with other rows", "x = torch.cat([x, x])", BATCH_0, "[(12, 4), (6,)] have no common number of rows"),
     batch("inputs without rows", "x = torch.tensor(1.0)", BATCH_0, "Make dimension 0 count rows"),
     batch("inputs that are an array", "x = x.numpy()", BATCH_0, "no tensor is there, only ndarray. Give tensors"),

@@ -61,27 +61,30 @@ ROWS = (
     plan("a table that does not exist", "[data]", "[dta]", "dta: there is no such table", 'did you mean "data"?'),
     plan("a missing key", 'factory = "model.py:build"', "", "model.factory: missing", 'such as "model.py:build"'),
     plan("no data", 'source = "data.py:batches"', "", "data.source: say where the batches come from"),
-    plan("text for a number", "steps = 6", 'steps = "six"', 'run.steps = "six": a whole number from 1 on is wanted'),
-    plan("true for a number", "steps = 6", "steps = true", "run.steps = true", "this is true or false"),
-    plan("no steps", "steps = 6", "steps = 0", "run.steps = 0: a whole number from 1 on is wanted"),
-    plan("a seed below 0", "steps = 6", "steps = 6\nseed = -1", "run.seed = -1: a whole number from 0 on is wanted"),
+    plan("text for a number", "steps = 6", 'steps = "six"', 'run.steps = "six": expected a whole number of at least 1'),
+    plan("true for a number", "steps = 6", "steps = true", "run.steps = true", "got true or false"),
+    plan("no steps", "steps = 6", "steps = 0", "run.steps = 0: expected a whole number of at least 1"),
+    plan("a seed below 0", "steps = 6", "steps = 6\nseed = -1", "run.seed = -1: expected a whole number of at least 0"),
     plan("a learning rate that is no number", "lr = 0.1", "lr = nan", "optimizer.lr = NaN", "not a finite number"),
     plan(
         "a billion stages",
         "cut = [2]",
         "stages = 1000000000",
-        "model.stages = 1000000000: a whole number from 1 to 1024 is wanted",
+        "model.stages = 1000000000: expected a whole number from 1 to 1024",
     ),
     plan(
         "a billion microbatches",
         "microbatches = 3",
         "microbatches = 1000000000",
-        "schedule.microbatches = 1000000000: a whole number from 1 to 65536 is wanted",
+        "schedule.microbatches = 1000000000: expected a whole number from 1 to 65536",
     ),
     plan("steps and epochs", "steps = 6", "steps = 6\nepochs = 2", "epochs = 2 is given too; keep one of the two"),
     plan("a cut outside the model", "cut = [2]", "cut = [3]", "model.cut = [3]", "3 layers", "1 to 2"),
     plan(
-        "a cut at a name that is none", "cut = [2]", 'cut = ["h.2"]', "['h.2']: no layer is called h.2; near it are 2"
+        "a cut at a name that is none",
+        "cut = [2]",
+        'cut = ["h.2"]',
+        "['h.2']: no layer is named h.2; layers have names such as 2",
     ),
     plan("a cut that descends", "cut = [2]", "cut = [2, 1]", "model.cut = [2, 1]", "a list of ascending layer numbers"),
     plan(
@@ -104,7 +107,12 @@ ROWS = (
         '[workers.0]\nstages = [0, 1]\ndevice = "cuda:77"',
         'workers.0.device = "cuda:77"',
     ),
-    plan("a batch smaller than its microbatches", "batch_size = 6", "batch_size = 2", "2 rows make no 3 microbatches"),
+    plan(
+        "a batch smaller than its microbatches",
+        "batch_size = 6",
+        "batch_size = 2",
+        "expected a row for each of 3 microbatches, got 2",
+    ),
     plan("a schedule that does not exist", "[schedule]", '[schedule]\nname = "1f1"', '"1f1"', 'did you mean "1f1b"?'),
     plan(
         "a window that blocks itself",
@@ -117,7 +125,7 @@ ROWS = (
         "a window of another length",
         "[schedule]",
         '[schedule]\nname = "window"\nwindow = [2]',
-        "schedule.window = [2]: 1 values for 2 stages",
+        "schedule.window = [2]: expected 2 values, one for each stage, got 1",
     ),
     plan("a window for 1f1b", "[schedule]", "[schedule]\nwindow = [2, 1]", 'use name = "window", or leave it out'),
     plan(
@@ -125,7 +133,7 @@ ROWS = (
         "[schedule]",
         '[schedule]\nname = "auto"',
         "schedule.memory",
-        "Say what a worker may take",
+        "Set what a worker may take",
     ),
     sets(
         "a limit for auto that nothing fits",
@@ -134,7 +142,7 @@ ROWS = (
         "a worker takes",
         "with 1f1b, with which the run begins",
     ),
-    plan("a limit without auto", "[schedule]", "[schedule]\nmemory = 10", 'takes none; use name = "auto"'),
+    plan("a limit without auto", "[schedule]", "[schedule]\nmemory = 10", 'does not use it; use name = "auto"'),
     plan("mode async with microbatches", "[schedule]", '[schedule]\nmode = "async"', "use microbatches = 1"),
     sets(
         "no room to retain messages",
@@ -146,17 +154,22 @@ ROWS = (
         "a limit of memory that nothing fits",
         ("memory=1MiB",),
         "memory.limit = 1048576: worker 0 would take",
-        "with what comes closest: stage 0 with recompute",
+        "with the closest choice: stage 0 with recompute",
         'Use "17MiB" or more',
     ),
-    sets("a limit of memory in no unit", ("memory=2XB",), 'memory.limit = "2XB": a size in bytes', "units are B, KB"),
+    sets(
+        "a limit of memory in no unit",
+        ("memory=2XB",),
+        'memory.limit = "2XB": expected a size in bytes',
+        "units are B, KB",
+    ),
     sets(
         "recording without snapshots",
         ("recovery.record=all", "recovery.restarts=0"),
         'recovery.record = "all": a replay begins at a snapshot',
     ),
-    sets("a lease of nothing", ("recovery.lease=0",), "recovery.lease = 0: a time in seconds"),
-    sets("an endless lease", ("recovery.lease=inf",), "recovery.lease = Infinity: a time in seconds"),
+    sets("a lease of nothing", ("recovery.lease=0",), "recovery.lease = 0: expected a time in seconds"),
+    sets("an endless lease", ("recovery.lease=inf",), "recovery.lease = Infinity: expected a time in seconds"),
     sets("`--set` without a value", ("run.steps",), "--set: run.steps: write section.key=value"),
     sets("`--set` of a key that does not exist", ("run.stpes=3",), "--set: run.stpes", 'did you mean "steps"?'),
     sets("`--set` of a whole table", ("run=3",), "--set: run = 3: this is a table"),
@@ -165,9 +178,7 @@ ROWS = (
     environment(
         "a variable of the wrong type", "STAGELINE_RUN__STEPS", "six", 'STAGELINE_RUN__STEPS: run.steps = "six"'
     ),
-    sets(
-        "an address of no transport", ("queues.url=http://localhost",), 'queues.url = "http://localhost"', "is wanted"
-    ),
+    sets("an address of no transport", ("queues.url=http://localhost",), 'queues.url = "http://localhost"', "expected"),
     sets("a port above 65535", ("queues.url=tcp://127.0.0.1:99999",), "a port is at most 65535"),
     sets(
         "a host that has no address",
@@ -176,7 +187,7 @@ ROWS = (
         "use one of its own, or 127.0.0.1",
         code=1,
     ),
-    sets("a run's name with a slash", ("run.name=../up",), 'run.name = "../up": a name of letters, digits'),
+    sets("a run's name with a slash", ("run.name=../up",), 'run.name = "../up": expected a name of letters, digits'),
     sets("a run's name that is too long", (f"run.name={'a' * 250}",), *NO_FOLDER, "File name too long"),
     Misuse("`run.dir` is a file", 78, (*NO_FOLDER, "Not a directory"), play=_runs_is_a_file),
     sets(

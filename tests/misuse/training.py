@@ -71,11 +71,23 @@ ROWS = (
     metric("`sys.exit(0)` in a metric", "sys.exit(0)", METRIC, "SystemExit: 0"),
     plan("a metric that does not exist", "model.py:accuracy", "model.py:acuracy", "model.metrics", "It has: accuracy"),
     metric("a metric that is not a number", "return torch.tensor(float('nan'))", "finished", code=0, finishes=True),
-    plan("an optimizer that does not exist", "torch.optim.SGD", "torch.optim.SDG", "has no 'SDG'", "AdamW"),
+    plan(
+        "an optimizer that does not exist",
+        "torch.optim.SGD",
+        "torch.optim.SDG",
+        "has no 'SDG'",
+        "Its names include SGD",
+    ),
     plan(
         "an optimizer that needs a closure", "torch.optim.SGD", "torch.optim.LBFGS", "the optimizer", "needs a closure"
     ),
-    plan("an option that the optimizer does not take", "lr = 0.1", "larning_rate = 0.1", "argument 'larning_rate'"),
+    plan(
+        "an option that the optimizer does not take",
+        "lr = 0.1",
+        "larning_rate = 0.1",
+        "optimizer.larning_rate = 0.1",
+        "it takes lr",
+    ),
     plan("a learning rate below 0", "lr = 0.1", "lr = -1", "optimizer: ValueError: Invalid learning rate: -1"),
     optimizer(
         "a factory that makes no optimizer",

@@ -8,8 +8,9 @@ from simulation.clock import Callback, VirtualClock
 from simulation.environment import PLAN, RUN, SimulatedClient
 from simulation.network import Connection, Network
 from simulation.process import SimulatedProcess
-from stageline.broker.control.messages import Answer, Ask, StepRecord, ToBroker
+from stageline.broker.control.messages import Answer, Ask, ToBroker
 from stageline.broker.control.protocol import decode_to_broker
+from stageline.broker.control.records import StepRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, run_of

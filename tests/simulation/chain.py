@@ -20,16 +20,16 @@ from hashlib import blake2b
 
 from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.codec.message import Flow, Message
-from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.evaluation import Criterion, Rounds, Standing
 from stageline.pipeline.schedule import Kind, Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.call_sequence import CallSequence
-from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
-from stageline.workers.runtime.executor import Sums
-from stageline.workers.runtime.instruction import Instruction
-from stageline.workers.runtime.program import ENDLESS, NO_ROUNDS, Program
+from stageline.workers.runtime.executor.executor import Sums
+from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position, encode_call
+from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.program.program import ENDLESS, NO_ROUNDS, Program
 
 Key = tuple[int, int]  # step, microbatch
 

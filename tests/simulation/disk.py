@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Collection
 
 from simulation.process import SimulatedProcess, VirtualWakeup
-from stageline.broker.control.messages import Assigned, Inspection
+from stageline.broker.control.messages import Assigned
+from stageline.broker.control.records import Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.schedule import Placement
 from stageline.workers.checkpoint.directory import SnapshotFailed

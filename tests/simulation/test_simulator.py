@@ -37,7 +37,7 @@ from stageline.pipeline.schedule import Tied, Ties, make_schedule
 from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runtime.call_sequence import CallSequence
-from stageline.workers.runtime.orders import StepOrders
+from stageline.workers.runtime.program.orders import StepOrders
 from stageline.workers.script.calls.call_log import CallLog
 from stageline.workers.script.calls.driver import Driver
 from support.paths import importing_tests
@@ -340,7 +340,7 @@ def test_orders_that_are_told_only_once_may_be_lost_for_ever(monkeypatch):
 
 def test_a_script_that_forgets_calls_with_their_replies_starves_a_replaced_worker(monkeypatch):
     monkeypatch.setattr(CallLog, "trim", lambda log, step: log.position)
-    assert re.search(r"message \d+ of call-\d cannot be had any more", first_wrong(range(12, 60), script=True))
+    assert re.search(r"message \d+ of call-\d is no longer available", first_wrong(range(12, 60), script=True))
 
 
 @pytest.mark.slow

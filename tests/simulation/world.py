@@ -23,7 +23,8 @@ from simulation.orders import CHANGED, MEMORY, restless
 from simulation.scenario import Injection, Scenario
 from simulation.script import SimulatedScript
 from simulation.worker import Name, SimulatedWorker
-from stageline.broker.control.messages import Assigned, Exited, RunLength, Trim
+from stageline.broker.control.messages import Assigned, Exited, Trim
+from stageline.broker.control.records import RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of

@@ -65,7 +65,8 @@ class Arrival:
 
 
 def read(folder: Path) -> list[Entry]:
-    return [Entry(*json.loads(line)) for line in (folder / FILE).read_text().splitlines()]
+    whole, _, _ = (folder / FILE).read_text().rpartition("\n")  # a line that is being written does not count yet
+    return [Entry(*json.loads(line)) for line in whole.splitlines()]
 
 
 def record(

@@ -15,12 +15,11 @@ from stageline.broker.control.messages import (
     Finished,
     FromBroker,
     Hello,
-    Inspection,
     Report,
-    StepRecord,
     Stop,
     ToBroker,
 )
+from stageline.broker.control.records import Inspection, StepRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.membership.failure_detector import Leases

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import msgspec
 
-from stageline.broker.control.messages import Hello, Report, Wait, WorkerRecord
+from stageline.broker.control.messages import Hello, Report
+from stageline.broker.control.records import Wait, WorkerRecord
 from stageline.broker.stores.base import Store
 from support.conversation import SNAPSHOTS, Conversation, hello, name, report, steps
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.stage.layers.memory import skew_of
-from stageline.pipeline.stage.state import InFlight, Previous, StageState
+from stageline.pipeline.stage.state.stage_state import InFlight, Previous, StageState
 
 
 def difference(one: Any, other: Any, path: str = "") -> str:

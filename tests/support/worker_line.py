@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Event, Hello, Report, StepRecord, Wait
+from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Hello, Report
+from stageline.broker.control.records import Event, StepRecord, Wait
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Conversation
 
