@@ -7,8 +7,9 @@ from time import perf_counter
 import msgspec
 
 from benchmarks.measuring.finding import BenchmarkResult, Table
-from stageline.broker.control.messages import CONTROL_VERSION, FromBroker, Hello, Peers, Report, StepRecord
+from stageline.broker.control.messages import CONTROL_VERSION, FromBroker, Hello, Peers, Report
 from stageline.broker.control.protocol import encode
+from stageline.broker.control.records import StepRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.membership.failure_detector import Leases

@@ -5,8 +5,9 @@ import os
 from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.trainers.ours import PLAN
 from benchmarks.trainers.worker_memory import MemoryRun, train_and_watch
-from stageline.pipeline.plan import read_plan
+from stageline.pipeline.plan import Plan, read_plan
 from stageline.workers.preflight.estimate import estimate
+from stageline.workers.preflight.memory.memory_choice import chosen_memory
 from stageline.workers.preflight.results.trial_result import WorkerEstimate
 
 WIDTH, LAYERS, SEQUENCE, ROWS, MICROBATCHES, STEPS = 1024, 3, 64, 4, 4, 4
@@ -21,7 +22,7 @@ SETS = (
     "recovery.restarts=1",
     "recovery.snapshot_every=1",
 )
-LIMIT = ("memory.limit=8GiB",)  # which all have room in
+TIGHT = ("memory.limit=8GiB", "memory.tight=[0, 1]")
 CASES = {
     "plain": (),
     'recompute = "stage"': ('memory.recompute="stage"',),
@@ -31,7 +32,10 @@ CASES = {
     'offload = ["optimizer"]': ('memory.offload=["optimizer"]',),
     "offload = all three": ('memory.offload=["activations", "weights", "optimizer"]',),
     "first two layers frozen": ('model.trainable=["[!01].*"]',),
+    "plain, a limit of 2 GiB": ("memory.limit=2GiB",),
+    "plain, a limit of 1.1 GiB": ("memory.limit=1126MiB",),
     "plain, no limit": (),
+    "plain, no limit, no snapshots": ("recovery.restarts=0", "recovery.snapshot_every=0"),
     "first two layers frozen, no limit": ('model.trainable=["[!01].*"]',),
     "small": (
         "model.options={ width = 128, layers = 3 }",
@@ -42,9 +46,9 @@ CASES = {
 ABOUT = f"""\
 {2 * LAYERS} transformer encoder layers of width {WIDTH} in two stages, a worker each with one torch thread, AdamW,
 {MICROBATCHES} microbatches of {ROWS} rows of {SEQUENCE} in flight (gpipe), a snapshot after every step, {STEPS} steps,
-and a limit of memory in which all have room, but where it says so. Measured is the most anonymous memory (RssAnon) of a
-worker's process over that which it had when it was forked, with all imported, every 5 ms; beside it what `stageline
-plan` tells. Runs of the same parameters must end with the same
+and a limit of memory that workers keep to as if it were tight (memory.tight), but where it says so. Measured is the
+most anonymous memory (RssAnon) of a worker's process over that which it had when it was forked, with all imported,
+every 5 ms; beside it what `stageline plan` tells. Runs of the same parameters must end with the same
 weights, to the bit."""
 
 COLUMNS = ("", "measured, MiB", "plan, MiB", "plan to measured", "seconds")
@@ -58,15 +62,20 @@ def measure(rounds: int) -> BenchmarkResult:
     """One round: memory is what it is."""
     rows, facts, plain = [], {}, None
     for name, own in CASES.items():
-        sets = [*SETS, *own, *(() if "no limit" in name else LIMIT)]
-        found = estimate(read_plan(PLAN, sets=sets, environment=os.environ)).workers
+        sets = [*SETS, *own, *(() if "limit" in name else TIGHT)]
+        found = _forecast(read_plan(PLAN, sets=sets, environment=os.environ))
         run = train_and_watch(PLAN, sets)
         plain = plain or run
-        if name.startswith(("recompute", "offload")) and run.sha256 != plain.sha256:
+        if name.startswith(("recompute", "offload", "plain")) and run.sha256 != plain.sha256:
             raise UnequalWeights(f"{name} ended with {run.sha256}, plain with {plain.sha256}")
         rows += [_row(name, run, each) for each in found]
         facts[name] = {"measured": run.peaks, "plan": [each.total for each in found], "seconds": run.seconds}
     return BenchmarkResult("Memory", ABOUT, (Table("", COLUMNS, tuple(rows)),), {"memory": facts})
+
+
+def _forecast(plan: Plan) -> list[WorkerEstimate]:
+    chosen = chosen_memory(plan, lambda what: None).keys if plan.chooses_memory else {}
+    return estimate(plan.with_memory(chosen)).workers
 
 
 def _row(name: str, run: MemoryRun, planned: WorkerEstimate) -> tuple[str, ...]:

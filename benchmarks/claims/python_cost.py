@@ -29,9 +29,9 @@ from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.seeded_layers import layer_seed
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.instruction import Instruction
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.program.program import Program
 
 CALLS = 400
 

@@ -16,6 +16,7 @@ import torch
 from benchmarks.measuring import trips
 from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.measuring.processes import together
+from benchmarks.measuring.rounds import Spread
 from benchmarks.measuring.trips import Load, Opener, Speed, Speeds
 from benchmarks.wires import bare, ours
 
@@ -25,14 +26,16 @@ LOADS = (
     Load("16 MB", 16 << 20, trips=20, stream=50),
 )
 
-WIRES: dict[str, Opener] = {"bare pyzmq": bare.open_wire, "stageline": ours.open_wire}
+BARE, OURS, ASLEEP = "bare pyzmq", "stageline", "without looking"
+WIRES: dict[str, Opener] = {BARE: bare.open_wire, OURS: ours.open_wire, ASLEEP: ours.open_sleeping_wire}
 
 ABOUT = """\
 Two processes on one machine exchange float32 tensors of one size. The latency is half of a round trip; the rate is that
 of a stream in one direction. Bare sends memory as it is, into memory that is already a tensor; ours retains each
 message, sends a header and checksums with it, gives each received tensor memory of its own, and keeps what it frees, as
-a worker does. Beside `shm`, bare pyzmq goes over ipc. Figures are medians over the rounds; wires take turns. Copying 16
-MB from one tensor to another, in one process, has the rate of the last table."""
+a worker does. Beside `shm`, bare pyzmq goes over ipc. Figures are medians over the rounds; wires take turns, and a
+ratio is the median of those within each round. Without looking, each wait for a message sleeps at once. Copying 16 MB
+from one tensor to another, in one process, has the rate of the last table."""
 
 
 def measure(rounds: int) -> BenchmarkResult:
@@ -86,7 +89,7 @@ def _copy_again_and_again() -> float:
 
 
 def _latencies(speeds: Mapping[tuple[str, Load], Speeds]) -> Table:
-    return _table("One-way latency, µs", speeds, lambda speed: f"{1e6 * speed:.0f}", attrgetter("latency"))
+    return _table("One-way latency, µs", speeds, lambda speed: f"{1e6 * speed:.3g}", attrgetter("latency"))
 
 
 def _rates(speeds: Mapping[tuple[str, Load], Speeds]) -> Table:
@@ -99,8 +102,9 @@ def _table(
     shown: Callable[[float], str],
     figure: Callable[[Speed], float],
 ) -> Table:
-    rows = tuple(
-        (f"{scheme}, {load.name}", *(shown(median(map(figure, runs))) for runs in wires.values()))
-        for (scheme, load), wires in speeds.items()
-    )
-    return Table(title, ("message", *WIRES), rows)
+    rows = []
+    for (scheme, load), wires in speeds.items():
+        spreads = {name: Spread(tuple(map(figure, runs))) for name, runs in wires.items()}
+        ratio = (spreads[OURS] / spreads[BARE]).middle
+        rows.append((f"{scheme}, {load.name}", *(shown(each.middle) for each in spreads.values()), f"{ratio:.2f}"))
+    return Table(title, ("message", *WIRES, "stageline to bare"), tuple(rows))

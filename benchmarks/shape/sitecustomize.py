@@ -10,9 +10,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
 
-ROOT, OUT = os.environ["SHAPE_ROOT"], os.environ["SHAPE_OUT"]
-PRODUCT = tuple(os.path.join(ROOT, name) + os.sep for name in ("pipeline", "broker", "workers"))
 WARM = 20  # heartbeats and steps that pass before the trace
+TRACED = 1  # the worker, and its stage
 
 
 class Way:
@@ -35,9 +34,11 @@ class Way:
     def end(self) -> None:
         sys.settrace(None)
         self.open, self.done = False, True
+        root = os.environ["SHAPE_ROOT"]
+        product = tuple(os.path.join(root, name) + os.sep for name in ("pipeline", "broker", "workers"))
         real = {os.path.realpath(name) for name in self.files}
-        ours = sorted(os.path.relpath(name, ROOT) for name in real if name.startswith(PRODUCT))
-        with open(os.path.join(OUT, f"{self.kind}.txt"), "w") as file:
+        ours = sorted(os.path.relpath(name, root) for name in real if name.startswith(product))
+        with open(os.path.join(os.environ["SHAPE_OUT"], f"{self.kind}.txt"), "w") as file:
             file.write("\n".join(ours))
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -46,29 +47,21 @@ class Way:
         return self._line
 
 
-def owner_of(module: ModuleType, method: str) -> type:
-    """The first class of `module` that has `method`."""
-    here = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
-    return next(each for each in here if method in vars(each))
-
-
 def is_at(instruction: Any, kind: str) -> bool:
     """Whether it is this action of stage 1 on the microbatch that is traced. Executes nothing of the product."""
     if instruction is None or instruction.step != WARM:
         return False
     action = instruction.action
-    return (action.stage, action.microbatch, str.__str__(action.kind)) == (1, 2, kind)
+    return (action.stage, action.microbatch, str.__str__(action.kind)) == (TRACED, 2, kind)
 
 
 def current(loop: Any) -> Any:
-    """The instruction that `loop` is at."""
-    machine = loop._machine
-    return machine.instruction if hasattr(machine, "instruction") else getattr(machine.command, "instruction", None)
+    """The instruction that `loop` is at; None at the end."""
+    return getattr(loop._machine.command, "instruction", None)
 
 
-def trace_microbatch(module: ModuleType) -> None:
-    owner, way = owner_of(module, "poll"), Way("microbatch")
-    plain = owner.poll
+def trace_microbatch(owner: Any) -> None:
+    way, plain = Way("microbatch"), owner.poll
 
     def poll(self: Any, *arguments: Any, **options: Any) -> Any:
         before = current(self)
@@ -82,16 +75,14 @@ def trace_microbatch(module: ModuleType) -> None:
     owner.poll = poll
 
 
-def trace_heartbeat_of_worker(module: ModuleType) -> None:
-    owner, way, count = owner_of(module, "due"), Way("heartbeat-worker"), 0
-    if "--index" not in sys.argv or sys.argv[sys.argv.index("--index") + 1] != "1":
-        return
-    name = "hear" if hasattr(owner, "hear") else "receive"
-    plain_due, plain_receive = owner.due, getattr(owner, name)
+def trace_heartbeat_of_worker(owner: Any) -> None:
+    """The module may have been imported before the worker was forked: which one it is, its session knows."""
+    way, count = Way("heartbeat-worker"), 0
+    plain_due, plain_receive = owner.due, owner.receive
 
     def due(self: Any, *arguments: Any) -> Any:
         nonlocal count
-        count += 1
+        count += self._assigned.index == TRACED
         if count >= WARM and not way.open and not way.done:
             way.begin()
         return plain_due(self, *arguments)
@@ -100,31 +91,28 @@ def trace_heartbeat_of_worker(module: ModuleType) -> None:
         try:
             return plain_receive(self, message, *arguments)
         finally:
-            if way.open and type(message).__name__ in ("Heard", "Confirmed"):
+            if way.open and type(message).__name__ == "Confirmed":
                 way.end()
 
-    owner.due = due
-    setattr(owner, name, receive)
+    owner.due, owner.receive = due, receive
 
 
 BROKER = Way("heartbeat-broker")
 
 
-def trace_receiving_of_broker(module: ModuleType) -> None:
-    owner = next(each for name, each in vars(module).items() if name.endswith(("Office", "ServerChannel")))
-    name = "heard" if hasattr(owner, "heard") else "receive"
-    plain = getattr(owner, name)
+def trace_receiving_of_broker(owner: Any) -> None:
+    plain = owner.receive
 
     def receive(self: Any, *arguments: Any) -> Any:
         if BROKER.reports >= WARM and not BROKER.open and not BROKER.done:
             BROKER.begin()
         return plain(self, *arguments)
 
-    setattr(owner, name, receive)
+    owner.receive = receive
 
 
-def trace_deciding_of_broker(module: ModuleType) -> None:
-    owner, handled = owner_of(module, "tick"), 0
+def trace_deciding_of_broker(owner: Any) -> None:
+    handled = 0
     plain_tick, plain_handle = owner.tick, owner.handle
 
     def tick(self: Any, *arguments: Any) -> Any:
@@ -150,15 +138,12 @@ def trace_deciding_of_broker(module: ModuleType) -> None:
     owner.tick, owner.handle = tick, handle
 
 
-WATCHED: dict[str, Callable[[ModuleType], None]] = {
-    "stageline.workers.runtime.loop": trace_microbatch,
-    "workers.worker": trace_microbatch,
-    "stageline.workers.control.session": trace_heartbeat_of_worker,
-    "workers.correspondence": trace_heartbeat_of_worker,
-    "stageline.broker.control.zeromq_channel": trace_receiving_of_broker,
-    "broker.posts.zeromq": trace_receiving_of_broker,
-    "stageline.broker.coordinator.coordinator": trace_deciding_of_broker,
-    "broker.core": trace_deciding_of_broker,
+# The classes of which methods are replaced, in their modules.
+WATCHED: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "stageline.workers.runtime.loop": ("WorkerLoop", trace_microbatch),
+    "stageline.workers.control.session": ("Session", trace_heartbeat_of_worker),
+    "stageline.broker.control.zeromq_channel": ("ZeroMQServerChannel", trace_receiving_of_broker),
+    "stageline.broker.coordinator.coordinator": ("Coordinator", trace_deciding_of_broker),
 }
 
 
@@ -167,9 +152,9 @@ class Installer:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        install = WATCHED.pop(name, None)
-        if install is None:
+        if name not in WATCHED:
             return None
+        owner, install = WATCHED.pop(name)
         others = [each for each in sys.meta_path if each is not Installer]
         spec: ModuleSpec | None = next((s for each in others if (s := each.find_spec(name, path, target))), None)
         if spec is not None and spec.loader is not None:
@@ -177,11 +162,11 @@ class Installer:
 
             def executed(module: ModuleType) -> None:
                 execute(module)
-                install(module)
+                install(getattr(module, owner))
 
             spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec
 
 
-if PathFinder in sys.meta_path:
+if "SHAPE_ROOT" in os.environ and PathFinder in sys.meta_path:
     sys.meta_path.insert(0, Installer)  # type: ignore[arg-type]

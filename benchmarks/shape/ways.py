@@ -1,7 +1,7 @@
 """Which files have a line executed on the way of a microbatch through one worker, and of a heartbeat to the store.
 
-A small plan runs as `stageline train` does, with three workers over ipc and recovery on. `sitecustomize.py` installs
-the traces in each process:
+A small plan runs as `stageline train` does, with three workers, queues at the default address, and recovery on.
+`sitecustomize.py` installs the traces in each process:
 
     microbatch   in the worker of stage 1, main thread: from the turn that takes the activation of one microbatch (1F)
                  to the end of the turn that puts its gradient (1B)
@@ -45,10 +45,7 @@ def build():
 
 DATA = """
 import torch
-try:
-    from stageline import Rows
-except ImportError:
-    from pipeline.data import Rows
+from stageline import Rows
 
 def batches(batch_size, seed):
     x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
@@ -72,10 +69,9 @@ def ways(root: Path) -> dict[str, list[str]]:
 def _run(root: Path, folder: Path) -> None:
     own = root / ".venv" / "bin" / "python"
     python = str(own) if own.exists() else sys.executable
-    module = "stageline" if (root / "workers" / "api").exists() else "workers.cli"
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     ended = subprocess.run(
-        [python, "-P", "-m", module, "train", "."],
+        [python, "-P", "-m", "stageline", "train", "."],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "SHAPE_ROOT": str(root), "SHAPE_OUT": str(folder)},
         capture_output=True,

@@ -13,7 +13,7 @@ from statistics import median
 
 from benchmarks.measuring import redis_server
 from benchmarks.workload import MICROBATCHES, Timing, Workload
-from stageline.broker.control.messages import ScheduleOrder
+from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan

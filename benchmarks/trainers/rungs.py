@@ -47,9 +47,9 @@ from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.broker.queues.zeromq.router import ZERO_COPY
 from stageline.pipeline.data import Feed
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.program.program import Program
 
 from . import bare, ours
 

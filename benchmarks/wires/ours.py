@@ -8,6 +8,7 @@ from torch import Tensor
 
 from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.codec.message import Flow, Message
+from stageline.broker.queues import looking
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.shm.queues import ShmQueues
@@ -63,6 +64,12 @@ def open_wire(url: str, end: int, nbytes: int) -> OurWire:
     queues = kind("wire", end + 1, places[end], TERMS)
     queues.connect({KEYS[1 - end]: places[1 - end]})
     return OurWire(queues, end)
+
+
+def open_sleeping_wire(url: str, end: int, nbytes: int) -> OurWire:
+    """The same without looking for messages: each wait sleeps at once. For a process of its own."""
+    looking.LOOK = 0.0
+    return open_wire(url, end, nbytes)
 
 
 def _beside(url: str) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from zlib_ng.zlib_ng import crc32
 
 from benchmarks.measuring.processes import PATIENCE
+from stageline.broker.queues import looking
 from stageline.broker.queues.redis.queues import RedisQueues
 from stageline.workers.disk.freed_memory import keep_freed_memory
 
@@ -50,6 +51,12 @@ class BareRedisWire:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.close()
+
+
+def open_sleeping_wire(url: str, end: int, nbytes: int) -> OurWire:
+    """The same without looking for messages: each wait sleeps at once. For a process of its own."""
+    looking.LOOK = 0.0
+    return open_wire(url, end, nbytes)
 
 
 def open_wire(url: str, end: int, nbytes: int) -> OurWire:
