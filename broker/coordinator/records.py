@@ -259,6 +259,8 @@ class RunRecords:
             self.lost_work += kept.attempts
         if stored.facts.get("outcome"):
             self.outcome = msgspec.convert(stored.facts["outcome"], RunOutcome)
+            if self.outcome.phase is RunPhase.FINISHED:
+                self.registry.recall_finished()
 
     @staticmethod
     def unused_incarnation(now: float) -> int:

@@ -17,7 +17,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 
 from .failure_detector import Leases, WorkerLoss, loss_of
-from .member import Member, may_take
+from .member import Member, MemberStatus, may_take
 from .standby import Contact, process_key
 
 # What a store keeps of a member.
@@ -160,6 +160,12 @@ class Registry:
             stages = {"stages": self.placement[index], "labels": self._labels(index)}
             place = {**stages, "last_seen": now, "last_progress": now}
             self.members[index] = msgspec.convert({**kept, **place}, Member)
+
+    def recall_finished(self) -> None:
+        """The run had finished: each worker has said so to the former broker."""
+        for member in self.members.values():
+            if not member.is_script:
+                member.status = MemberStatus.FINISHED
 
     def _labels(self, index: int) -> tuple[str, ...]:
         return self.labels[index] if self.labels else ()

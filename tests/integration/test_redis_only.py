@@ -53,6 +53,12 @@ class Party:
             assert not left, [process.communicate()[1] for process in left]
             sleep(0.1)
 
+    def until_over(self) -> None:
+        until = monotonic() + PATIENCE
+        while (status := self._status()) is None or status["phase"] != "finished":
+            assert monotonic() < until, "the run does not end"
+            sleep(0.1)
+
     def until_answered(self) -> None:
         until = monotonic() + PATIENCE
         while self._status() is None:
@@ -103,6 +109,16 @@ def the_broker_is_killed(party: Party) -> None:
     party.until_answered()  # by the next one: the run may be over before that listens
 
 
+def the_broker_is_killed_at_the_end(party: Party) -> None:
+    """The next one has never heard of the workers, which have left."""
+    party.until_over()
+    for worker in party.workers:
+        worker.wait()
+    _kill(party.broker)
+    party.broker = party.start_broker()
+    party.until_answered()
+
+
 def a_worker_is_killed(party: Party) -> None:
     _kill(party.workers[1])
     party.workers[1] = party.start_worker(1)
@@ -135,6 +151,7 @@ def the_server_is_full(party: Party) -> None:
     [
         pytest.param(nothing_happens, marks=pytest.mark.slow),
         the_broker_is_killed,
+        pytest.param(the_broker_is_killed_at_the_end, marks=pytest.mark.slow),
         pytest.param(a_worker_is_killed, marks=pytest.mark.slow),
         pytest.param(everyone_is_killed, marks=pytest.mark.slow),
         pytest.param(the_server_is_away, marks=pytest.mark.slow),

@@ -48,6 +48,7 @@ UNREADABLE = 20  # senders of what is no message that are answered in a turn
 ANSWERED = 8 * 2**20  # bytes of answers to strangers in a second: they may ask for much, and not read it
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, to answer how it ended
 LEAVING = 2.0  # seconds that it waits for the workers to leave after a stop request
+CLEARING = 3.0  # seconds for which it tries to remove the queues of a finished run from a server
 STEP_END = 7.0  # seconds that it waits for workers which finish a step, and write a snapshot of it
 _UNREADABLE = Refused(
     f"this is not a message of control protocol version {CONTROL_VERSION}, the only one this broker supports; "
@@ -223,15 +224,22 @@ def _clear_queues(run: RunRecords, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
     if not url.startswith(REDIS) or run.phase is not RunPhase.FINISHED:
         return
+    from stageline.broker.queues.redis.entries import prefix
     from stageline.broker.queues.redis.queues import forget  # takes time to load
 
-    if not run.all_left:  # a worker that still runs could put again what it keeps
-        log.warning("the queues stay at the server", address=masked(url), reason="not every worker has exited")
-        return
-    try:
-        forget(url, run.id)
-    except BrokerError as error:
-        log.warning("the queues stay at the server", address=masked(url), reason=str(error))
+    reason = "not every worker has exited"  # one that still runs could put again what it keeps
+    if run.all_left:
+        try:
+            forget(url, run.id, CLEARING)
+            return
+        except BrokerError as error:
+            reason = str(error)
+    log.warning(
+        "the queues stay at the server",
+        address=masked(url),
+        reason=reason,
+        remove=f"redis-cli --scan --pattern '{prefix(run.id)}*' | xargs redis-cli unlink",
+    )
 
 
 def _exit_code(run: str, outcome: RunOutcome | None) -> int:

@@ -172,7 +172,8 @@ def test_a_run_that_ends_while_workers_may_reconnect_has_ended(talk):
         talk.send(name(index), finished(index))
     assert talk.core.run.phase is RunPhase.FINISHED
     for resume in (False, True):
-        assert again(talk, resume=resume).core.run.phase is RunPhase.FINISHED
+        run = again(talk, resume=resume).core.run
+        assert (run.phase, run.all_left) == (RunPhase.FINISHED, True)
 
 
 def test_a_worker_that_knows_more_than_the_records_starts_reconciliation_and_the_end_of_that_run_lasts(talk):
