@@ -92,8 +92,13 @@ class Coordinator:
             self._start_if_all_present()
 
     @property
+    def is_to_stop(self) -> bool:
+        """Whether the run was asked to stop before its end."""
+        return self._shutdown.request is not None
+
+    @property
     def stop_requested(self) -> bool:
-        return self._shutdown.request is not None or self.run.lifecycle.state is RunState.DISMISSED
+        return self.is_to_stop or self.run.lifecycle.state is RunState.DISMISSED
 
     def receive(self, sender: bytes, sealed: SealedMessage, now: float) -> Reception:
         """Decides on a message from the wire, if it is genuine. Who proves nothing is heard once in a turn."""

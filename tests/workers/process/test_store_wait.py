@@ -1,6 +1,7 @@
 """What a broker hears and says while its records cannot be written."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import pytest
 
@@ -96,3 +97,15 @@ def test_a_run_that_is_to_stop_waits_only_a_little_for_its_records(monkeypatch: 
     wait("cannot write: full; tried for 3 s, gives up in 57 s")
     with pytest.raises(StoreUnusable, match=r"records: cannot write: full\. Mend that, and resume the run$"):
         wait("cannot write: full; tried for 3 s, gives up in 57 s")
+
+
+@pytest.mark.parametrize(("before", "gives_up"), [(StopRun("interrupted"), True), (StopRun("over", over=True), False)])
+def test_a_run_that_was_to_stop_before_its_records_failed_waits_only_a_little_too(
+    before: StopRun, gives_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait, _ = waiting()
+    monkeypatch.setattr(store_wait, "STOPPING", 0.0)
+    assert wait.core is not None
+    wait.core.handle(b"", before, 0.0)
+    with pytest.raises(StoreUnusable, match=r"resume the run$") if gives_up else nullcontext():
+        wait("cannot write: full; tried for 0 s, gives up in 60 s")
