@@ -4,7 +4,7 @@ A worker that looks in vain takes a processor from those that compute. So each l
 that sleep at once. A wait that slept and was over sooner than a look ends that: looking would have found the message.
 """
 
-LOOK = 200e-6  # seconds
+LOOK = 800e-6  # seconds
 MOST = 64  # waits in a row that sleep at once
 
 
