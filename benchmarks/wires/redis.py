@@ -3,11 +3,13 @@
 redis-py hands out the bytes it received; they become a tensor that may not be written to, which costs nothing.
 """
 
+import logging
 import warnings
 from types import TracebackType
 from typing import Self
 
 import redis
+import structlog
 import torch
 from torch import Tensor
 from zlib_ng.zlib_ng import crc32
@@ -61,5 +63,7 @@ def open_sleeping_wire(url: str, end: int, nbytes: int) -> OurWire:
 
 def open_wire(url: str, end: int, nbytes: int) -> OurWire:
     """Our queues over the server at `url`; its processes keep memory as workers do."""
+    # Else each warns that the server keeps nothing on disk, as it is meant to.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     keep_freed_memory()
     return OurWire(RedisQueues("wire", end + 1, url, TERMS), end)
