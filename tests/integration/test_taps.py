@@ -220,7 +220,8 @@ def test_a_script_taps_what_it_trains_and_evaluates(killed: int | None, workspac
     assert read.samples is None
     assert torch.equal(read.targets, torch.cat([loader[step][1] for step in (0, 2, 4)]))
     evaluated = taps.read("1", evaluation=True)
-    assert torch.equal(evaluated.activations, first(torch.cat([x for x, _ in loader[:2]])).detach())
+    microbatches = [rows for x, _ in loader[:2] for rows in x.chunk(2)]  # of more rows, some processors' bits differ
+    assert torch.equal(evaluated.activations, torch.cat(list(map(first, microbatches))).detach())
 
 
 def _begun(workspace: Workspace, *sets: str) -> Command:
