@@ -120,6 +120,12 @@ class RunRecords:
         return all(member.status is not MemberStatus.PRESENT for member in self.registry.members.values())
 
     @property
+    def all_heard(self) -> bool:
+        """Whether every worker has contacted this broker: of a finished run that a former broker served, one that was
+        not told of the end may do so yet."""
+        return all(member.sender for member in self.registry.members.values())
+
+    @property
     def saving(self) -> bool:
         """Whether workers of a stopped run may still finish a step, and write its snapshot."""
         workers = (member for member in self.registry.members.values() if not member.is_script)

@@ -162,7 +162,7 @@ class Registry:
             self.members[index] = msgspec.convert({**kept, **place}, Member)
 
     def recall_finished(self) -> None:
-        """The run had finished: each worker has said so to the former broker."""
+        """The run had finished: each worker has said so to the former broker. A script does not say so; it leaves."""
         for member in self.members.values():
             if not member.is_script:
                 member.status = MemberStatus.FINISHED

@@ -192,3 +192,34 @@ def test_a_key_that_another_client_replaces_is_named_and_once_it_is_deleted_the_
         client.delete(key)
     assert going.digest() == expected(STEPS)
     assert going.end()["facts"]["restarts"] == 0
+
+
+SCRIPT = """
+import sys
+
+import torch
+from stageline import Line
+from torch import nn
+
+line = Line(
+    nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+    cut=[2],
+    loss=nn.functional.mse_loss,
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    settings={"queues.url": sys.argv[1]},
+)
+with line:
+    for _ in range(4):
+        line.step(torch.ones(8, 4), torch.ones(8, 3))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_closes_its_line_leaves_nothing_at_the_server(server: RedisServer, workspace: Workspace) -> None:
+    """Its broker took the script, which had said nothing at the end, for present, and left the queues there."""
+    (workspace.folder / "script.py").write_text(SCRIPT)
+    script = workspace.start("script", "script.py", server.url)
+    _, log = script.communicate()
+    assert script.returncode == 0, log
+    with closing(server.client()) as client:
+        assert client.keys("*") == []

@@ -48,7 +48,6 @@ UNREADABLE = 20  # senders of what is no message that are answered in a turn
 ANSWERED = 8 * 2**20  # bytes of answers to strangers in a second: they may ask for much, and not read it
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, to answer how it ended
 LEAVING = 2.0  # seconds that it waits for the workers to leave after a stop request
-CLEARING = 3.0  # seconds for which it tries to remove the queues of a finished run from a server
 STEP_END = 7.0  # seconds that it waits for workers which finish a step, and write a snapshot of it
 _UNREADABLE = Refused(
     f"this is not a message of control protocol version {CONTROL_VERSION}, the only one this broker supports; "
@@ -108,8 +107,8 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
             on_bound(channel.endpoint)
             linger = 1.0 if supervised else LINGER
             serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over)
-            core.keep_observation(time())
             _clear_queues(core.run, plan.queues.url)
+            core.keep_observation(time())
         finally:
             runs.remove_broker_url(folder)
     return _exit_code(run, core.run.outcome)
@@ -199,7 +198,7 @@ class _Departure:
             return False
         if self._over is None:
             self._over = monotonic()
-        dismissed = self._run.lifecycle.state is RunState.DISMISSED and self._run.all_left
+        dismissed = self._run.lifecycle.state is RunState.DISMISSED and self._run.all_left and self._run.all_heard
         return dismissed or monotonic() - self._over >= self._patience(outcome)
 
     def _patience(self, outcome: RunOutcome) -> float:
@@ -230,7 +229,7 @@ def _clear_queues(run: RunRecords, url: str) -> None:
     reason = "not every worker has exited"  # one that still runs could put again what it keeps
     if run.all_left:
         try:
-            forget(url, run.id, CLEARING)
+            forget(url, run.id)
             return
         except BrokerError as error:
             reason = str(error)
@@ -238,7 +237,8 @@ def _clear_queues(run: RunRecords, url: str) -> None:
         "the queues stay at the server",
         address=masked(url),
         reason=reason,
-        remove=f"redis-cli --scan --pattern '{prefix(run.id)}*' | xargs redis-cli unlink",
+        remove=f"redis-cli --scan --pattern '{prefix(run.id)}*' | grep -v :store: | xargs redis-cli unlink, once all "
+        "workers have exited",
     )
 
 

@@ -13,13 +13,11 @@ The server keeps every message until it is trimmed, and so does its producer, wh
 import select
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from threading import Event
 from time import monotonic
 
 from stageline.broker.codec.message import Message
 from stageline.broker.errors import QueueClosed
 from stageline.broker.network.redis_connection import RedisLink
-from stageline.broker.network.redis_errors import RedisAway, RedisRefusal
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
@@ -29,7 +27,7 @@ from stageline.pipeline.tree import Tree
 
 from .entries import layout, prefix
 from .receiver_thread import ReceiverThread
-from .redis_thread import FIRST_RETRY, SharedEnds
+from .redis_thread import SharedEnds
 from .sender_thread import SenderThread
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
@@ -38,23 +36,11 @@ LINGER = 1.0  # seconds that closing waits for what is on its way out
 JOIN_TIMEOUT = 2.0  # seconds that closing waits for the threads
 
 
-def forget(url: str, run: str, patience: float = 0.0) -> None:
+def forget(url: str, run: str) -> None:
     """Removes the queues of `run` from the server at `url`. The broker's records stay, if they are there too.
 
-    If the server is away or refuses, tries again for `patience` seconds. Raises `RedisAway`, `RedisRefusal` and
-    `RedisUnfit`.
+    Raises `RedisAway`, `RedisRefusal` and `RedisUnfit`.
     """
-    until = monotonic() + patience
-    while True:
-        try:
-            return _forget(url, run)
-        except (RedisAway, RedisRefusal):
-            if monotonic() >= until:
-                raise
-        Event().wait(FIRST_RETRY)
-
-
-def _forget(url: str, run: str) -> None:
     pattern = "".join(f"\\{sign}" if sign in "*?[]^\\" else sign for sign in prefix(run)).encode() + b"*"
     records = f"{prefix(run)}store:".encode()
     found: set[bytes] = set()

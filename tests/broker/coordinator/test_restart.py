@@ -173,7 +173,7 @@ def test_a_run_that_ends_while_workers_may_reconnect_has_ended(talk):
     assert talk.core.run.phase is RunPhase.FINISHED
     for resume in (False, True):
         run = again(talk, resume=resume).core.run
-        assert (run.phase, run.all_left) == (RunPhase.FINISHED, True)
+        assert (run.phase, run.all_left, run.all_heard) == (RunPhase.FINISHED, True, False)
 
 
 def test_a_worker_that_knows_more_than_the_records_starts_reconciliation_and_the_end_of_that_run_lasts(talk):

@@ -48,7 +48,9 @@ from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.control.sealer import Sealer
+from stageline.workers.process import broker_process as module
 from stageline.workers.process.broker_process import serve_channel
+from support.conversation import Conversation, name
 
 PATIENCE = 10_000  # milliseconds after which a test gives up waiting
 KEYS = RunKeys("run-1", b"k" * 32)
@@ -361,6 +363,22 @@ def test_a_broker_whose_run_is_over_leaves_by_itself():
     with served(over, linger=0.0) as (_, thread):
         thread.join(PATIENCE / 1000)
         assert not thread.is_alive()
+
+
+def test_a_broker_that_was_started_again_after_the_end_tells_the_workers_before_it_leaves(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Conversation()
+    for index in (0, 1):
+        before.join(index)
+        before.send(name(index), finished(index))
+    again = Coordinator(TERMS, before.store, KEYS.run, time())
+    again.handle(b"train", StopRun("over", over=True), time())
+    monkeypatch.setattr(module, "LEAVING", PATIENCE / 1000)
+    with served(again) as (endpoint, _):
+        told = connect(endpoint).say(hello(0)).hear_of(Refused)
+        assert isinstance(told, Refused)
+        assert told.reason.startswith("the run is over")
 
 
 @pytest.mark.slow

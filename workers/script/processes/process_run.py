@@ -125,6 +125,8 @@ class ProcessRun:
             if not self._driver.ended.wait(FINISH_TIMEOUT):
                 raise self._failure(f"the run has not ended {FINISH_TIMEOUT:g} s after its last call", ExitCode.FAILED)
             self._driver.raise_failure()
+            self._driver.close(CLOSE_TIMEOUT)  # the broker removes queues from a server once all have left them
+            self._control.send(Goodbye(self._assigned.incarnation, "its line is closed"))
             self._processes.wait(END_TIMEOUT)
             self._wanted = False
 

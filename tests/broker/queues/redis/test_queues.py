@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stageline.broker.errors import Disagreement, Fenced, QueueFull
-from stageline.broker.network.redis_errors import RedisAway, RedisUnfit
+from stageline.broker.network.redis_errors import RedisUnfit
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues, forget
 from support.fork_server import ForkServer
@@ -207,21 +207,6 @@ def test_queues_leave_nothing_open() -> None:
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
     use()
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
-
-
-def test_queues_are_forgotten_at_a_server_that_comes_back() -> None:
-    with RedisServer() as server:
-        with closing(server.client()) as client:
-            client.set("stageline:{gone}:forward-1", "a message")
-        server.kill()
-        with pytest.raises(RedisAway):
-            forget(server.url, "gone")
-        back = threading.Timer(0.3, server.start)
-        back.start()
-        forget(server.url, "gone", patience=30)
-        back.join()
-        with closing(server.client()) as client:
-            assert client.keys() == []
 
 
 def test_only_the_queues_of_the_run_that_is_named_are_forgotten(stack: ExitStack) -> None:
