@@ -78,6 +78,7 @@ class Coordinator:
         self._shutdown = Shutdown(self.run)
         self._supervision = Supervision(self.run, self._shutdown)
         self.ordering = Ordering(self.run)
+        self.is_interrupted = False  # a person has stopped the run before its end
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
         stored = store.load()
@@ -92,13 +93,8 @@ class Coordinator:
             self._start_if_all_present()
 
     @property
-    def is_to_stop(self) -> bool:
-        """Whether the run was asked to stop before its end."""
-        return self._shutdown.request is not None
-
-    @property
     def stop_requested(self) -> bool:
-        return self.is_to_stop or self.run.lifecycle.state is RunState.DISMISSED
+        return self._shutdown.request is not None or self.run.lifecycle.state is RunState.DISMISSED
 
     def receive(self, sender: bytes, sealed: SealedMessage, now: float) -> Reception:
         """Decides on a message from the wire, if it is genuine. Who proves nothing is heard once in a turn."""
@@ -138,6 +134,7 @@ class Coordinator:
             case Exited():
                 self._supervision.note_exit(message, now)
             case StopRun():
+                self.is_interrupted = self.is_interrupted or (self.run.outcome is None and not message.over)
                 self._shutdown.stop(message, now)
             case Ask():
                 self.run.outgoing.append(self.answer(sender, message, now))

@@ -44,7 +44,7 @@ class StoreWait:
         if not self._told:
             log.warning("the broker waits for its records", reason=reason)
         self._told = True
-        if self._ends is None and self.core is not None and self.core.is_to_stop:
+        if self._ends is None and self.core is not None and self.core.is_interrupted:
             self._ends = monotonic() + STOPPING
         if self._signals.count or (self._ends is not None and monotonic() >= self._ends):
             lacking = reason.partition(TRIED)[0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from stageline.workers.process.system.signals import Signals
 from support.conversation import PLAN, TERMS
 
 KEYS = RunKeys("run-1", b"k" * 32)
+SCRIPT = len(TERMS.schedule.placement)  # its place in a scripted run
 
 
 class Said:
@@ -47,11 +49,11 @@ class Said:
         pass
 
 
-def waiting() -> tuple[StoreWait, Said]:
+def waiting(*, scripted: bool = False) -> tuple[StoreWait, Said]:
     said, store = Said(), MemoryStore()
     with Signals() as signals:
         wait = StoreWait(said, signals)
-    wait.core = Coordinator(TERMS, store, run_of(store, PLAN, "run-1", KEYS.key), 0.0)
+    wait.core = Coordinator(replace(TERMS, scripted=scripted), store, run_of(store, PLAN, "run-1", KEYS.key), 0.0)
     return wait, said
 
 
@@ -99,13 +101,18 @@ def test_a_run_that_is_to_stop_waits_only_a_little_for_its_records(monkeypatch: 
         wait("cannot write: full; tried for 3 s, gives up in 57 s")
 
 
-@pytest.mark.parametrize(("before", "gives_up"), [(StopRun("interrupted"), True), (StopRun("over", over=True), False)])
-def test_a_run_that_was_to_stop_before_its_records_failed_waits_only_a_little_too(
-    before: StopRun, gives_up: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("before", "gives_up"),
+    [(StopRun("interrupted"), True), (StopRun("over", over=True), False), (Exited(SCRIPT, 17, 1), False)],
+    ids=["stopped", "over", "the script has ended"],
+)
+def test_a_run_that_was_stopped_before_its_records_failed_waits_only_a_little_too(
+    before: ToBroker, gives_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait, _ = waiting()
+    wait, _ = waiting(scripted=True)
     monkeypatch.setattr(store_wait, "STOPPING", 0.0)
     assert wait.core is not None
     wait.core.handle(b"", before, 0.0)
+    assert wait.core.stop_requested is not (isinstance(before, StopRun) and before.over)
     with pytest.raises(StoreUnusable, match=r"resume the run$") if gives_up else nullcontext():
         wait("cannot write: full; tried for 0 s, gives up in 60 s")
