@@ -56,9 +56,10 @@ fuzz: .venv/checks
 bench: .venv/checks
 	$(BIN)/python -m benchmarks
 
-# Size, names, tests, and the files that a microbatch and a heartbeat pass. ROOT=... measures another checkout.
+# Size, names, tests, composition, and the files that a microbatch and a heartbeat pass. ROOT=... measures another
+# checkout, HITS=--hits lists every place that is counted.
 shape: .venv/checks
-	$(BIN)/python -m benchmarks.shape $(ROOT)
+	$(BIN)/python -m benchmarks.shape $(ROOT) $(HITS)
 
 # Needs a Docker engine with Compose; BASE_IMAGE names the interpreter's image if it is not python:3.11-slim.
 docker-test: .venv/checks

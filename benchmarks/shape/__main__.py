@@ -1,33 +1,64 @@
-"""`python -m benchmarks.shape [ROOT]`: the table of the checkout at ROOT (this one if not given)."""
+"""`python -m benchmarks.shape [ROOT] [--hits]`: the table of the checkout at ROOT (this one if not given)."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
-from . import counts
+from . import composition, counts
 from .ways import ways
+
+CORE_EXCEPT = ("workers/extras",)  # what is built on the public names and the feature protocol alone
 
 
 def main() -> None:
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    passed, modules, tested = ways(root), counts.modules(root), counts.modules_with_tests(root)
-    ambiguous, (folder, most) = counts.ambiguous_classes(root), counts.largest_folder(root)
-    rows = [
+    arguments = [word for word in sys.argv[1:] if word != "--hits"]
+    root = Path(arguments[0] if arguments else ".").resolve()
+    passed = ways(root)
+    for name, value in (*_sizes(root), *_composition(root, passed)):
+        print(f"{name:72} {value}")
+    for kind, found in passed.items():
+        _list(f"way of a {kind}", found)
+    ambiguous = counts.ambiguous_classes(root)
+    _list("class names with two meanings", [f"{name}: {', '.join(places)}" for name, places in ambiguous.items()])
+    if "--hits" in sys.argv:
+        _list("conditionals on a feature", composition.conditionals(root))
+        _list("attributes of other objects assigned", composition.foreign_assignments(root))
+
+
+def _sizes(root: Path) -> list[tuple[str, object]]:
+    product = list(counts.files(root, *counts.PRODUCT))
+    sizes, (longest, most) = counts.function_lines(root), counts.longest_file(root)
+    modules, tested = counts.modules(root), counts.modules_with_tests(root)
+    folder, fullest = counts.largest_folder(root)
+    return [
         ("lines of the product", counts.lines(root)),
         ("statements of the product, without docstrings", counts.statements(root)),
-        ("files on a microbatch's way through one worker", len(passed["microbatch"])),
-        ("files on a heartbeat's way", len(passed["heartbeat"])),
-        ("class names with two meanings", len(ambiguous)),
+        ("statements of the core: without workers/extras", counts.statements(root, without=CORE_EXCEPT)),
+        ("files / rooms (folders with Python files)", f"{len(product)} / {len(counts.rooms(root))}"),
+        ("lines of the longest file", f"{most}, {longest}"),
+        (
+            "lines of a function: median / 90th percentile / longest",
+            f"{median(sizes):g} / {sizes[int(0.9 * len(sizes))]} / {sizes[-1]}",
+        ),
         ("modules with a test of the same name", f"{len(tested)} of {len(modules)}, {len(tested) / len(modules):.0%}"),
-        ("modules in the fullest folder", f"{most}, {folder}"),
+        ("modules in the fullest folder", f"{fullest}, {folder}"),
     ]
-    for name, value in rows:
-        print(f"{name:50} {value}")
-    for kind, found in passed.items():
-        print(f"\nway of a {kind}:\n    " + "\n    ".join(found))
-    if ambiguous:
-        print("\nclass names with two meanings:")
-        for name, places in ambiguous.items():
-            print(f"    {name}: {', '.join(places)}")
+
+
+def _composition(root: Path, passed: Mapping[str, Sequence[str]]) -> list[tuple[str, object]]:
+    return [
+        ("class names with two meanings", len(counts.ambiguous_classes(root))),
+        ("files on a microbatch's way through one worker (shm, traced)", len(passed["microbatch"])),
+        ("files on a heartbeat's way", len(passed["heartbeat"])),
+        ("conditionals on a feature, outside the feature's files (--hits)", len(composition.conditionals(root))),
+        ("attributes of another object assigned (--hits)", len(composition.foreign_assignments(root))),
+    ]
+
+
+def _list(title: str, found: Sequence[object]) -> None:
+    if found:
+        print(f"\n{title}:\n    " + "\n    ".join(map(str, found)))
 
 
 if __name__ == "__main__":

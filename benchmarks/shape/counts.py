@@ -8,6 +8,8 @@ from pathlib import Path
 PRODUCT = ("pipeline", "broker", "workers")
 ALL = (*PRODUCT, "tests", "benchmarks")
 
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
 
 def files(root: Path, *folders: str) -> Iterator[Path]:
     """The Python files of `folders`."""
@@ -20,9 +22,11 @@ def lines(root: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in files(root, *PRODUCT))
 
 
-def statements(root: Path) -> int:
-    """The number of statements of the product, without docstrings."""
-    return sum(map(_statements, files(root, *PRODUCT)))
+def statements(root: Path, *, without: tuple[str, ...] = ()) -> int:
+    """The number of statements of the product, without docstrings, and without the folders `without`."""
+    left_out = tuple(root / folder for folder in without)
+    kept = (path for path in files(root, *PRODUCT) if not any(map(path.is_relative_to, left_out)))
+    return sum(map(_statements, kept))
 
 
 def _statements(path: Path) -> int:
@@ -65,3 +69,21 @@ def largest_folder(root: Path) -> tuple[str, int]:
     for path in modules(root):
         count[str(path.parent.relative_to(root))] += 1
     return max(count.items(), key=lambda item: item[1])
+
+
+def rooms(root: Path) -> set[str]:
+    """The folders of the product that hold Python files."""
+    return {str(path.parent.relative_to(root)) for path in files(root, *PRODUCT)}
+
+
+def longest_file(root: Path) -> tuple[str, int]:
+    """The file of the product with the most lines, and their number."""
+    sizes = {str(path.relative_to(root)): len(path.read_text().splitlines()) for path in files(root, *PRODUCT)}
+    return max(sizes.items(), key=lambda item: item[1])
+
+
+def function_lines(root: Path) -> list[int]:
+    """The length of each function of the product in lines, docstrings included, in ascending order."""
+    trees = (ast.parse(path.read_text()) for path in files(root, *PRODUCT))
+    functions = (node for tree in trees for node in ast.walk(tree) if isinstance(node, _FUNCTION))
+    return sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions)
