@@ -11,7 +11,7 @@ train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
 
 # What each change must pass: a few minutes. mypy keeps one core busy: tests begin beside it.
-test: .venv/checks build/types/stageline
+test: .venv/checks
 	$(MAKE) --jobs=2 lint test-quick
 
 test-quick: .venv/checks
@@ -26,16 +26,10 @@ sweep: .venv/checks
 	$(PYTEST) -n 2 -o timeout=900 -m sweep
 	$(PYTEST) -n 2 -o timeout=900 -m hypothesis --hypothesis-profile=many
 
-lint: .venv/checks build/types/stageline
+lint: .venv/checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-# The package under the name it is imported by, for mypy, which does not read setup.py.
-build/types/stageline:
-	mkdir -p $@
-	for part in pipeline broker workers; do ln -sfn ../../../$$part $@/$$part; done
-	for file in __init__.py __main__.py py.typed; do ln -sfn ../../../workers/api/$$file $@/$$file; done
 
 # 20,000 seeds, then kills processes of 150 runs from the command line, for about 25 minutes, and at every place of
 # small runs, for about an hour; what was interrupted continues. `make faults FAULTS="--trials 60"` runs so many of each.

@@ -1,7 +1,4 @@
-"""One import package, `stageline`, over the folders pipeline/, broker/ and workers/.
-
-Its public names are those of workers/api/, which is `stageline/__init__`.
-"""
+"""One import package, `stageline`, in src/: its public names, and links to the folders pipeline/, broker/, workers/."""
 
 from setuptools import find_packages, setup
 
@@ -11,19 +8,8 @@ setup(
     description="Train one PyTorch model on machines that share nothing but message queues",
     license="Apache-2.0",
     python_requires=">=3.11",
-    package_dir={
-        "stageline": "workers/api",
-        "stageline.pipeline": "pipeline",
-        "stageline.broker": "broker",
-        "stageline.workers": "workers",
-    },
-    packages=[
-        "stageline",
-        *(
-            f"stageline.{name}"
-            for name in find_packages(include=["pipeline*", "broker*", "workers*"], exclude=["workers.api"])
-        ),
-    ],
+    package_dir={"": "src"},
+    packages=find_packages("src"),
     package_data={"stageline": ["py.typed"], "stageline.workers.cli": ["templates/*"]},
     install_requires=[
         "torch>=2.10",

@@ -16,7 +16,7 @@ def required(setup: Path, extras: list[str]) -> list[str]:
     given: dict[str, Any] = {}
     stand_in = ModuleType("setuptools")
     stand_in.setup = given.update  # type: ignore[attr-defined]
-    stand_in.find_packages = lambda **_: []  # type: ignore[attr-defined]  # the code is not there
+    stand_in.find_packages = lambda *_, **__: []  # type: ignore[attr-defined]  # the code is not there
     sys.modules["setuptools"] = stand_in
     runpy.run_path(str(setup))
     return [*given["install_requires"], *(line for extra in extras for line in given["extras_require"][extra])]

@@ -62,10 +62,9 @@ def _is_library(file: str) -> bool:
 
 @cache
 def _own_folders() -> tuple[str, ...]:
-    """Those of the package: one that is installed has them in one folder, of its name."""
+    """Return the prefixes of the package's files: by the names they are imported by, and in the checkout."""
     package = Path(__file__).parent.parent
-    rooms = [package / top for top in ("pipeline", "broker", "workers")]
-    return tuple(_with_links([package, *rooms] if package.name == "stageline" else rooms))
+    return tuple(_with_links([package, *(package / top for top in ("pipeline", "broker", "workers"))]))
 
 
 @cache

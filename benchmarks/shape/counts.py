@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-PRODUCT = ("pipeline", "broker", "workers")
+PRODUCT = ("src", "pipeline", "broker", "workers")  # src has links to the others, which are not followed
 ALL = (*PRODUCT, "tests", "benchmarks")
 
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef

@@ -64,7 +64,9 @@ def test_the_folders_of_the_package_are_sent_to_the_engine(monkeypatch: pytest.M
     monkeypatch.setattr("setuptools.setup", lambda **words: given.update(words))
     runpy.run_path(str(ROOT / "setup.py"))
     folders = {Path(folder).parts[0] for folder in given["package_dir"].values()}
-    assert {"setup.py", "pyproject.toml", *folders} <= set(sent_to_the_engine())
+    linked = {path.resolve().name for path in (ROOT / "src" / "stageline").iterdir() if path.is_symlink()}
+    assert linked
+    assert {"setup.py", "pyproject.toml", *folders, *linked} <= set(sent_to_the_engine())
     required = runpy.run_path(str(DOCKER / "requirements.py"))["required"](ROOT / "setup.py", ["examples"])
     assert required == [*given["install_requires"], *given["extras_require"]["examples"]]
 

@@ -41,8 +41,9 @@ with Line(model, cut=[2], loss=nn.functional.mse_loss, optimizer=partial(torch.o
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources, built = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
-    for part in PARTS:
-        shutil.copytree(ROOT / part, sources / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("src", *PARTS):
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / part, sources / part, symlinks=True, ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
     options = ("--no-deps", "--no-build-isolation", "--quiet", "--disable-pip-version-check")
@@ -87,9 +88,10 @@ def run_in(folder: Path, *command: str | Path) -> str:
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_no_other_package(wheel):
+    package = ROOT / "src" / "stageline"
+    own = {path.relative_to(package).as_posix() for path in package.glob("*.py")}
     sources = {path.relative_to(ROOT).as_posix() for part in PARTS for path in (ROOT / part).rglob("*.py")}
-    api = {name for name in sources if name.startswith("workers/api/")}
-    expected = {f"stageline/{name}" for name in sources - api} | {f"stageline/{Path(name).name}" for name in api}
+    expected = {f"stageline/{name}" for name in sources | own}
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert files == expected | {"stageline/py.typed", "stageline/workers/cli/templates/stageline.toml"}
