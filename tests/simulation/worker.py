@@ -210,7 +210,7 @@ class CheckedHooks(SnapshotHooks):
         for key in self._outbound:
             bound = lead * messages_per_step(key.flow, schedule.microbatches) + in_flight
             retained = self._queues.outbound(key).depth().retained
-            if key.flow in _BOUNDED and self._program.queues.source(key) == stage and retained > bound:
+            if key.flow in _BOUNDED and self._program.queues.table[key].source == stage and retained > bound:
                 self._environment.report(f"{key} retains {retained} messages, and {bound} may still be needed")
 
 

@@ -204,7 +204,7 @@ class ScriptedRun:
             self.ends[worker].inbound(key).rewind(saved.position.of(key.flow))
 
     def retained(self, key: QueueKey) -> int:
-        return self.ends[self.program.queues.producer(key)].outbound(key).depth().retained
+        return self.ends[self.program.queues.table[key].producer].outbound(key).depth().retained
 
     def _open_all(self) -> list[Queues]:
         return [MemoryQueues(RUN, self.recipe.microbatches)] * (self.program.script + 1)

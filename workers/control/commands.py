@@ -155,7 +155,7 @@ class CommandHandler:
         begin = self._loop.progress.position(start.step)
         self._trim(begin)
         for inbound in self._inbound:
-            inbound.rewind(max(begin.of(inbound.key.flow), self._loop.program.queues.first_step(inbound.key)))
+            inbound.rewind(max(begin.of(inbound.key.flow), self._loop.program.queues.table[inbound.key].begins))
 
     def _trim(self, position: Position) -> None:
         """Replies are kept until they have arrived: without snapshots, a step may be over before they have."""
@@ -164,7 +164,7 @@ class CommandHandler:
             flow = outbound.key.flow
             floor = position.of(flow)
             floor = min(floor, self._loop.progress.answered.get(flow, floor))
-            outbound.trim(self._loop.program.queues.within(outbound.key, floor))
+            outbound.trim(self._loop.program.queues.table[outbound.key].within(floor))
 
     def _end(self, stop: Stop) -> None:
         """Ends at once, unless there is a step to finish first, or snapshots to report: those of a worker that has gone

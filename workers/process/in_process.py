@@ -98,8 +98,8 @@ class _Local(AbstractContextManager["_Local"]):
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
-        for key in job.program.queues.all:
-            self._queues.inbound(key).rewind(job.program.queues.first_step(key))
+        for key, queue in job.program.queues.table.items():
+            self._queues.inbound(key).rewind(queue.begins)
         self._decisions = SkipLog(runs.folder(job.plan, run))
         self._open = ExitStack()
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
@@ -200,5 +200,5 @@ class _Local(AbstractContextManager["_Local"]):
         for _, message in self._coordinator.tick(time()):
             if isinstance(message, Trim):
                 position = self._job.program.position(message.step)
-                for key in self._job.program.queues.all:
-                    self._queues.outbound(key).trim(self._job.program.queues.within(key, position.of(key.flow)))
+                for key, queue in self._job.program.queues.table.items():
+                    self._queues.outbound(key).trim(queue.within(position.of(key.flow)))

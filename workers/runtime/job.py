@@ -34,7 +34,7 @@ from .executor.executor import Executor
 from .executor.metric_value import Metric
 from .executor.skipping import SkipLog, SkippingExecutor
 from .program.calls import CallFeed
-from .program.program import AHEAD, ENDLESS, NO_ROUNDS, Program
+from .program.program import ENDLESS, NO_ROUNDS, Program
 from .sample_order import made_order, order_of
 from .staying import demand_staying
 
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 # The flows that have codecs, and under which name of the plan
 _CODED = {Flow.FORWARD: Flow.FORWARD, Flow.EVALUATION: Flow.FORWARD, Flow.BACKWARD: Flow.BACKWARD}
-
-REPLAYED_AHEAD = 16  # messages that are granted to the producer of a queue of steps' ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,27 +178,18 @@ class Job:
         """How many messages each queue's consumer lets its producer send ahead: about twice the most that the schedule
         can have on its way, so that credit is granted again before it runs out, and not less than a step's beyond it,
         so that it is not granted all the time. It is the schedule that bounds what waits, except after a recovery."""
-        return {key: self._window(key) for key in self.program.queues.all}
+        return {key: queue.window or self._bound(key) for key, queue in self.program.queues.table.items()}
 
     @property
     def codecs(self) -> dict[QueueKey, Codec]:
         """Of the queues that have one."""
         return codecs_of(self.plan, self.schedule, self.program.queues.all)
 
-    def _window(self, key: QueueKey) -> int:
-        microbatches = self.schedule.microbatches
-        match key.flow:
-            case Flow.CALL | Flow.LOSS | Flow.REPLY | Flow.VERDICT:
-                return 8 * AHEAD  # at most `AHEAD` are under way: the rest spares requests
-            case Flow.EVALUATION:  # two batches: one may wait while the next one is computed
-                return 2 * microbatches + 2
-            case Flow.REPLAYED:  # without content; nothing waits until it is sent
-                return REPLAYED_AHEAD
-            case _:
-                most = self.verdict.queue_bound[str(key)]
-                if self.plan.schedule.is_auto:  # it may take any schedule: none puts more than a step's
-                    most = max(most, microbatches)
-                return max(2 * most + 2, most + microbatches)
+    def _bound(self, key: QueueKey) -> int:
+        most, microbatches = self.verdict.queue_bound[str(key)], self.schedule.microbatches
+        if self.plan.schedule.is_auto:  # it may take any schedule: none puts more than a step's
+            most = max(most, microbatches)
+        return max(2 * most + 2, most + microbatches)
 
     def device_of(self, copy: int) -> str:
         """Where the plan has it; of several processes, the first one's."""

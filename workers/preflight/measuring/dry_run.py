@@ -40,6 +40,7 @@ from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.preflight.results.trial_result import StageEstimate
 from stageline.workers.runtime.executor.executor import ComputeFailed
 from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.program.run_queues import RunQueue
 
 from .live_bytes import LiveBytes
 from .trial_stages import TrialStages
@@ -312,9 +313,13 @@ def _queues_like(job: Job, key: QueueKey) -> list[QueueKey]:
     """The queues from and to the same stages as `key`: several where these have replicas."""
     if not job.schedule.shares:
         return [key]
-    stage, queues = job.schedule.replicas.stage, job.program.queues
-    wanted = key.flow, stage(queues.source(key)), stage(key.stage)
-    return [each for each in queues.all if (each.flow, stage(queues.source(each)), stage(each.stage)) == wanted]
+    stage, table = job.schedule.replicas.stage, job.program.queues.table
+
+    def ends(queue: RunQueue) -> tuple[Flow, int | None, int]:
+        source = None if queue.source is None else stage(queue.source)
+        return queue.key.flow, source, stage(queue.key.stage)
+
+    return [other.key for other in table.values() if ends(other) == ends(table[key])]
 
 
 def _movable(job: Job, stage: Stage) -> dict[str, int]:

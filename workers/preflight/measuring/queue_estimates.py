@@ -18,7 +18,9 @@ def queue_estimates(job: Job, messages: Mapping[QueueKey, Carried]) -> list[Queu
 
 
 def _estimate(job: Job, key: QueueKey, message: Carried) -> QueueEstimate:
-    source = job.program.queues.source(key)
+    source = job.program.queues.table[key].source
+    if source is None:
+        raise ValueError(f"{key} carries no results of a stage: it has no estimate")
     return QueueEstimate(
         queue=str(key),
         producer=source,

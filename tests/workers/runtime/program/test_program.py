@@ -68,7 +68,7 @@ def test_evaluation_has_queues_of_its_own_and_goes_as_far_ahead_as_the_next_stag
     assert [str(key) for key in EVALUATES.queues.all] == ["forward-1", "backward-0", "evaluation-1"]
     evaluates = [each for each in EVALUATES.instructions(0) if each.evaluates]
     assert all(str(each.gives) == "evaluation-1" and each.needs_credit and not each.counted for each in evaluates)
-    assert EVALUATES.queues.source(queue_key("evaluation-1")) == 0
+    assert EVALUATES.queues.table[queue_key("evaluation-1")].source == 0
 
 
 @pytest.mark.parametrize("start", range(4))
@@ -91,7 +91,8 @@ def test_a_run_that_may_end_early_has_a_verdict_after_each_round_but_the_last() 
     ]
     assert written(program, 0).index("0V of round 0 of evaluation #0 verdict-0 -> -") == 2 * 3 + 2
     assert all(program.step_at(each) == 2 for each in program.instructions(2) if each.name == "2V")
-    assert (program.queues.producer(verdict_key(1)), program.queues.consumer(verdict_key(1))) == (2, 1)
+    told = program.queues.table[verdict_key(1)]
+    assert (told.producer, told.consumer) == (2, 1)
     assert [program.position(step).rounds for step in (2, 3)] == [0, 1]
 
 

@@ -21,7 +21,7 @@ def test_a_worker_with_several_stages_has_queues_of_its_own() -> None:
 
 @pytest.mark.parametrize(("name", "stage"), [("forward-2", 1), ("backward-2", 3)])
 def test_a_queue_is_filled_by_the_neighbour_of_the_stage_that_takes_from_it(name: str, stage: int) -> None:
-    assert Program(make_schedule("gpipe", line(4), 1), 1).queues.source(queue_key(name)) == stage
+    assert Program(make_schedule("gpipe", line(4), 1), 1).queues.table[queue_key(name)].source == stage
     assert str(queue_key(name)) == name
 
 
@@ -45,7 +45,6 @@ def test_the_script_is_one_more_place_that_calls_and_takes_replies() -> None:
 )
 def test_queues_are_trimmed_within_the_steps_that_use_them(name: str, first: int, within: list[int]) -> None:
     queues = Program(make_schedule("gpipe", line(2), 1, first_trainable=1), 12, Rounds(12, 2), replayed_from=2).queues
-    key = queue_key(name)
-    assert key in queues.all
-    assert queues.first_step(key) == first
-    assert [queues.within(key, floor) for floor in (0, 2, 9)] == within
+    queue = queues.table[queue_key(name)]
+    assert queue.begins == first
+    assert [queue.within(floor) for floor in (0, 2, 9)] == within
