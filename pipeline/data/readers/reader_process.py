@@ -134,11 +134,14 @@ def start_reader(draw: Callable[[int], Batch]) -> Reader:
 
 def _serve(draw: Callable[[int], Batch], requests: socket.socket, parent: int | None) -> NoReturn:
     """Draws what is asked for until the other end of `requests` is closed."""
-    status = 1
+    status, reader = 1, os.getpid()
     try:
         _become_reader(parent)
         while request := requests.recv(_STEP, socket.MSG_WAITALL):
-            frames.send(requests, _drawn(draw, int.from_bytes(request, "little")))
+            drawn = _drawn(draw, int.from_bytes(request, "little"))
+            if os.getpid() != reader:  # the user's code has forked, and the batch is the reader's to send
+                break
+            frames.send(requests, drawn)
             sys.stdout.flush()
         status = 0
     except OSError:  # the other end is gone

@@ -29,6 +29,13 @@ def ends_its_process(step: int) -> Batch:
     return numbered(step)
 
 
+def forks(step: int) -> Batch:
+    """Without a distinction between both processes."""
+    if step == 2:
+        os.fork()
+    return numbered(step)
+
+
 def cannot_draw(step: int) -> Batch:
     raise DataError(f"no row of step {step}")
 
@@ -154,6 +161,14 @@ def test_a_fork_has_readers_of_its_own(ahead: Readers, children: Children) -> No
         os._exit(0 if own else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert read(ahead, 1) in theirs
+
+
+def test_a_fork_that_comes_back_from_the_users_code_sends_no_batch(children: Children) -> None:
+    readers = Readers(forks, 1)
+    (first, *others) = [read(readers, step) for step in range(300)]
+    assert set(others) == {first}
+    readers.close()
+    assert children() == set()
 
 
 def test_after_ctrl_c_in_a_batch_the_next_one_comes(children: Children) -> None:
