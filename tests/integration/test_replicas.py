@@ -269,8 +269,8 @@ class ByHand:
         place = ("--index", str(index), "--set", f"run.dir={self.folders[index]}")
         return self.workspace.start("worker", *self._plan, "--broker", self.url, *place)
 
-    def kill(self, index: int) -> None:
-        self.workers[index].kill()
+    def kill(self, index: int, number: int = signal.SIGKILL) -> None:
+        self.workers[index].send_signal(number)
         self.killed.append(self.workers[index])
 
     def wait_for_snapshots(self, worker: int) -> None:
@@ -307,8 +307,9 @@ def test_a_lost_replica_goes_to_the_machine_of_another(workspace: Workspace, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 def test_a_machine_that_has_taken_the_place_of_a_replica_may_be_lost_and_return(
-    workspace: Workspace, tmp_path: Path
+    number: int, workspace: Workspace, tmp_path: Path
 ) -> None:
     """What it had started for the other place ended the run, since the process that had started it was gone."""
     run, lost, other = ByHand(workspace, tmp_path), 3, 1
@@ -316,11 +317,13 @@ def test_a_machine_that_has_taken_the_place_of_a_replica_may_be_lost_and_return(
     run.kill(lost)
     with Client(run.url) as client:
         wait_for(lambda: _computes(client.ask("status", timeout=10)["workers"][lost], f"worker-{lost}-at-{other}"))
-    run.kill(other)
+    run.kill(other, number)
     run.workers[other] = run.start(other)
     digest, said = run.end()
     assert said.count(f"taking the place of a lost replica: worker {lost}") == 2
     assert digest == plain_by_hand()
+    if number == signal.SIGTERM:  # it ends what it has started, and then says that it leaves
+        assert "left: " in said.partition("left: interrupted by SIGTERM")[0]
 
 
 def _computes(row: Mapping[str, object], name: str) -> bool:
