@@ -7,7 +7,7 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from traceback import walk_tb
-from types import TracebackType
+from types import FrameType, TracebackType
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders
 _TYPED_IN = ("<stdin>", "<ipython-input")  # the user's code without a file; what else has no file is generated
@@ -24,6 +24,13 @@ class CodeLine:
 
     def __str__(self) -> str:
         return f"{self.function} ({self.file}, line {self.line})"
+
+
+def stack_of(frame: FrameType | None) -> Iterator[CodeLine]:
+    """The lines that a thread is in, the innermost first."""
+    while frame is not None:
+        yield CodeLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
 
 
 def users_line(stack: Iterable[CodeLine]) -> CodeLine | None:

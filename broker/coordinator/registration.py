@@ -104,9 +104,9 @@ class Registration:
             contact = self._run.standby.take(index, self._run.config.placement[index], length_known=known)
             if contact is None:
                 continue
-            member = self._register(msgspec.structs.replace(contact.hello, claim=index), contact.sender, now)
+            claims = msgspec.structs.replace(contact.hello, claim=index)
+            member = self._register(claims, contact.sender, now, promoted=True)
             if isinstance(member, Member):
-                member.promoted = True
                 self.assign(member, new=True)
 
     def assign(self, member: Member, *, new: bool = False) -> None:
@@ -180,11 +180,12 @@ class Registration:
         self._run.standby.pop(process_key(hello), None)
         return found
 
-    def _register(self, hello: Hello, sender: bytes, now: float) -> Member | Refused:
+    def _register(self, hello: Hello, sender: bytes, now: float, *, promoted: bool = False) -> Member | Refused:
         """Gives a place, or refuses. What it gave is stored."""
         found = self._run.registry.register(hello, sender, now, self._run.checkpoints.complete)
         if isinstance(found, Member):
             found.generation = self._run.replacements.generation(found.index)
+            found.promoted = found.promoted or promoted
             self._run.length = self._run.length or hello.length
             self._run.save()
         return found

@@ -23,7 +23,7 @@ from .standby import Contact, process_key
 # What a store keeps of a member.
 _STORED = (
     "index", "incarnation", "name", "host", "pid", "endpoint", "introduced", "aware", "start", "generation", "former",
-    "token",
+    "token", "promoted",
 )  # fmt: skip
 
 

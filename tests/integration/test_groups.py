@@ -63,6 +63,17 @@ def test_a_sharded_stage_whose_leader_is_killed_has_the_bits_of_the_unsplit_run(
 
 
 @pytest.mark.slow
+def test_a_fork_that_comes_back_from_a_forward_is_no_process_of_the_group(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    options = (f"model.options.note={tmp_path / 'note'}", f"model.options.at={BESIDE}")
+    facts = run(fork_server, tmp_path, *SHARD, *options)
+    assert facts["restarts"] == 0
+    assert facts["weights_sha256"] == plain().weights_sha256
+    assert "was forked from pid" in (tmp_path / "run" / "worker-1.log").read_text()
+
+
+@pytest.mark.slow
 def test_all_stages_may_be_sharded(fork_server: ForkServer, tmp_path: Path) -> None:
     shards = [f"stage.{stage}.shard={size}" for stage, size in enumerate((2, 4, 2))]
     assert run(fork_server, tmp_path, *shards)["weights_sha256"] == plain().weights_sha256

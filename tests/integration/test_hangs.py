@@ -25,6 +25,43 @@ def _sleep(seconds, plain=sleep):
 sleep = _sleep
 """
 
+FORKS = """
+import os
+from pathlib import Path
+
+def _sleep(seconds, plain=sleep):
+    fork = Path(__file__).parent / "fork"
+    try:
+        fork.unlink()
+    except FileNotFoundError:
+        pass
+    else:
+        os.fork()
+    plain(seconds)
+
+sleep = _sleep
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", ["shm://", "ipc://"])
+def test_a_fork_that_comes_back_from_a_forward_ends_and_is_named_with_its_line(
+    url: str, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """Both processes read from one connection: the run stood still until all workers were given up."""
+    plan = plan_in(tmp_path)
+    with (plan.parent / "model.py").open("a") as file:
+        file.write(FORKS)
+    going = WholeRun(fork_server, plan, "run.steps=60", f"queues.url={url}")
+    going.until_checkpoint(2)
+    (plan.parent / "fork").touch()
+    assert going.digest() == expected(60)
+    ended = going.end()
+    assert ended["facts"]["restarts"] == 0
+    logs = "".join(path.read_text() for path in going.folder.glob("worker-*.log"))
+    assert "was forked from pid" in logs
+    assert f"_sleep ({plan.parent / 'model.py'}, line " in logs
+
 
 @pytest.mark.slow
 def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replaced(

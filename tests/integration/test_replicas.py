@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ import pytest
 
 from stageline import train
 from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.workers.control.client import Client
 from stageline.workers.exchange.stored_weights import weights_in
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.replay.replay import NoSuchMicrobatch, ReplayTarget, replay
@@ -19,7 +21,7 @@ from support import reference, replica_loop
 from support.fork_server import ForkServer
 from support.plain_codecs import cut_at
 from support.redis_server import RedisServer
-from support.workspace import Workspace, free_port, until, wait_for
+from support.workspace import Command, Workspace, free_port, until, wait_for
 
 FOLDER = Path(reference.__file__).parent / "replicated"
 CONFIG = FOLDER / "stageline.toml"
@@ -247,32 +249,83 @@ def test_a_run_that_ended_goes_on_with_the_same_replicas(fork_server: ForkServer
     assert resumed["facts"]["weights_sha256"] == plain("neighbours").weights_sha256
 
 
+class ByHand:
+    """A broker and four workers that are started by hand, each worker with a folder of its own; what is killed is not
+    started again. Worker 1 and worker 3 have the replicas of stage 1."""
+
+    def __init__(self, workspace: Workspace, folder: Path) -> None:
+        self.url = f"tcp://127.0.0.1:{free_port()}"
+        keys = ["queues.url=tcp://127.0.0.1:0", "stage.1.replicas=2", "stage.1.elastic=true", "run.steps=400"]
+        keys += ["recovery.lease=1", "recovery.snapshot_every=20"]
+        self.workspace = workspace
+        self._plan = (str(CONFIG), *(word for key in keys for word in ("--set", key)))
+        self._broker = workspace.start("broker", *self._plan, "--bind", self.url, "--run", "by-hand")
+        until(self._broker.stderr, "broker at")
+        self.folders = [folder / f"machine-{index}" for index in range(4)]
+        self.workers = [self.start(index) for index in range(4)]
+        self.killed: list[Command] = []
+
+    def start(self, index: int) -> Command:
+        place = ("--index", str(index), "--set", f"run.dir={self.folders[index]}")
+        return self.workspace.start("worker", *self._plan, "--broker", self.url, *place)
+
+    def kill(self, index: int, number: int = signal.SIGKILL) -> None:
+        self.workers[index].send_signal(number)
+        self.killed.append(self.workers[index])
+
+    def wait_for_snapshots(self, worker: int) -> None:
+        """Until the first is gone, since a newer checkpoint is complete: no other machine has a snapshot of that."""
+        snapshots = self.folders[worker] / "by-hand" / "checkpoints" / f"stage-{worker}"
+        wait_for(lambda: any(snapshots.glob("step-*")) and not (snapshots / f"step-{20:010d}").exists())
+
+    def end(self) -> tuple[str, str]:
+        """The digest of the weights once all that were not killed have ended, and what all have said."""
+        errors = [process.communicate()[1] for process in {*self.killed, *self.workers}]
+        self._broker.send_signal(signal.SIGTERM)  # it would stay for a while, to answer how the run ended
+        errors.append(self._broker.communicate()[1])
+        left = [process for process in (self._broker, *self.workers) if process not in self.killed]
+        assert [process.returncode for process in left] == [0] * len(left), errors
+        result = json.loads((self.workspace.folder / "runs" / "by-hand" / "result.json").read_text())
+        return result["weights_sha256"], "".join(errors)
+
+
+def plain_by_hand() -> str:
+    return replica_loop.train(reference.recipe(FOLDER, steps=400), (2, 5), (ALL, TWO, ALL)).weights_sha256
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_lost_replica_goes_to_the_machine_of_another(workspace: Workspace, tmp_path: Path) -> None:
-    """Broker and workers are started by hand, each with a folder of its own; what is killed is not started again."""
-    url, lost, other = f"tcp://127.0.0.1:{free_port()}", 3, 1
-    keys = ["queues.url=tcp://127.0.0.1:0", "stage.1.replicas=2", "stage.1.elastic=true", "run.steps=400"]
-    keys += ["recovery.lease=1", "recovery.snapshot_every=20"]
-    plan = (str(CONFIG), *(word for key in keys for word in ("--set", key)))
-    broker = workspace.start("broker", *plan, "--bind", url, "--run", "by-hand")
-    until(broker.stderr, "broker at")
-    folders = [tmp_path / f"machine-{index}" for index in range(4)]
-    workers = [
-        workspace.start("worker", *plan, "--broker", url, "--index", str(index), "--set", f"run.dir={folder}")
-        for index, folder in enumerate(folders)
-    ]
-    snapshots = folders[lost] / "by-hand" / "checkpoints" / f"stage-{lost}"
-    # The first is gone once a newer checkpoint is complete: the other machine has no snapshot of its own of that.
-    wait_for(lambda: any(snapshots.glob("step-*")) and not (snapshots / f"step-{20:010d}").exists())
-    workers[lost].kill()
-    broken = workers.pop(lost)
-    errors = [process.communicate()[1] for process in (broken, *workers)]
-    broker.send_signal(signal.SIGTERM)  # it would stay for a while, to answer how the run ended
-    errors.append(broker.communicate()[1])
-    assert [process.returncode for process in (broker, *workers)] == [0] * 4, errors
-    assert f"taking the place of a lost replica: worker {lost}" in "".join(errors)
-    assert any((folders[other] / "by-hand" / "checkpoints").glob(f"stage-{lost}/step-*"))
-    result = json.loads((workspace.folder / "runs" / "by-hand" / "result.json").read_text())
-    expected = replica_loop.train(reference.recipe(FOLDER, steps=400), (2, 5), (ALL, TWO, ALL))
-    assert result["weights_sha256"] == expected.weights_sha256
+    run, lost, other = ByHand(workspace, tmp_path), 3, 1
+    run.wait_for_snapshots(lost)
+    run.kill(lost)
+    digest, said = run.end()
+    assert f"taking the place of a lost replica: worker {lost}" in said
+    assert any((run.folders[other] / "by-hand" / "checkpoints").glob(f"stage-{lost}/step-*"))
+    assert digest == plain_by_hand()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_a_machine_that_has_taken_the_place_of_a_replica_may_be_lost_and_return(
+    number: int, workspace: Workspace, tmp_path: Path
+) -> None:
+    """What it had started for the other place ended the run, since the process that had started it was gone."""
+    run, lost, other = ByHand(workspace, tmp_path), 3, 1
+    run.wait_for_snapshots(lost)
+    run.kill(lost)
+    with Client(run.url) as client:
+        wait_for(lambda: _computes(client.ask("status", timeout=10)["workers"][lost], f"worker-{lost}-at-{other}"))
+    run.kill(other, number)
+    run.workers[other] = run.start(other)
+    digest, said = run.end()
+    assert said.count(f"taking the place of a lost replica: worker {lost}") == 2
+    assert digest == plain_by_hand()
+    if number == signal.SIGTERM:  # it ends what it has started, and then says that it leaves
+        assert "left: " in said.partition("left: interrupted by SIGTERM")[0]
+
+
+def _computes(row: Mapping[str, object], name: str) -> bool:
+    """True if a place, as the status shows it, belongs to the process `name`, which has computed something there."""
+    return row.get("name") == name and bool(row["actions"])

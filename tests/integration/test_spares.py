@@ -16,7 +16,7 @@ from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.runs import folder as runs
 from support import reference
 from support.paths import EXAMPLES
-from support.workspace import until
+from support.workspace import until, wait_for
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=50", "--set", "recovery.record=all")
 STEPS = ("--set", "run.steps=600", "--set", "run.log_every=100")
@@ -69,6 +69,27 @@ def test_train_goes_on_after_a_kill_with_the_same_bits(workspace, spares):
     mine, theirs = json.loads(said), json.loads(undisturbed.stdout)
     assert mine["restarts"] == 1
     assert (mine["weights_sha256"], mine["losses"]) == (theirs["weights_sha256"], theirs["losses"])
+
+
+@pytest.mark.slow
+def test_a_spare_that_dies_with_the_broker_which_gave_it_a_place_is_replaced_at_once(workspace):
+    """The next broker waited for it for `recovery.loading`: nothing had told it of the exit."""
+    train = workspace.start("train", ".", *STEPS, *RECOVERY, "--spares", "2", "--set", "recovery.loading=60")
+    until(train.stderr, "running")
+    (folder,) = workspace.runs()
+    url = runs.read_broker_url(folder)
+    assert url is not None
+    with Client(url) as client:
+        wait_for(lambda: len(client.ask("status", timeout=10)["spares"]) == 2)
+        facts = client.ask("status", timeout=10)
+        spare = facts["spares"][0]["pid"]
+        os.kill(spare, signal.SIGKILL)  # the broker takes it for a spare for some seconds, and gives it the place
+        os.kill(facts["workers"][1]["pid"], signal.SIGKILL)
+        wait_for(lambda: client.ask("status", timeout=10)["workers"][1].get("pid") == spare)
+    os.kill(workspace.process("broker"), signal.SIGKILL)
+    assert train.wait() == 0
+    lost = [line for line in (folder / "broker.log").read_text().splitlines() if f"(pid {spare}, host" in line]
+    assert any("was killed by SIGKILL" in line for line in lost), lost
 
 
 def test_a_spare_waits_longer_than_its_patience(tmp_path):

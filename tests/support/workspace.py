@@ -149,9 +149,13 @@ class Workspace:
         return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and self._is_ours(path)]
 
     def worker(self, index: int) -> int:
-        """The pid of a worker, which its log is named after."""
+        """The pid of a worker."""
+        return self.process(f"worker-{index}")
+
+    def process(self, name: str) -> int:
+        """The pid of a process of a run, which its log is named after."""
         logs = {pid: (Path("/proc") / str(pid) / "fd" / "2").readlink().name for pid in self.processes()}
-        return next(pid for pid, log in logs.items() if log == f"worker-{index}.log")
+        return next(pid for pid, log in logs.items() if log == f"{name}.log")
 
     def kill(self) -> dict[int, str]:
         """Ends them with SIGKILL; returns their command lines, by pid."""

@@ -213,7 +213,7 @@ class ControlThread:
 
     def _demand_lifeline(self) -> None:
         if self._lifeline.cut:
-            raise Stopped(self._lifeline.reason, ExitCode.FAILED)
+            raise Stopped(self._lifeline.reason, ExitCode.FAILED, broker_knows=not self._lifeline.ends_run)
 
     def _receive_until(self, deadline: float, session: Session) -> None:
         for message in self._messages(deadline, lambda: bool(self._outbox) or self._closing):

@@ -16,10 +16,15 @@ LEFT_TO_EXIT = 10.0  # seconds for a process to exit by itself, unless it hangs
 
 
 class Lifeline:
-    """The end of such a pipe in a process that is to exit once the other end is closed. With `NONE` it never is."""
+    """The end of such a pipe in a process that is to exit once the other end is closed. With `NONE` it never is.
 
-    def __init__(self, fd: int = NONE) -> None:
+    `ends_run`: the process that holds the other end is `train`, without which the run is over. False for a worker that
+    another worker has started: the run goes on without both, until they are replaced.
+    """
+
+    def __init__(self, fd: int = NONE, *, ends_run: bool = True) -> None:
         self.supervised = fd != NONE
+        self.ends_run = ends_run
         self._fd = fd
         if self.supervised:
             os.set_inheritable(fd, False)  # raises OSError if it is not open

@@ -2,7 +2,7 @@
 
     train ──starts──> broker, worker 0, worker 1, ...        each in a session of its own: Ctrl-C reaches train alone
       │ <── status ── broker
-      ├── a worker exits: reported to the broker; the broker exits: it is restarted on its store
+      ├── a worker exits: reported to the broker; the broker exits: it is restarted on its store, and told of the exits
       └── a worker hangs, lost or still loading: it tells where it is and is killed, so that another can be started
 
 A worker's exit is a loss unless the run is over, whatever its status; only a result that its command returned can be
@@ -65,6 +65,8 @@ class Supervisor:
         self._facts: Facts = {}  # the broker's last status
         self._started: dict[str, float] = {}  # by name: when a process was first seen to run
         self._exited: dict[str, float] = {}  # by name: when a worker's exit was noticed
+        self._ends: dict[int, tuple[int, int | None, str]] = {}  # by pid: how each that has exited did, as is reported
+        self._repeated: set[int] = set()  # the pids of those that the present broker was told of again
         self._restarts: Counter[str] = Counter()  # by name: in a row
         self._hangs = Hangs(children)
         self._broker_restarts = 0  # in a row
@@ -148,6 +150,7 @@ class Supervisor:
             self._kill_silent_broker()
             return {} if self._stopped is None else self._facts
         self._answered = monotonic()
+        self._repeat_exits()
         self._started.setdefault("broker", monotonic())
         self._hangs.look(self._facts, self._started, monotonic())
         if self._stopped is None:
@@ -160,17 +163,36 @@ class Supervisor:
             status = process.poll()
             if process.pid:
                 self._started.setdefault(name, monotonic())
-            if status is not None and name not in self._exited:
+            if status is None:
+                self._ends.pop(process.pid, None)  # the system may use a pid again
+            elif name not in self._exited:
                 self._exited[name] = monotonic()
                 index = assigned.get(process.pid, self._children.indexes.get(name))
-                if index is not None:
-                    self._client.exited(index, process.pid, status, process.result, self._hangs.detail(name, process))
+                self._report_exit(index, process.pid, status, process.result, self._hangs.detail(name, process))
 
     def _report_script(self) -> None:
         """No process of the run started the script, so that its status is not known."""
         if self._script is not None and self._script.lifeline.cut:
-            self._client.exited(self._script.index, self._script.pid, 0, None, "")
+            self._report_exit(self._script.index, self._script.pid, 0, None, "")
             self._script = None
+
+    def _report_exit(self, index: int | None, pid: int, status: int, result: int | None, detail: str) -> None:
+        """`index`: of the place that the process has or is to take, as far as that is known; None for a spare."""
+        self._ends[pid] = status, result, detail
+        if index is not None:
+            self._client.exited(index, pid, status, result, detail)
+
+    def _repeat_exits(self) -> None:
+        """Tells the broker, once, of each process that has exited and has a place in its newest status.
+
+        A broker that was killed may not have stored the news of an exit. A spare may have exited before the broker gave
+        it a place: then that place was not known when the exit was noticed.
+        """
+        for row in (*self._facts.get("workers", ()), self._facts.get("script") or {}):
+            pid = row.get("pid")
+            if pid in self._ends and pid not in self._repeated:
+                self._repeated.add(pid)
+                self._client.exited(row["index"], pid, *self._ends[pid])
 
     def _restart_workers(self) -> None:
         for name, when in list(self._exited.items()):
@@ -201,6 +223,7 @@ class Supervisor:
         self._broker_restarts += 1
         if self._broker_restarts <= MAX_BROKER_RESTARTS:
             sleep(0.1 * self._broker_restarts)
+            self._repeated.clear()
             # Once the run goes on, workers keep their places: with --resume, all would begin again.
             resume = self._children.local.resume and self._facts.get("phase") != "running"
             self._children.start_broker(resume=resume)

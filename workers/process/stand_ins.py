@@ -76,9 +76,11 @@ class StandIns:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
         self._thread.join(LEFT)
+        if kind is not None:  # the run goes on, and has yet to be told that this worker leaves
+            self._lifeline.close()
         for process in self._started.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LEFT)

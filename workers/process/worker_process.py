@@ -75,7 +75,8 @@ class WorkerOptions:
     whose end it exits, so that a killed supervisor leaves nothing behind (-1: none). `sockets`: the folder for its
     sockets (None: one of its own), which is cleared if it was killed. `spare`: it waits until another worker is lost.
     `joined`: its plan is that of a script on another machine, for which it writes files in `run.dir` alone.
-    `command`: by which other workers of the plan are started here, where the plan wants that.
+    `command`: by which other workers of the plan are started here, where the plan wants that. `standing_in`: another
+    worker has started this one, for the place of a lost replica: if it cannot do that, the run goes on without it.
     """
 
     broker: str
@@ -88,6 +89,7 @@ class WorkerOptions:
     spare: bool = False
     joined: bool = False
     command: tuple[str, ...] = ()
+    standing_in: bool = False
 
 
 def run_worker(plan: Plan, options: WorkerOptions) -> int:
@@ -133,7 +135,7 @@ def _anchored(plan: Plan) -> Plan:
 
 
 def _run(plan: Plan, options: WorkerOptions) -> int:
-    lifeline = Lifeline(options.lifeline)
+    lifeline = Lifeline(options.lifeline, ends_run=not options.standing_in)
     lifeline.end_process_when_cut()
     _require_claim(plan, options)
     plan.demand_memory()
@@ -219,7 +221,11 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
     reported = failures_reported(
         control, assigned.incarnation, work.explain, replaced=job.plan.recovery.on, texts=texts
     )
-    with closing(_open_queues(job, assigned, control, folder, work.make_room)) as queues, groups, reported:
+    with (
+        closing(_open_queues(job, assigned, control, folder, options, work.make_room)) as queues,
+        groups,
+        reported,
+    ):
         if options.joined:
             note_own(job.plan, assigned.run)
         work.make_loop(queues)
@@ -246,10 +252,15 @@ def _stand_ins(job: Job, index: int, options: WorkerOptions) -> AbstractContextM
 
 
 def _open_queues(
-    job: Job, assigned: Assigned, control: ControlThread, folder: Path, make_room: Callable[[str], None]
+    job: Job,
+    assigned: Assigned,
+    control: ControlThread,
+    folder: Path,
+    options: WorkerOptions,
+    make_room: Callable[[str], None],
 ) -> WorkerQueues:
     """The worker's queues. If they cannot be opened, the run fails, since a replacement could do no better; unless a
-    predecessor that hangs still has the address."""
+    predecessor that hangs still has the address, or this machine is not the place's own."""
     try:
         return open_queues(job.plan, job.program, job.windows(), assigned, folder, make_room)
     except (BrokerError, OSError) as error:  # OSError: a name that cannot be resolved
@@ -257,7 +268,7 @@ def _open_queues(
         later_free = isinstance(error, EndpointTaken) and assigned.step > 0
         control.send(
             Goodbye(assigned.incarnation, reason)
-            if later_free
+            if later_free or options.standing_in
             else Failed(assigned.incarnation, reason, ExitCode.FAILED)
         )
         raise

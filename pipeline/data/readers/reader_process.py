@@ -135,13 +135,14 @@ def start_reader(draw: Callable[[int], Batch]) -> Reader:
 def _serve(draw: Callable[[int], Batch], requests: socket.socket, parent: int | None) -> NoReturn:
     """Draws what is asked for until the other end of `requests` is closed."""
     status = 1
+    os.register_at_fork(after_in_child=requests.close)  # a fork by the user's code neither sends nor holds it open
     try:
         _become_reader(parent)
         while request := requests.recv(_STEP, socket.MSG_WAITALL):
             frames.send(requests, _drawn(draw, int.from_bytes(request, "little")))
             sys.stdout.flush()
         status = 0
-    except OSError:  # the other end is gone
+    except OSError:  # the other end is gone, or this is such a fork
         status = 0
     except BaseException:  # noqa: BLE001  # must not return into the code that this process was forked from
         traceback.print_exc()

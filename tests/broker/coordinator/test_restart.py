@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Answer, Ask, Assigned, Refused, Report, Standby, StopRun
+from stageline.broker.control.messages import Answer, Ask, Assigned, Exited, Hello, Refused, Report, Standby, StopRun
 from stageline.broker.control.records import WorkerRecord
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
@@ -127,6 +127,30 @@ def test_a_new_worker_stands_by_until_the_workers_before_it_have_reconnected_or_
             break
         talk.send(b"stranger", stranger)
     assert talk.core.run.registry.members[1].name == "spot-7"
+
+
+def spare(pid: int) -> Hello:
+    return msgspec.structs.replace(hello(1), name=f"spare-{pid}", pid=pid, claim=None, spare=True)
+
+
+@pytest.mark.parametrize(("told", "seconds"), [(True, 2), (False, 12)], ids=["exit reported", "exit not known"])
+def test_a_spare_that_died_with_the_broker_which_gave_it_a_place_is_not_waited_for_as_if_it_were_loading(
+    told: bool, seconds: int
+):
+    """The next broker waited for `recovery.loading`, 60 s here, though another spare stood by."""
+    before = at_work()
+    before.send(b"first", spare(301))
+    before.send(b"supervisor", Exited(1, 101, -9))
+    assert [to for to, message in before.after(1.0) if isinstance(message, Assigned)] == [b"first"]
+    talk = again(before, resume=False)
+    if told:
+        talk.send(b"supervisor", Exited(1, 301, -9))
+    sends = []
+    for turn in range(seconds):
+        talk.send(name(0), working(0, turn))
+        talk.send(b"second", spare(302))
+        sends += talk.after(1.0)
+    assert [to for to, message in sends if isinstance(message, Assigned)] == [b"second"]
 
 
 def test_once_all_have_reconnected_a_new_worker_is_refused(talk):

@@ -17,7 +17,7 @@ class FirstToken(nn.Module):
 
 class Ends(nn.Module):
     """Sends a signal to the group's second process in which it is, once, at its `at`-th forward there; `note` is a file
-    that says that it has."""
+    that says that it has. Forks that process if `number`, the signal's, is 0."""
 
     def __init__(self, note: str, at: int, number: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Ends(nn.Module):
         if self.forwards == self.at and distributed.is_initialized() and distributed.get_rank():
             with suppress(FileExistsError):
                 self.note.touch(exist_ok=False)
-                os.kill(os.getpid(), self.number)
+                os.kill(os.getpid(), self.number) if self.number else os.fork()
         return x
 
 

@@ -114,6 +114,49 @@ def test_a_killed_worker_is_reported_once_and_restarted_later_each_time(monkeypa
     assert [exit[:3] for exit in scene.client.exits] == [(1, 101, -9), (1, 200, -9), (1, 200, -9)]
 
 
+def test_a_spare_that_had_died_before_it_was_given_a_place_is_reported_once_it_has_one(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.children.workers["spare-1"] = scene.children.process(300)
+    scene.poll()
+    scene.children.end("spare-1", -signal.SIGKILL)
+    scene.poll()
+    assert scene.client.exits == []
+    scene.client.status["workers"] = [{"index": 1, "pid": 300}]
+    for _ in range(3):
+        scene.poll()
+    assert scene.client.exits == [(1, 300, -9, None, "")]
+
+
+def test_what_has_exited_is_reported_to_the_next_broker_too(monkeypatch):
+    scene = Scene(monkeypatch, script=SimpleNamespace(index=2, pid=50, lifeline=SimpleNamespace(cut=True)))
+    scene.client.status["workers"] = [{"index": 0, "pid": 100}, {"index": 1, "pid": 101}]
+    scene.poll()
+    scene.client.status = None
+    scene.children.end("worker-1", -signal.SIGKILL)
+    scene.children.end("broker", -signal.SIGKILL)
+    scene.poll()
+    scene.children.broker.returncode = None
+    told = len(scene.client.exits)
+    rows = [{"index": 0, "pid": 100}, {"index": 1, "pid": 101}]
+    scene.client.status = {"phase": "running", "workers": rows, "script": {"index": 2, "pid": 50}}
+    for _ in range(3):
+        scene.poll()
+    assert scene.client.exits[told:] == [(1, 101, -9, None, ""), (2, 50, 0, None, "")]
+
+
+def test_a_process_that_has_the_number_of_one_that_ended_is_not_reported(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.children.end("worker-1", -signal.SIGKILL)
+    scene.poll()
+    scene.children.workers["worker-1"].pid = 101
+    told = len(scene.client.exits)
+    scene.poll()
+    scene.client.status["workers"] = [{"index": 1, "pid": 101}]
+    for _ in range(3):
+        scene.poll()
+    assert scene.client.exits[told:] == []
+
+
 def test_a_worker_that_ran_for_long_is_restarted_at_once_again(monkeypatch):
     scene = Scene(monkeypatch)
     for restart in range(5):

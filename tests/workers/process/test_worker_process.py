@@ -22,16 +22,19 @@ class Sent(list):
     send = list.append
 
 
-@pytest.mark.parametrize(("step", "kind"), [(0, Failed), (20, Goodbye)])
-def test_an_address_in_use_ends_the_run_unless_it_may_be_a_predecessors_that_hangs(
-    step: int, kind: type, tmp_path: Path
+@pytest.mark.parametrize(
+    ("step", "standing_in", "kind"), [(0, False, Failed), (20, False, Goodbye), (0, True, Goodbye)]
+)
+def test_an_address_in_use_ends_the_run_unless_it_may_be_a_predecessors_that_hangs_or_another_places(
+    step: int, standing_in: bool, kind: type, tmp_path: Path
 ) -> None:
+    options = WorkerOptions("tcp://127.0.0.1:9", "worker-0", standing_in=standing_in)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         job = prepare(read_plan(EXAMPLES / "mlp", sets=[f"queues.url={url}"], environment={}))
         sent = Sent()
         with pytest.raises(EndpointTaken):
-            process._open_queues(job, Assigned("run-1", 0, 7, step), sent, tmp_path, lambda reason: None)
+            process._open_queues(job, Assigned("run-1", 0, 7, step), sent, tmp_path, options, lambda reason: None)
     [message] = sent
     assert isinstance(message, kind)
     assert f"its queues cannot be opened: cannot listen at {url}: it is in use" in message.reason

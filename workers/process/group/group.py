@@ -29,6 +29,7 @@ from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.lifeline import Lifeline, LifelineOwner
 from stageline.workers.process.system.fork import Fork
+from stageline.workers.runtime.executor.forked_copy import without_copies
 from stageline.workers.runtime.job import Job
 
 from .group_calls import encode_call, receive_call, send_call
@@ -180,7 +181,7 @@ def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int)
             if failed and name != "state":  # the leader has not failed: no more can be computed together
                 return ExitCode.FAILED
             try:
-                make_call(stage, name, arguments)
+                without_copies(make_call)(stage, name, arguments)
             except Exception as error:  # noqa: BLE001  # user code may raise anything; the leader's raises it too, and says so
                 if _is_of_group(error):
                     return ExitCode.FAILED

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from stageline.pipeline.code_lines import CodeLine, innermost, is_stagelines
+from stageline.pipeline.code_lines import CodeLine, innermost, is_stagelines, stack_of
 from stageline.pipeline.errors import ExitCode
 
 _DUMP = signal.SIGUSR1
@@ -89,8 +89,5 @@ def read(log: Path, since: int = 0) -> CodeLine | None:
 
 def _lines(frame: FrameType | None) -> list[CodeLine]:
     """The stack, the innermost first; nothing if stageline itself is innermost: it knows what it does."""
-    found = []
-    while frame is not None:
-        found.append(CodeLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
+    found = list(stack_of(frame))
     return [] if found and is_stagelines(found[0].file) else found

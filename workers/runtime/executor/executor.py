@@ -23,6 +23,7 @@ from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runtime.program.instruction import Instruction
 
+from .forked_copy import without_copies
 from .metric_value import Metric, metric_value
 
 DATA = "the data source"  # in place of a layer's name, as those of a stage
@@ -112,6 +113,7 @@ class Executor:
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
     _rows: list[int] = field(default_factory=list)  # likewise; 0 for one that does not count
 
+    @without_copies
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         """What `instruction` gives, computed from what it `received` from its queues.
 

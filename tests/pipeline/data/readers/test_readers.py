@@ -5,6 +5,7 @@ import os
 import select
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -26,6 +27,13 @@ def numbered(step: int) -> Batch:
 
 def ends_its_process(step: int) -> Batch:
     os._exit(3) if step == 2 else None
+    return numbered(step)
+
+
+def forks(step: int) -> Batch:
+    """Without a distinction between both processes."""
+    if step == 2:
+        os.fork()
     return numbered(step)
 
 
@@ -154,6 +162,34 @@ def test_a_fork_has_readers_of_its_own(ahead: Readers, children: Children) -> No
         os._exit(0 if own else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert read(ahead, 1) in theirs
+
+
+def test_a_fork_that_comes_back_from_the_users_code_sends_no_batch() -> None:
+    readers = Readers(forks, 1)
+    (first, *others) = [read(readers, step) for step in range(300)]
+    readers.close()
+    assert set(others) == {first}
+
+
+def test_a_reader_that_dies_is_replaced_though_what_it_has_forked_lives_on(tmp_path: Path) -> None:
+    waits, gate = os.pipe()
+
+    def leaves_a_fork(step: int) -> Batch:
+        if step == 2 and not (tmp_path / "once").exists():
+            (tmp_path / "once").touch()
+            if os.fork():
+                os._exit(3)
+            os.close(gate)
+            os._exit(len(os.read(waits, 1)))
+        return numbered(step)
+
+    readers = Readers(leaves_a_fork, 1)
+    with pytest.warns(RuntimeWarning, match="ended with status 3"):
+        processes = [read(readers, step) for step in range(4)]
+    readers.close()
+    os.close(gate)
+    os.close(waits)
+    assert len(set(processes)) == 2
 
 
 def test_after_ctrl_c_in_a_batch_the_next_one_comes(children: Children) -> None:

@@ -98,6 +98,7 @@ def worker(
                 spare=spare,
                 joined=join is not None,
                 command=command if lifeline == -1 or standing_in else (),  # `train` replaces its own workers
+                standing_in=standing_in,
             ),
         )
 

@@ -1,0 +1,68 @@
+"""Ends a copy of this process that the user's code has forked, where it returns from that code into stageline.
+
+A copy has this process's sockets, to the same workers. If it went on, each of both would miss the messages that the
+other has read, and the run would stand still.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import NoReturn, ParamSpec, TypeVar
+
+from stageline.pipeline.code_lines import CodeLine, innermost, stack_of
+from stageline.pipeline.errors import ExitCode
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_forked_in: list[CodeLine] = []  # the user's line that has forked this process, if it is known
+
+
+def without_copies(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Returns `call`, which runs the user's code, so that a process that is forked in it ends instead of returning."""
+
+    @wraps(call)
+    def called(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        process = os.getpid()
+        try:
+            return call(*args, **options)
+        finally:
+            if os.getpid() != process:
+                _end(process, sys.exception())
+
+    return called
+
+
+def _end(parent: int, error: BaseException | None) -> NoReturn:
+    """`error` is what the user's code has raised in the copy, or has that as its cause."""
+    where = f" in {_forked_in[0]}" if _forked_in else ""
+    match error if error is None else error.__cause__ or error:
+        case None:
+            _say(
+                f"stageline: pid {os.getpid()}, which was forked from pid {parent}{where}, has come back from the "
+                f"user's code and was ended: pid {parent} alone goes on with the run. End it with os._exit there"
+            )
+            os._exit(ExitCode.OK)
+        case SystemExit(code=None):
+            os._exit(ExitCode.OK)
+        case SystemExit(code=int(status)):
+            os._exit(status)
+        case raised:
+            _say("".join(traceback.format_exception(raised)))
+            os._exit(ExitCode.FAILED)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):  # there is no stderr
+        print(text, file=sys.stderr, flush=True)
+
+
+def _note_place() -> None:
+    line = innermost(stack_of(sys._getframe(1)))
+    _forked_in[:] = [] if line is None else [line]
+
+
+os.register_at_fork(after_in_child=_note_place)
