@@ -34,6 +34,7 @@ from .layers.body import Body, evaluating
 from .layers.file_memory import FileMemory
 from .layers.memory import OutputGuard
 from .layers.precision import Autocast, precision_of
+from .layers.skipped_calls import demand_plain
 from .offloaded import OffloadedParts
 from .scalar_loss import Loss, demand_gradient, scalar_loss
 from .seeded_layers import SeededLayers, Tap
@@ -400,5 +401,6 @@ def _versions(body: Body, *, stash: bool, delay: bool) -> Versions:
 
 def _listed(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     if isinstance(layers, torch.nn.Sequential):
+        demand_plain(layers)
         return list(layers)
     return [layers] if isinstance(layers, torch.nn.Module) else list(layers)

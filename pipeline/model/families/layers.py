@@ -17,6 +17,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layers.layer import BoundLayer, HeldTensor, LayerFunction
+from stageline.pipeline.stage.layers.skipped_calls import demand_no_hooks
 from stageline.pipeline.tree import Tree
 
 _SHOWN = 4  # names in an error
@@ -73,6 +74,11 @@ class Layers:
                 f"{', '.join(left[:_SHOWN])}{more} of the {type(model).__name__} would be in no stage: name them, or "
                 f"the modules they belong to, in a Layer"
             )
+
+    def check_calls(self) -> None:
+        """Raises `ModelRefused` for a hook of a module that no layer calls, since each layer calls its own parts."""
+        called = {id(each) for layer in self.bound for each in layer.modules()}
+        demand_no_hooks([(name, each) for name, each in self.model.named_modules() if id(each) not in called])
 
     def check_cut(self, cut: Sequence[int | str]) -> None:
         """Raises `ModelRefused` for a name in `cut` of which it is known why no layer begins there."""
