@@ -55,11 +55,14 @@ class Layer:
 
 class Layers:
     """`model` as the `layers` that its forward goes through, in order. `bound` are the modules that compute them;
-    `parameters` are those of the model, by name, in its own order.
+    `parameters` are those of the model, by name, in its own order. `difference` is the reason why it should not be
+    trained: that in which the layers are known to compute something other than the model; "" if there is none.
 
     Raises `ModelRefused` if a name is not the model's, two layers have one name, or a parameter or buffer of the model
     is in no layer.
     """
+
+    difference: str = ""
 
     def __init__(self, model: torch.nn.Module, layers: Sequence[Layer]) -> None:
         self.model = model

@@ -20,6 +20,7 @@ from stageline.pipeline.stage.layers.skipped_calls import hooks_of
 from stageline.pipeline.tree import Tree, map_leaves
 
 from ..families.layers import Layers
+from .comparison import difference_of
 from .example import Example
 from .export import COMPUTED, Forward, traced_forward
 from .layer import TracedFunction, TwoModes
@@ -65,6 +66,7 @@ class TracedLayers(Layers):
         ]
         super().__init__(model, [TwoModes(each.names, *both) for each, *both in zip(parts, *functions, strict=True)])
         self._hooks = _hooks(model)
+        self.difference = difference_of(model, self.names, self.bound, inputs)
 
     def check_calls(self) -> None:
         """Raises `ModelRefused` if the model has other hooks than when it was traced: those are in the graphs."""
