@@ -56,7 +56,7 @@ def _parameter_kept(parameter: torch.Tensor, *, copied: bool) -> Iterator[None]:
     """A forward may write to a parameter, as that of an `nn.Embedding` with `max_norm` does: it is `copied` before."""
     tables: list[dict[int, Any]] = [
         parameter._backward_hooks or {},
-        parameter._post_accumulate_grad_hooks or {},  # type: ignore[attr-defined]
+        parameter._post_accumulate_grad_hooks or {},
     ]
     hooks = [dict(table) for table in tables]
     gradient, values = parameter.grad, parameter.detach().clone() if copied else None

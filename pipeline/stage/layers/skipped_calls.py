@@ -22,20 +22,18 @@ _HOOKS = {
     "_load_state_dict_post_hooks": "load_state_dict post-hook",
 }
 _GLOBAL_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
-_CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "forward", "__iter__", "get_extra_state")
+_CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "forward", "__iter__")
+_STATE = ("state_dict", "_save_to_state_dict", "get_extra_state", "load_state_dict", "_load_from_state_dict")
 
 
 def demand_plain(container: torch.nn.Sequential) -> None:
-    """Raises `ModelRefused` if a call of `container` is not the calls of its modules, in their order."""
-    kind = type(container)
-    own = [f"the {name} of its own" for name in _CALL if name in vars(container)]
-    own += [
-        f"the {name} of {kind.__name__}"
-        for name in _CALL
-        if getattr(kind, name) is not getattr(torch.nn.Sequential, name)
-    ]
-    own += [] if container._compiled_call_impl is None else ["its compile()"]
-    demand_no_hooks([("the model itself", container)], own)
+    """Raises `ModelRefused` if a call of `container` is not the calls of its modules, in their order, or its state dict
+    is not that of its modules."""
+    kind, names = type(container), (*_CALL, *_STATE)
+    inherited = {name: getattr(torch.nn.Sequential, name) for name in names}
+    own = [f"the {name} of its own" for name in names if name in vars(container)]
+    own += [f"the {name} of {kind.__name__}" for name in names if getattr(kind, name) is not inherited[name]]
+    demand_no_hooks([("", container)], own)
 
 
 def demand_no_hooks(uncalled: Sequence[tuple[str, torch.nn.Module]], others: Sequence[str] = ()) -> None:
@@ -56,10 +54,6 @@ def hooks_of(module: torch.nn.Module) -> list[str]:
     tables = ((title, getattr(module, table, {})) for table, title in _HOOKS.items())
     hooks = [f"the {title} {_name(hook)}" for title, table in tables for hook in table.values()]
     return hooks if module._compiled_call_impl is None else [*hooks, "the compile()"]
-
-
-def _is_inherited(kind: type, name: str) -> bool:
-    return getattr(kind, name) is getattr(torch.nn.Sequential, name)
 
 
 def _global_hooks() -> Iterator[str]:

@@ -204,7 +204,7 @@ def test_a_difference_of_rounding_in_evaluation_alone_is_a_warning() -> None:
     cut_model(layers)
 
 
-class Counting(Net):
+class Growing(Net):
     """Computes something else each time."""
 
     calls = 0
@@ -216,7 +216,7 @@ class Counting(Net):
 
 def test_another_output_in_evaluation_is_refused() -> None:
     with pytest.raises(ModelRefused, match=r"in evaluation mode, the output \(by up to"):
-        cut_model(traced(Counting(), torch.eye(4)))
+        cut_model(traced(Growing(), torch.eye(4)))
 
 
 def test_an_example_that_the_model_does_not_take_is_refused_with_the_models_error() -> None:

@@ -44,6 +44,11 @@ class Extra(nn.Sequential):
         return torch.ones(1)
 
 
+class Stripped(nn.Sequential):
+    def state_dict(self, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        return {f"net.{name}": each for name, each in super().state_dict(**options).items()}
+
+
 HOOKS: dict[str, Change] = {
     "forward hook double": lambda model: model.register_forward_hook(double),
     "forward pre-hook double": lambda model: model.register_forward_pre_hook(double),
@@ -88,6 +93,7 @@ def test_a_forward_of_its_own_and_a_class_that_computes_otherwise_are_refused() 
         (patched, "the forward of its own"),
         (OwnCall(*layers()), "the __call__ of OwnCall"),
         (Backwards(*layers()), "the __iter__ of Backwards"),
+        (Stripped(*layers()), "the state_dict of Stripped"),
         (Extra(*layers()), "the get_extra_state of Extra"),
     ):
         with pytest.raises(ModelRefused, match=named):
