@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node
 
-from stageline.pipeline.errors import describe_error, raised_by_user_code
+from stageline.pipeline.errors import ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.stage.layers.body import evaluating
 from stageline.pipeline.stage.layers.generators import default_generators
 from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 from stageline.pipeline.stage.layers.skipped_calls import hooks_of
 from stageline.pipeline.tree import Leaf, leaves
 
+from .apart import Unfinished, backward_keeps_from_forking, run_apart
 from .example import Example
 from .export import does_not_fit, plain_output
 from .unchanged import buffers_kept, model_kept
@@ -61,19 +62,37 @@ def difference_of(model: torch.nn.Module, names: Sequence[str], bound: Sequence[
             f"smaller one of the same class: traced(model, example)"
         )
         return ""
+
+    def compared() -> tuple[str, str, str]:
+        try:
+            return *_compared(whole, _Comparison(model, names, bound, example)), ""
+        except ModelRefused as error:
+            return "", "", str(error)
+
+    try:
+        difference, rounding, refused = run_apart(compared) if backward_keeps_from_forking() else compared()
+    except (Unfinished, OSError) as error:
+        _warn(f"the {kind} could not be compared with its graphs: {error}")
+        return ""
+    if refused:
+        raise ModelRefused(refused)
+    if rounding:
+        _warn(
+            f"in evaluation mode, the graphs of the {kind} round otherwise than its forward: {rounding}. "
+            f"Evaluations and predictions may differ in the last digits; it trains with the same bits"
+        )
+    return difference
+
+
+def _compared(whole: torch.nn.Module, comparison: "_Comparison") -> tuple[str, str]:
+    """Why the model is to be refused, and what it rounds otherwise in evaluation mode. Raises `ModelRefused`."""
     with model_kept(whole):
-        comparison = _Comparison(model, names, bound, example)
         training = comparison.differences(trains=True)
         with evaluating(whole):
             evaluation = comparison.differences(trains=False)
         if training or any(not each.is_rounding for each in evaluation):
-            return comparison.refusal(training, evaluation)
-    if evaluation:
-        _warn(
-            f"in evaluation mode, the graphs of the {kind} round otherwise than its forward: {_listed(evaluation)}. "
-            f"Evaluations and predictions may differ in the last digits; it trains with the same bits"
-        )
-    return ""
+            return comparison.refusal(training, evaluation), ""
+    return "", _listed(evaluation)
 
 
 class _Comparison:
@@ -83,7 +102,6 @@ class _Comparison:
         self, model: torch.nn.Module, names: Sequence[str], bound: Sequence[BoundLayer], example: Example
     ) -> None:
         self._model, self._names, self._bound, self._example = model, names, bound, example
-        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._generators = default_generators(example.tensors[0].device)
         self._own = example.tensors
         self._given = tuple(map(_varied, self._own))
@@ -141,7 +159,7 @@ class _Comparison:
                 _backward([leaf for leaf in output.values() if isinstance(leaf, torch.Tensor) and leaf.requires_grad])
             found |= {(_BUFFERS, name): each.clone() for name, each in self._model.named_buffers()}
         found |= {(_OF_INPUTS, str(number)): each.grad for number, each in enumerate(given)}
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._model.named_parameters():
             found[_GRADIENTS, name], parameter.grad = parameter.grad, None
         return {name: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for name, leaf in found.items()}
 

@@ -1,6 +1,8 @@
 """A traced model is compared with the model itself: what torch.export loses is refused by name, and nothing else is."""
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -237,6 +239,50 @@ def test_a_large_model_whose_weights_are_in_files_only_is_said_not_to_be_compare
         model = nn.Sequential(nn.Linear(4, 1 << 15), nn.Linear(1 << 15, 4097), nn.Linear(4097, 2))
     with pytest.warns(RuntimeWarning, match="the Sequential is too large to be compared"):
         traced(model, torch.zeros(2, 4))
+
+
+class Called(Net):
+    """Notes in which processes its forward runs."""
+
+    processes: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        Called.processes += (os.getpid(),)
+        return super().forward(x)
+
+
+def test_where_torch_has_gpus_a_fork_compares_so_that_this_process_can_still_be_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first backward here would start torch's threads for GPUs, without which forks cannot compute. So this process
+    only traces. It has computed in parallel, which a fork by the same thread would wait for."""
+    torch.set_num_threads(2)
+    torch.randn(2**20).exp()
+    traced(Called(), torch.eye(4))
+    here = len(Called.processes)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    layers = traced(Called(Reverse.apply), torch.eye(4))
+    traces = len(Called.processes) - here
+    assert set(Called.processes) == {os.getpid()}
+    assert 0 < traces < here
+    with pytest.raises(ModelRefused, match=r"the backward of [\w.]*Reverse"):
+        cut_model(layers)
+    assert traced(Net(), torch.eye(4)).difference == ""
+    with pytest.raises(ModelRefused, match="does not fit: the Sequential, called with it, raises IndexError"):
+        traced(nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 2)), torch.full((2, 3), 4))
+
+
+def test_a_comparison_whose_process_is_killed_is_said_not_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    here = os.getpid()
+
+    def killed(x: Tensor) -> Tensor:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x.tanh()
+
+    with pytest.warns(RuntimeWarning, match="the Net could not be compared with its graphs: .* with status -9"):
+        traced(Net(killed), torch.eye(4))
 
 
 def test_a_plan_says_that_a_difference_is_accepted(workspace: Workspace) -> None:
