@@ -35,7 +35,7 @@ def backward_keeps_from_forking() -> bool:
     GPU, and does not ask for one either, which would do the same."""
     import torch
 
-    built = torch.backends.cuda.is_built() or torch.xpu._is_compiled()
+    built = torch.backends.cuda.is_built() or torch.xpu._is_compiled()  # type: ignore[no-untyped-call]
     return built and hasattr(os, "fork") and not initialized_accelerator() and not has_backward_threads()
 
 
