@@ -31,8 +31,8 @@ class Unfinished(Exception):
 
 
 def backward_keeps_from_forking() -> bool:
-    """Whether the first backward is yet to come here, and may leave forks of this process unable to compute. Starts no
-    GPU, and does not ask for one either, which would do the same."""
+    """Return True if a first backward here might leave forks of this process unable to compute. Neither starts a GPU
+    nor asks for one, which would do the same."""
     import torch
 
     built = torch.backends.cuda.is_built() or torch.xpu._is_compiled()  # type: ignore[no-untyped-call]
@@ -40,13 +40,13 @@ def backward_keeps_from_forking() -> bool:
 
 
 def initialized_accelerator() -> str:
-    """The kind of accelerator that this process uses; "" if it uses none. Does not import torch."""
+    """Return the kind of accelerator that this process uses; "" if it uses none. Does not import torch."""
     found = ((name, getattr(sys.modules.get("torch"), name, None)) for name in _ACCELERATORS)
     return next((name for name, device in found if device is not None and device.is_initialized()), "")
 
 
 def has_backward_threads() -> bool:
-    """Whether torch has started its threads for backwards on accelerators; False where the system does not tell."""
+    """Return True if torch has its threads for backwards on accelerators; False where the system does not tell."""
     try:
         return any((task / "comm").read_text().startswith(_BACKWARD) for task in _TASKS.iterdir())
     except OSError:  # a thread has just ended, or there is no such folder
@@ -54,7 +54,7 @@ def has_backward_threads() -> bool:
 
 
 def run_apart(function: Callable[[], Texts]) -> list[str]:
-    """What `function` returns in a fork of this process, whose objects stay as they are. Raises `Unfinished`."""
+    """Call `function` in a fork of this process, whose objects stay as they are. Raises `Unfinished`."""
     with suppress(OSError, ValueError):  # what is in a buffer now would be written twice
         sys.stdout.flush()
         sys.stderr.flush()
@@ -98,7 +98,7 @@ def _fork(function: Callable[[], Texts], end: int) -> int:
 
 
 def _read(end: int) -> bytes:
-    """All that is written to the pipe until it is closed. Raises `Unfinished` after `_LONGEST` without any."""
+    """Read the pipe until it is closed. Raises `Unfinished` if nothing comes for `_LONGEST`."""
     found = b""
     while select.select([end], [], [], _LONGEST)[0]:
         block = os.read(end, _BLOCK)

@@ -39,8 +39,8 @@ _SHOWN = 4  # names of a kind in an error
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """In the result of a kind that is called `name`, of a largest absolute `size`; infinite if only one side has it.
-    `is_rounding`: it is in the last half of the digits."""
+    """A difference in the result of this `kind` and `name`. `size` is the largest absolute one, infinite if only one
+    side has the result. `is_rounding`: it is in the last half of the digits."""
 
     kind: str
     name: str
@@ -85,7 +85,7 @@ def difference_of(model: torch.nn.Module, names: Sequence[str], bound: Sequence[
 
 
 def _compared(whole: torch.nn.Module, comparison: "_Comparison") -> tuple[str, str]:
-    """Why the model is to be refused, and what it rounds otherwise in evaluation mode. Raises `ModelRefused`."""
+    """Return why the model is to be refused, and what it rounds otherwise in evaluation mode. Raises `ModelRefused`."""
     with model_kept(whole):
         training = comparison.differences(trains=True)
         with evaluating(whole):
@@ -107,7 +107,7 @@ class _Comparison:
         self._given = tuple(map(_varied, self._own))
 
     def differences(self, *, trains: bool) -> list[_Difference]:
-        """In the modes that the modules are in; with gradients if it `trains`."""
+        """Run both in the modules' present modes, with gradients if it `trains`, and return what differs."""
         wanted = self._wanted(trains)
         try:
             found = self._run(self._through_layers, trains)
@@ -121,7 +121,7 @@ class _Comparison:
         return unequal
 
     def refusal(self, training: Sequence[_Difference], evaluation: Sequence[_Difference]) -> str:
-        """The text of an error about these differences."""
+        """Return the text of an error about these differences."""
         modes = {"training": training, "evaluation": evaluation}
         said = "; ".join(f"in {mode} mode, {_listed(each)}" for mode, each in modes.items() if each)
         gradients = {each.name for each in training if each.kind == _GRADIENTS}
@@ -137,7 +137,7 @@ class _Comparison:
         )
 
     def _wanted(self, trains: bool) -> Results:
-        """What the model itself gives, for the example if it does not take random numbers in its place."""
+        """Return the results of the model itself, for the example if it does not take random numbers instead."""
         try:
             return self._run(self._through_model, trains)
         except Exception as error:
@@ -149,7 +149,7 @@ class _Comparison:
         return self._wanted(trains)
 
     def _run(self, compute: Callable[[Values, bool], Any], trains: bool) -> Results:
-        """What is computed, with gradients if it `trains`. Buffers and inputs are as before, and no `.grad` is left."""
+        """Return all results, with gradients if it `trains`. Buffers and inputs stay as they are, without `.grad`."""
         given = tuple(each.detach().clone().requires_grad_(each.requires_grad) for each in self._given)
         self._seed(0)
         with torch.set_grad_enabled(trains), buffers_kept(self._model), self._seeding(trains):
@@ -190,7 +190,7 @@ class _Comparison:
             generator.manual_seed(number)
 
     def _lost(self) -> list[str]:
-        """What the model has that torch.export leaves out, as far as that can be seen."""
+        """List what torch.export leaves out of the model, as far as the model shows it."""
         with torch.enable_grad(), buffers_kept(self._model):
             output = plain_output(self._through_model(tuple(each.detach().clone() for each in self._given), True))
         nodes = _nodes([leaf.grad_fn for _, leaf in leaves(output) if isinstance(leaf, torch.Tensor)])
@@ -200,7 +200,7 @@ class _Comparison:
 
 
 def _varied(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`; or, for floats that are all one number, random numbers: zeros would hide most differences."""
+    """Return `tensor`, or random numbers for floats that are all one number: zeros would hide most differences."""
     if not tensor.is_floating_point() or not bool((tensor == tensor.flatten()[:1]).all()):
         return tensor
     made = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0))
@@ -225,7 +225,7 @@ def _unequal(found: Results, wanted: Results) -> Iterator[_Difference]:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether all bits are, but for those of NaN."""
+    """Return True if all bits are equal, but for those of NaN."""
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
@@ -264,7 +264,7 @@ def _nodes(roots: Sequence[Node | None]) -> Iterator[Node]:
 
 
 def _function(node: Node) -> str:
-    """The user's `autograd.Function` that `node` belongs to; "" if it is one of torch's operators."""
+    """Name the user's `autograd.Function` that `node` belongs to; "" if it is one of torch's operators."""
     kind = getattr(node, "_forward_cls", None)
     if kind is None or kind.__module__.startswith("torch.nn.modules."):  # where a module has a backward hook
         return ""

@@ -50,7 +50,7 @@ def demand_no_hooks(uncalled: Sequence[tuple[str, torch.nn.Module]], others: Seq
 
 
 def hooks_of(module: torch.nn.Module) -> list[str]:
-    """The hooks of `module` itself, and its `compile()`, which a call goes through too: "the forward hook double"."""
+    """List the hooks of `module` itself, and its `compile()`, which a call uses too: "the forward hook double"."""
     tables = ((title, getattr(module, table, {})) for table, title in _HOOKS.items())
     hooks = [f"the {title} {_name(hook)}" for title, table in tables for hook in table.values()]
     return hooks if module._compiled_call_impl is None else [*hooks, "the compile()"]
