@@ -45,7 +45,7 @@ LADDER = {
     "pipeline/data/datasets": DOING,
     "pipeline/model/families": TENSORS,
     "pipeline/model/weights": DOING,
-    "pipeline/model/traced": TENSORS,
+    "pipeline/model/traced": DOING,
     "pipeline/model/loading": DOING,
     "pipeline/model/division": TENSORS,
     "pipeline/model/segments": DOING,

@@ -38,7 +38,13 @@ def build_segments(plan: Plan) -> list[Segment]:
     make = partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
     wanted = plan.model
     model, segments = make_segments(
-        make, plan.run.seed, wanted.cut, wanted.stages, wanted.trainable, stored=plan.loads_weights
+        make,
+        plan.run.seed,
+        wanted.cut,
+        wanted.stages,
+        wanted.trainable,
+        stored=plan.loads_weights,
+        accept_difference=bool(wanted.accept_difference),
     )
     return with_stored_weights(plan, model, segments, base)
 
@@ -51,16 +57,18 @@ def make_segments(
     trainable: Sequence[str] | None = None,
     *,
     stored: bool = False,
+    accept_difference: bool = False,
 ) -> tuple[Any, list[Segment]]:
     """What `make` returns under `seed`, and its stages as `cut_model` makes them. If its weights are `stored` in files,
     its parameters have no memory. Raises `ModelRefused`."""
     if not stored:
         torch.manual_seed(seed)
         model = make()
-        return model, cut_model(model, cut, stages, trainable)
+        return model, cut_model(model, cut, stages, trainable, accept_difference=accept_difference)
     model, again = made_without_memory(make, seed)
-    segments = cut_model(model, cut, stages, trainable)
-    demand_known(_parts_of_all(segments), [] if again is None else _parts_of_all(cut_model(again, cut, stages)))
+    segments = cut_model(model, cut, stages, trainable, accept_difference=accept_difference)
+    others = [] if again is None else cut_model(again, cut, stages, accept_difference=True)
+    demand_known(_parts_of_all(segments), _parts_of_all(others))
     return model, segments
 
 
@@ -79,14 +87,22 @@ def with_stored_weights(plan: Plan, model: Any, segments: Sequence[Segment], bas
 
 
 def cut_model(
-    model: Any, cut: Cut = None, stages: int | None = None, trainable: Sequence[str] | None = None
+    model: Any,
+    cut: Cut = None,
+    stages: int | None = None,
+    trainable: Sequence[str] | None = None,
+    *,
+    accept_difference: bool = False,
 ) -> list[Segment]:
     """Cuts `model` into stages: before each layer in `cut`, numbers or names, or into `stages` of about equal parameter
     count. Only parameters whose names match a pattern of `trainable` are trained; None: those that require a gradient.
 
-    `model` is an `nn.Sequential`, a model of a known family, `Layers`, or a list with one module for each stage. Raises
+    `model` is an `nn.Sequential`, a model of a known family, `Layers`, or a list with one module for each stage. With
+    `accept_difference`, a traced model is cut though its layers compute something other than its forward. Raises
     `ModelRefused`.
     """
+    if isinstance(model, Layers) and model.difference and not accept_difference:
+        raise ModelRefused(model.difference)
     ready = isinstance(model, list | tuple)
     names, layers = (list(map(str, range(len(model)))), list(model)) if ready else layers_of(model, cut)
     if ready and cut == EACH_LAYER:

@@ -15,6 +15,7 @@ UNCOUNTED = frozenset(
         "run.log_every",
         "model.balance",  # what the two lead to is in model.cut
         "model.stage_memory",
+        "model.accept_difference",
         "memory.limit",
         "memory.recompute",
         "memory.offload",

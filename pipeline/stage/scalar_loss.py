@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from stageline.pipeline.errors import LossNotScalar
+from stageline.pipeline.errors import LossNotScalar, StageError
 from stageline.pipeline.tree import Tree, describe
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -21,3 +21,13 @@ def scalar_loss(function: Loss, output: Tree, target: Tree) -> torch.Tensor:
         f"it returned {describe(loss) if isinstance(loss, torch.Tensor) else repr(loss)}. "
         f"Use reduction='mean', or take its mean()."
     )
+
+
+def demand_gradient(loss: torch.Tensor) -> None:
+    """Raises `StageError` where `loss.backward()` of the unsplit model would raise, too."""
+    if not loss.requires_grad:
+        raise StageError(
+            "the loss has no gradient, so nothing would be trained: between the weights and the loss there is a "
+            "detach(), a no_grad(), or an operation without a derivative such as argmax(); or the loss function "
+            "returned a constant. For a microbatch that is not to count, return (output * 0).sum()"
+        )

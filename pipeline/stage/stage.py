@@ -17,6 +17,7 @@ In a loop of your own:
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import cast
 
 import torch
 
@@ -33,8 +34,9 @@ from .layers.body import Body, evaluating
 from .layers.file_memory import FileMemory
 from .layers.memory import OutputGuard
 from .layers.precision import Autocast, precision_of
+from .layers.skipped_calls import demand_plain
 from .offloaded import OffloadedParts
-from .scalar_loss import Loss, scalar_loss
+from .scalar_loss import Loss, demand_gradient, scalar_loss
 from .seeded_layers import SeededLayers, Tap
 from .state.named_tensors import NamedTensors
 from .state.stage_state import StageState, capture_state, restore_state
@@ -197,6 +199,8 @@ class Stage(NamedTensors):
         with self._offloaded.saving(input_nodes, version):
             entered = self._arrivals.entered(x, input_nodes, owned=owned)
             output = compute(entered) if self._recomputation is None else self._recomputation.run(compute, entered)
+        if loss is not None:
+            demand_gradient(cast(torch.Tensor, output))
         self._stash.put(key, output, share if loss is not None else None, input_nodes, version)
         self._forwarded += 1
         if loss is not None:
@@ -397,5 +401,6 @@ def _versions(body: Body, *, stash: bool, delay: bool) -> Versions:
 
 def _listed(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     if isinstance(layers, torch.nn.Sequential):
+        demand_plain(layers)
         return list(layers)
     return [layers] if isinstance(layers, torch.nn.Module) else list(layers)

@@ -96,6 +96,19 @@ ROWS = (
         "(lambda it: nn.Sequential(it, nn.ReLU(), it))(nn.Linear(4, 4))",
         "the same module stands twice in the model: make two",
     ),
+    model(
+        "a hook of the model itself",
+        f"(lambda it: it.register_forward_hook(print) and it)({SEQUENTIAL})",
+        "the forward hook print of the model itself would be ignored",
+        "Put it on a layer",
+    ),
+    model(
+        "a traced model whose graphs lack a hook",
+        f"(lambda it: it[2].register_full_backward_hook(lambda _, given, __: (2 * given[0],)) and "
+        f"__import__('stageline').traced(it, __import__('torch').ones(2, 4)))({SEQUENTIAL})",
+        "torch.export has traced the Sequential",
+        "model.accept_difference = true",
+    ),
     build(
         "a buffer that two stages share",
         "first, last = nn.BatchNorm1d(4), nn.BatchNorm1d(4)\nlast.running_mean = first.running_mean\n"

@@ -116,7 +116,8 @@ def _made(plan: Plan) -> Any:
 def _uncut(made: Any, trainable: Sequence[str] | None = None) -> list[Segment]:
     """The model as one stage, or as the list of stages that it is; only what `trainable` names is trained from now on.
     Raises `ModelRefused`."""
-    return cut_model(made, None, None if isinstance(made, list | tuple) else 1, trainable)
+    stages = None if isinstance(made, list | tuple) else 1
+    return cut_model(made, None, stages, trainable, accept_difference=True)  # no layer of it is called
 
 
 def _module_of(made: Any) -> torch.nn.Module:

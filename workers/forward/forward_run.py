@@ -181,6 +181,7 @@ def _options(plan: Plan, folder: Path, workers: Workers, loss: Loss, metrics: li
         device=plan.workers[0].device,
         threads=plan.workers[0].threads,
         autocast=plan.model.autocast,
+        accept_difference=bool(plan.model.accept_difference),
         metrics=metrics,
         workers=workers,
         name=plan.run.name,

@@ -67,6 +67,7 @@ class Line(AbstractContextManager["Line"]):
     function that makes the model is then called without memory for parameters. `trainable`: patterns of the names of
     parameters that are trained, as `fnmatch` has them; all others get `requires_grad = False`, also in `model` itself.
     `taps`: patterns of the names of layers whose outputs are written to the run's folder, where `read_taps` reads them.
+    `accept_difference`: train a traced model though its graphs were found to compute something other than its forward.
 
     Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
     `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `NoSuchRun` for what cannot be resumed,

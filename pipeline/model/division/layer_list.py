@@ -5,6 +5,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.known import FAMILIES, known_layers
 from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.stage.layers.skipped_calls import demand_plain
 
 from .edges import Cut
 
@@ -13,12 +14,14 @@ _NamedLayers = tuple[list[str], list[torch.nn.Module]]
 
 def layers_of(model: object, cut: Cut) -> _NamedLayers:
     """The names of the layers of `model`, and the layers; `cut` may name some. Raises `ModelRefused` for a model of
-    which it is not known how to cut it, and for a name of which it is known why no layer begins there."""
+    which it is not known how to cut it, for what a call of it does that calls of its layers do not, and for a name of
+    which it is known why no layer begins there."""
     if isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward:
         return _children(model)
     listed = model if isinstance(model, Layers) else known_layers(model) if isinstance(model, torch.nn.Module) else None
     if listed is None:
         raise _unknown(model)
+    listed.check_calls()
     if cut is not None and not isinstance(cut, str):
         listed.check_cut(cut)
     return listed.names, list(listed.bound)
@@ -29,6 +32,7 @@ def _children(model: torch.nn.Sequential) -> _NamedLayers:
         raise ModelRefused(
             f"{', '.join(own)} belong to the model itself, not to one of its layers: give them to a layer"
         )
+    demand_plain(model)
     children = list(model.named_children())
     if len(children) != len(model):  # named_children leaves out repetitions
         raise ModelRefused("the same module stands twice in the model: make two, or put both uses into one layer")

@@ -20,7 +20,7 @@ class Family:
     """Models of one class of `module`, which is imported where there is such a model.
 
     `replaced` are the parts whose forward is not called, since `layers` does what it does: class names by the parts'
-    names; that of "" is the model's own. `stored`: what files call the weights.
+    names, of `module` or of torch; that of "" is the model's own. `stored`: what files call the weights.
     """
 
     module: str
@@ -41,7 +41,8 @@ class Family:
         for path, name in self.replaced.items():
             part = model.get_submodule(path)
             known = self._class_of(part, name)
-            if known is None or getattr(part.forward, "__func__", None) is not known.forward:
+            own = getattr(part.forward, "__func__", None), type(part).__call__
+            if known is None or own != (known.forward, known.__call__):
                 raise ModelRefused(
                     f"{path or 'the model'} is a {type(part).__name__} whose forward is not that of {name}: which "
                     f"layers it has is not known. Say so with stageline.Layers: docs/models.md"
@@ -49,7 +50,8 @@ class Family:
         return self.layers(model)
 
     def _class_of(self, part: object, name: str) -> type[torch.nn.Module] | None:
-        found = (each for each in type(part).__mro__ if (each.__module__, each.__name__) == (self.module, name))
+        places = (self.module, torch.nn.Sequential.__module__)
+        found = (each for each in type(part).__mro__ if each.__module__ in places and each.__name__ == name)
         return next(found, None)
 
 

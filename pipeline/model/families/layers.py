@@ -17,6 +17,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layers.layer import BoundLayer, HeldTensor, LayerFunction
+from stageline.pipeline.stage.layers.skipped_calls import demand_no_hooks
 from stageline.pipeline.tree import Tree
 
 _SHOWN = 4  # names in an error
@@ -54,11 +55,14 @@ class Layer:
 
 class Layers:
     """`model` as the `layers` that its forward goes through, in order. `bound` are the modules that compute them;
-    `parameters` are those of the model, by name, in its own order.
+    `parameters` are those of the model, by name, in its own order. `difference` is the reason why it should not be
+    trained: that in which the layers are known to compute something other than the model; "" if there is none.
 
     Raises `ModelRefused` if a name is not the model's, two layers have one name, or a parameter or buffer of the model
     is in no layer.
     """
+
+    difference: str = ""
 
     def __init__(self, model: torch.nn.Module, layers: Sequence[Layer]) -> None:
         self.model = model
@@ -73,6 +77,11 @@ class Layers:
                 f"{', '.join(left[:_SHOWN])}{more} of the {type(model).__name__} would be in no stage: name them, or "
                 f"the modules they belong to, in a Layer"
             )
+
+    def check_calls(self) -> None:
+        """Raises `ModelRefused` for a hook of a module that no layer calls, since each layer calls its own parts."""
+        called = {id(each) for layer in self.bound for each in layer.modules()}
+        demand_no_hooks([(name, each) for name, each in self.model.named_modules() if id(each) not in called])
 
     def check_cut(self, cut: Sequence[int | str]) -> None:
         """Raises `ModelRefused` for a name in `cut` of which it is known why no layer begins there."""

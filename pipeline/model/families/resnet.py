@@ -18,22 +18,23 @@ from stageline.pipeline.tree import Tree
 from .family import Family
 from .layers import Layer, Layers
 
+_GROUPS = tuple(f"layer{number}" for number in range(1, 5))
+
 
 def layers(model: Any) -> Layers:
     """Of a ResNet."""
-    groups = [f"layer{number}" for number in range(1, 5)]
     return Layers(
         model,
         [
             Layer(("conv1", "bn1", "relu", "maxpool"), _stem),
-            *(Layer(f"{group}.{number}") for group in groups for number in range(len(getattr(model, group)))),
+            *(Layer(f"{group}.{number}") for group in _GROUPS for number in range(len(getattr(model, group)))),
             Layer("avgpool", _pool),
             Layer("fc"),
         ],
     )
 
 
-RESNET = Family("torchvision.models.resnet", {"": "ResNet"}, layers)
+RESNET = Family("torchvision.models.resnet", {"": "ResNet", **dict.fromkeys(_GROUPS, "Sequential")}, layers)
 
 
 def _stem(x: Any, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module) -> Tree:

@@ -40,14 +40,18 @@ class Example:
 
     def call(self, model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> Any:
         """What `model` returns for these inputs, with the tensors `given` in place of their own."""
-        found = iter(given)
-        match map_tensors(lambda _: next(found), self._inputs):
+        match self.with_tensors(given):
             case dict() as named:
                 return model(**named)
             case tuple() | list() as listed:
                 return model(*listed)
             case one:
                 return model(one)
+
+    def with_tensors(self, given: tuple[torch.Tensor, ...]) -> Tree:
+        """The inputs, with the tensors `given` in place of their own."""
+        found = iter(given)
+        return map_tensors(lambda _: next(found), self._inputs)
 
     def check(self, inputs: Tree, microbatches: int = 1) -> None:
         """Raises `DataError` if a batch's `inputs` are not like the example, or if so many microbatches of it are not

@@ -61,7 +61,7 @@ def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str
     shapes: dict[int, Any] = {} if example.one_row else {0: Dim("rows")}
     dynamic = ((shapes,) * len(example.tensors),)
     try:
-        with _marked(model, names, called.record.calls), _with_memory(model), torch.enable_grad(), _unsaid():
+        with _marked(model, names, called.record.calls), with_memory(model), torch.enable_grad(), _unsaid():
             program = torch.export.export(called, example.tensors, dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         if isinstance(error, ModelRefused) or not raised_by_user_code(error):
@@ -89,7 +89,7 @@ class _Called(torch.nn.Module):
 
     def forward(self, *given: torch.Tensor) -> tuple[Any, ...]:
         self.record.calls.clear()  # torch.export may call more than once
-        output = _plain(self.example.call(self.model, given), "")
+        output = plain_output(self.example.call(self.model, given))
         self.record.output = map_leaves(lambda leaf: COMPUTED if isinstance(leaf, _COMPUTED) else leaf, output)
         return tuple(leaf for _, leaf in leaves(output) if isinstance(leaf, _COMPUTED))
 
@@ -97,13 +97,13 @@ class _Called(torch.nn.Module):
 _COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def _plain(value: Any, path: str) -> Tree:
+def plain_output(value: Any, path: str = "") -> Tree:
     """A model's output as a tree: with a dict for every mapping, such as transformers' outputs are."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each, joined(path, str(key))) for key, each in value.items()}
+        return {str(key): plain_output(each, joined(path, str(key))) for key, each in value.items()}
     if isinstance(value, tuple | list):
         kind = tuple if isinstance(value, tuple) else list
-        return kind(_plain(each, joined(path, str(place))) for place, each in enumerate(value))
+        return kind(plain_output(each, joined(path, str(place))) for place, each in enumerate(value))
     if value is None or isinstance(value, (*_COMPUTED, bool, int, float, str)):
         return value  # type: ignore[return-value]  # numbers of torch's become numbers
     raise ModelRefused(
@@ -147,7 +147,7 @@ def _mark(calls: list[str], name: str, *_: object) -> None:
 
 
 @contextmanager
-def _with_memory(model: torch.nn.Module) -> Iterator[None]:
+def with_memory(model: torch.nn.Module) -> Iterator[None]:
     """A context in which parameters and buffers that are on the meta device are on the CPU instead. They are not
     written to, so the system gives them no memory."""
     tables: list[dict[str, Any]] = [
@@ -171,13 +171,18 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
+def does_not_fit(model: torch.nn.Module, own: str) -> ModelRefused:
+    """The error for an example with which `model` itself raises what `own` says."""
+    return ModelRefused(
+        f"the example that the model is traced with does not fit: the {type(model).__name__}, called with it, raises "
+        f"{own.rstrip('.')}. Give what a batch's inputs are"
+    )
+
+
 def _refused(called: _Called, error: Exception) -> ModelRefused:
     name = type(called.model).__name__
     if own := _own_error(called):
-        return ModelRefused(
-            f"the example that the model is traced with does not fit: the {name}, called with it, raises {own}. Give "
-            f"what a batch's inputs are"
-        )
+        return does_not_fit(called.model, own)
     text = describe_error(error)
     reason = " ".join(text.split("\n\n")[0].split()).rstrip(".")
     if "Constraints violated (rows)" in text:
@@ -200,7 +205,7 @@ def _own_error(called: _Called) -> str:
     except Exception as error:
         if not raised_by_user_code(error):
             raise
-        return describe_error(error).splitlines()[0].rstrip(".")
+        return describe_error(error).splitlines()[0]
     return ""
 
 

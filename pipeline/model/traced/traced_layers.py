@@ -8,6 +8,7 @@ A module is a layer if its place in the model makes it one (`layer_names.py`) an
 computed between two calls belongs to the layer that was called before it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -15,9 +16,11 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layers.body import evaluating
+from stageline.pipeline.stage.layers.skipped_calls import hooks_of
 from stageline.pipeline.tree import Tree, map_leaves
 
 from ..families.layers import Layers
+from .comparison import difference_of
 from .example import Example
 from .export import COMPUTED, Forward, traced_forward
 from .layer import TracedFunction, TwoModes
@@ -62,6 +65,17 @@ class TracedLayers(Layers):
             for pieces, forward in zip(modes, (training, evaluation), strict=True)
         ]
         super().__init__(model, [TwoModes(each.names, *both) for each, *both in zip(parts, *functions, strict=True)])
+        self._hooks = _hooks(model)
+        self.difference = difference_of(model, self.names, self.bound, inputs)
+
+    def check_calls(self) -> None:
+        """Raises `ModelRefused` if the model has other hooks than when it was traced: those are in the graphs."""
+        now = _hooks(self.model)
+        if changed := sorted({*(self._hooks - now), *(now - self._hooks)}):
+            raise ModelRefused(
+                f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} been added or removed since the model "
+                f"was traced, and the traced layers do not call the modules: trace it again"
+            )
 
     def check_cut(self, cut: Sequence[int | str]) -> None:
         """Raises `ModelRefused` if the model has a module of such a name at which no layer begins."""
@@ -107,6 +121,11 @@ def _called_once(model: torch.nn.Module, training: Forward, evaluation: Forward)
             f"mode. List its layers yourself: stageline.Layers (docs/models.md)"
         )
     return names
+
+
+def _hooks(model: torch.nn.Module) -> Counter[str]:
+    found = ((name or "the model itself", hook) for name, each in model.named_modules() for hook in hooks_of(each))
+    return Counter(f"{hook} of {name}" for name, hook in found)
 
 
 def _functions(

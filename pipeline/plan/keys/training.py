@@ -122,6 +122,12 @@ class ModelPlan(Section):
         description="The precision in which torch.autocast computes forwards and the loss. Default: the weights' own.",
         examples=["bf16"],
     )
+    accept_difference: Unset[Truth] = Field(
+        default=None,
+        description="Whether a traced model is trained though its graphs were found to compute something other than "
+        "its forward. Default: false.",
+        examples=[True],
+    )
     metrics: Annotated[tuple[Reference, ...], Accepts('a list such as ["metrics.py:accuracy"]')] = Field(
         default=(),
         description="Functions of (outputs, targets) that measure the rows held out, when they are evaluated.",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stageline.pipeline.errors import LossNotScalar
+from stageline.pipeline.errors import LossNotScalar, StageError
 from stageline.pipeline.stage.seeded_layers import layer_seed
 from stageline.pipeline.stage.stage import Stage
 from support.towers import TwoTowers
@@ -118,6 +118,18 @@ def test_a_loss_that_is_not_one_number_is_refused_with_its_shape():
     stage = Stage(nn.Linear(4, 3), loss=nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(LossNotScalar, match=r"float32 \[2\]"):
         stage.forward(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("recompute", [None, "stage", "layers"])
+def test_a_loss_without_a_gradient_is_refused_as_backward_of_the_unsplit_model_refuses_it(recompute):
+    stage = Stage(
+        nn.Linear(4, 3),
+        loss=lambda output, target: (output * 0).sum() if target else torch.ones(()),
+        recompute=recompute,
+    )
+    assert stage.forward(torch.zeros(2, 4), 1, microbatch=0) == 0
+    with pytest.raises(StageError, match="the loss has no gradient"):
+        stage.forward(torch.zeros(2, 4), 0, microbatch=1)
 
 
 def test_the_seed_of_a_layer_depends_on_its_place_alone():

@@ -56,6 +56,27 @@ def plain(steps: int, microbatches: int) -> tuple[dict[str, Tensor], list[float]
     return whole.state_dict(), losses
 
 
+def sometimes_constant(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that depends on the weights only where the targets do not say that nothing counts."""
+    return functional.cross_entropy(output, target) if target.any() else torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("constant", [0, 1])
+def test_a_loss_that_needs_no_gradient_for_some_microbatches_is_refused_as_its_backward_refuses_it(
+    constant: int, schedule: str
+) -> None:
+    whole, x, y = model(), torch.ones(4, 6), torch.ones(4, dtype=torch.int64)
+    y[2 * constant : 2 * constant + 2] = 0
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        sometimes_constant(whole(x[:2]), torch.zeros(2)).backward()
+    with (
+        pytest.raises(ComputeFailed, match=rf"{constant}.* of step 0, the loss: StageError: the loss has no gradient"),
+        Line(model(), cut=[3], schedule=schedule, loss=sometimes_constant, optimizer=ADAM, microbatches=2) as line,
+    ):
+        line.step(x, y).item()
+
+
 @pytest.mark.parametrize(
     ("schedule", "cut", "placement"),
     [

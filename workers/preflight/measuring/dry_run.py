@@ -123,7 +123,6 @@ class _DryRun:
         self._tapped: dict[int, int] = {}  # by stage: bytes that its tapped layers return
         self._backward: set[int] = set()  # stages that have one
         self._halfway: dict[int, int | None] = {}  # by stage: bytes between the halves of a backward
-        self._trains = False
         self._tied: dict[Flow, Tree] = {}  # what was given last
         self._estimates: dict[int, StageEstimate] = {}
         watch.doing("the weights")
@@ -132,7 +131,6 @@ class _DryRun:
         self._stages = TrialStages(job, watch.doing, offloads=True)
 
     def forward(self) -> None:
-        """Raises `ModelRefused` if nothing would be trained."""
         output: Tree = None
         evaluated: Tree = None
         for index in range(self._job.schedule.stages):
@@ -141,11 +139,6 @@ class _DryRun:
                 if self._job.rounds.batches:  # a wrong metric would show in the first round of evaluation
                     received = [evaluated] if index else []
                     evaluated = self._carry_out(Kind.FORWARD, index, received, evaluates=True)
-        if self._trains and self._job.program.last not in self._backward:
-            raise ModelRefused(
-                "the loss has no gradient, so nothing would be trained: between the weights and the loss there is a "
-                "detach(), a no_grad(), or an operation without a derivative such as argmax()"
-            )
 
     def train(self) -> list[StageEstimate]:
         """Each stage, with its optimizer's state."""
@@ -185,7 +178,6 @@ class _DryRun:
         self._received.append([map_tensors(_own, tree) for tree in received] if self._stages.come_and_go else [])
         stage = self._stage(index)
         self._gave_weights(stage, "as model.factory made it")
-        self._trains = self._trains or stage.optimizer is not None
         saved = SavedBytes(stage)
         stage.tap = partial(self._note_tapped, index)
         with saved_tensors_hooks(saved.note, lambda tensor: tensor):

@@ -115,6 +115,7 @@ _KINDS: tuple[tuple[str, Accepts, str], ...] = (
     ("recompute", _is_recompute, '"stage", "layers", or a list of patterns of names such as ["encoder.layer.*.mlp"]'),
     ("taps", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40"]'),
     ("weights", _optional(_is_path), "the path of a file or folder of weights"),
+    ("accept_difference", lambda value: isinstance(value, bool), "True or False"),
     ("seed", _is_seed, "a whole number of at least 0, of at most 64 bits"),
     ("metrics", _is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
     (

@@ -48,6 +48,7 @@ class LineArguments(TypedDict, total=False):
     weights: str | Path | None
     trainable: Sequence[str] | None
     taps: Sequence[str] | None
+    accept_difference: bool
 
 
 def options_of(arguments: LineArguments) -> LineOptions:

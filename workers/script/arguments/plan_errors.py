@@ -18,6 +18,7 @@ _ARGUMENTS = {
     "broker.url": "broker",
     _ROWS: "microbatches",
     "memory.recompute": "recompute",
+    "model.accept_difference": "accept_difference",
     "model.autocast": "autocast",
     "model.cut": "cut",
     "model.loss": "loss",
@@ -104,4 +105,5 @@ def _argument(key: str) -> str:
 
 
 def _with_arguments(text: str) -> str:
+    text = text.replace("model.accept_difference = true", "accept_difference=True")
     return re.sub(r"\bmodel\.(cut|stages|trainable|weights)\b", r"\1", text)

@@ -66,6 +66,7 @@ class LineOptions:
     trainable: Sequence[str] | None = None  # patterns of names; None: what requires a gradient
     taps: Sequence[str] | None = None  # patterns of names of layers; None: nothing is stored
     weights: str | Path | None = None  # where workers read their weights from; None: the model has them
+    accept_difference: bool = False  # whether a traced model may compute something other than its forward
     progress: bool | None = None  # whether it is drawn; None: if stderr is a terminal
 
     @property
@@ -92,7 +93,15 @@ def build_model(model: Model, options: LineOptions) -> tuple[Any, list[Segment]]
     was. Weights that are read from files are not there yet. Raises `ModelRefused`."""
     make, cut, stages = factory_of(model), options.cut, options.stages
     with generators_kept(torch.device("cpu")):
-        return make_segments(make, options.seed, cut, stages, options.trainable, stored=options.loads_weights)
+        return make_segments(
+            make,
+            options.seed,
+            cut,
+            stages,
+            options.trainable,
+            stored=options.loads_weights,
+            accept_difference=options.accept_difference,
+        )
 
 
 def factory_of(model: Model) -> Callable[[], Any]:
@@ -159,6 +168,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
     if options.recompute is not None:
         wanted = options.recompute
         tables["memory"] = {"recompute": wanted if isinstance(wanted, str) else list(wanted)}
+    if options.accept_difference:
+        tables["model"]["accept_difference"] = True
     if options.clip_norm is not None:
         tables["optimizer"]["clip_norm"] = options.clip_norm
     if options.ema_decay is not None:

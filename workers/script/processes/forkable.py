@@ -6,13 +6,10 @@ no fork can have is a GPU that this process uses, or torch's threads for backwar
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.model.traced.apart import has_backward_threads, initialized_accelerator
 
-_TASKS = Path("/proc/self/task")
-_BACKWARD = "pt_autograd"  # how the names of torch's threads for backwards begin
-_ACCELERATORS = ("cuda", "xpu", "mtia")
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _WAY_OUT = (
     "Make the line before this process uses a GPU (in a notebook: restart the kernel first), or pass "
@@ -46,19 +43,8 @@ def gpu_obstacle(devices: Iterable[str]) -> str:
 
 def _obstacle() -> str:
     """Why forks of this process could not compute, "" if they can."""
-    torch = sys.modules.get("torch")
-    for name in _ACCELERATORS if torch is not None else ():
-        device = getattr(torch, name, None)
-        if device is not None and device.is_initialized():
-            return f"it has used torch.{name}, which a fork cannot use any more"
-    if any(name.startswith(_BACKWARD) for name in thread_names()):
+    if name := initialized_accelerator():
+        return f"it has used torch.{name}, which a fork cannot use any more"
+    if has_backward_threads():
         return "a backward has run in it on a machine with a GPU, and torch's threads for that are not in a fork"
     return ""
-
-
-def thread_names() -> list[str]:
-    """The names of this process's threads, of all libraries; none where the system does not tell."""
-    try:
-        return [(task / "comm").read_text().strip() for task in _TASKS.iterdir()]
-    except OSError:  # a thread has just ended, or there is no such folder
-        return []

@@ -179,6 +179,23 @@ class KeptRecords(logging.Handler):
         self.records.append(record)
 
 
+def test_a_hook_that_is_registered_after_tracing_is_refused_and_one_before_is_in_the_graph() -> None:
+    model, x = Deciding(torch.tanh), torch.ones(2, 2)
+    before = model.register_forward_hook(lambda module, given, output: output * 2)
+    model.first.register_forward_pre_hook(lambda module, given: given[0] * 3)
+    layers = traced(model, x)
+    (whole,) = cut_model(layers)
+    assert torch.equal(whole.stage().forward(x), model(x))
+    after = model.last.register_forward_hook(lambda module, given, output: output * 2)
+    with pytest.raises(ModelRefused, match=r"the forward hook .*lambda.* of last has been added or removed since"):
+        cut_model(layers)
+    after.remove()
+    cut_model(layers)
+    before.remove()
+    with pytest.raises(ModelRefused, match="of the model itself has been added or removed since"):
+        cut_model(layers)
+
+
 class Viewing(nn.Module):
     """Its last layer needs what the first one gives, and a view of that, or a copy of the view."""
 
