@@ -7,8 +7,17 @@ import pytest
 import torch
 
 from stageline.pipeline.data import Rows
-from stageline.pipeline.errors import DataError, ModelRefused, describe_error, documented, error_text, failure_code
+from stageline.pipeline.errors import (
+    DataError,
+    ModelRefused,
+    describe_error,
+    documented,
+    error_text,
+    failure_code,
+    traceback_text,
+)
 from stageline.pipeline.model.loading.load import load_object
+from stageline.pipeline.retry import causes, lacks_memory, passing_fault
 
 
 def test_an_error_is_described_with_its_file_and_line():
@@ -54,6 +63,59 @@ def test_an_error_whose_text_cannot_be_made_is_told_all_the_same():
             raise RuntimeError("no words")
 
     assert error_text(Unprintable()) == "Unprintable: (its text cannot be made: RuntimeError)"
+
+
+class Text(str):
+    def __iter__(self):
+        raise RuntimeError("not to be read")
+
+    __format__ = __getitem__ = __len__ = __iter__
+
+
+def raising(kind: type[BaseException]):
+    def raises(*_: object):
+        raise kind("odd")
+
+    return raises
+
+
+class Nameless(type):
+    __name__ = property(raising(RuntimeError))  # type: ignore[assignment]
+
+
+def odd(base: type[BaseException] = Exception, **attributes: object) -> type[BaseException]:
+    return type("Odd", (base,), attributes)
+
+
+HIDDEN = property(raising(KeyError))
+ODD = {
+    "a text that raises": lambda: odd(RuntimeError, __str__=raising(RuntimeError)),
+    "a text that exits, and a hidden number": lambda: odd(OSError, __str__=raising(SystemExit), errno=HIDDEN),
+    "a text that is a number": lambda: odd(__str__=lambda self: 3),
+    "a text that is odd itself": lambda: odd(__str__=lambda self: Text("odd")),
+    "a text that asks for itself": lambda: odd(__str__=lambda self: str(self)),
+    "attributes that raise": lambda: odd(__getattribute__=raising(RuntimeError)),
+    "no truth and no equals": lambda: odd(__eq__=raising(RuntimeError), __bool__=raising(RuntimeError), __hash__=None),
+    "a hidden cause": lambda: odd(__traceback__=HIDDEN, __cause__=HIDDEN, __context__=HIDDEN),
+    "a hidden place": lambda: odd(SyntaxError, msg=HIDDEN, filename=HIDDEN),
+    "a hidden name": lambda: Nameless("Odd", (Exception,), {}),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_an_error_of_a_class_that_misbehaves_is_described_and_sorted_like_any_other(what):
+    """Each ended a run as a bug in stageline: the text was made, and then the cause or the number was asked for."""
+    kind, found = ODD[what](), None
+    try:
+        raise kind from ValueError("behind it")
+    except Exception as error:  # noqa: BLE001  # `pytest.raises` would ask it for its text
+        found = error
+    assert describe_error(found).startswith("Odd")
+    assert f"({__file__}, line " in describe_error(found)
+    assert list(map(type, causes(found))) == [kind, ValueError]
+    assert passing_fault(found) is None
+    assert not lacks_memory(found)
+    assert "in test_an_error_of_a_class_that_misbehaves" in traceback_text(found)
 
 
 def test_control_characters_of_an_error_do_not_reach_the_terminal():
