@@ -172,9 +172,7 @@ ROWS = (
     model("a layer without its sizes", "nn.LazyLinear(2)", "2.weight has no shape", "nn.Linear", before=LAST),
     build("another default device, set in the factory", DEVICE, FACTORY[3:], "default device is meta"),
     forward("another default device, set in a forward", DEVICE, "stage 0", "forward", "default device is meta"),
-    build(
-        "a model without values", "return nn.Sequential(nn.Linear(4, 2, device='meta'))", "0.weight", "model.weights"
-    ),
+    model("a layer without values", "nn.Linear(8, 2, device='meta')", "2.weight", "model.weights", before=LAST),
     forward("a buffer that is registered in a forward", LATE, "1.late was registered by a forward", "__init__"),
     harmless("another current folder in the factory", "os.chdir('/')"),
     harmless("a seed in the factory", "torch.manual_seed(5)"),
