@@ -94,7 +94,7 @@ def describe_error(error: BaseException) -> str:
     """`ValueError: no such file (/home/anna/net/data.py, line 12, in batches)`: an exception, and the user's line that
     it is from, also if a library has raised it there."""
     line = raised_at(_TRACEBACK.__get__(error))
-    place = f" ({line.file}, line {line.line}, in {line.function})" if line else ""
+    place = f" ({line.place}, in {line.function})" if line else ""
     return f"{error_text(error)}{place}"
 
 

@@ -1,6 +1,7 @@
 """Errors of the user's code are described with the line that raised them."""
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,15 @@ def test_generated_code_is_not_taken_for_the_users():
     with pytest.raises(TypeError) as caught:
         generated("one")
     assert f"({__file__}, line {caught.tb.tb_lineno}, in test_generated" in describe_error(caught.value)
+
+
+def test_a_place_in_a_file_whose_path_is_not_utf8_can_be_sent(tmp_path):
+    """The message could not be written, and the reason was lost."""
+    folder = tmp_path / os.fsdecode(b"net-\xff")
+    folder.mkdir()
+    (folder / "model.py").write_text("def build():\n    raise ValueError('no')\n")
+    build = load_object("model.py:build", folder, "model.factory")
+    with pytest.raises(ValueError, match="no") as caught:
+        build()
+    assert "net-\\udcff/model.py, line 2" in describe_error(caught.value)
+    assert describe_error(caught.value).encode()

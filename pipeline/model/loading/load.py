@@ -5,6 +5,7 @@ module. Its folder comes last on the import path, so that the file can import it
 """
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -217,7 +218,7 @@ def _python_files(folder: Path) -> str:
 
 def _load_file(path: Path, key: str, reference: str) -> ModuleType:
     resolved = path.resolve()
-    name = f"stageline_user_{sha256(str(resolved).encode()).hexdigest()[:12]}"
+    name = f"stageline_user_{sha256(os.fsencode(resolved)).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     if not resolved.is_file():

@@ -1,6 +1,7 @@
 """Runs are found by the files in their folders."""
 
 import os
+
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_a_run_is_resumed_with_its_own_plan_only(plan):
     other = read_plan("examples/mlp", sets=[f"run.dir={plan.run.dir}", "run.seed=9"], environment={})
     with pytest.raises(PlanRefused, match=r"run mlp-1 was begun with another plan: .*seed"):
         runs.require_same_plan(other, folder)
+
+
+def test_a_folder_whose_path_is_not_utf8_is_refused(tmp_path):
+    """Its path is in records, which are UTF-8: a script ended with a traceback of the encoder."""
+    plan = read_plan("examples/mlp", sets=[f"run.dir={tmp_path}"], environment={})
+    run = plan.run.model_copy(update={"dir": tmp_path / os.fsdecode(b"runs-\xff")})
+    odd = plan.model_copy(update={"run": run})
+    with pytest.raises(FolderUnusable, match=r"runs-\\udcff.*UTF-8"):
+        runs.make_folder(odd, "mlp-1")
 
 
 def test_a_folder_that_cannot_be_made_is_reported(plan):

@@ -24,7 +24,6 @@ from stageline.broker.codec.tensors import coded
 from stageline.broker.errors import Unsendable
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.loading.load import demand_default_device
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.held import (
     SavedBytes,
@@ -263,7 +262,6 @@ class _DryRun:
             result = self._stages[index].carry_out(instruction, received)
         else:
             result = self._measured(index, kind, lambda: self._stages[index].carry_out(instruction, received))
-        demand_default_device(f"what stage {index} ran in its {word}")
         self._watch.gave(f"what stage {index} gave in its {word}", result)
         if not evaluates:
             self.messages |= _message(self._job, action, result, before)
