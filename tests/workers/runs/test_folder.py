@@ -1,7 +1,6 @@
 """Runs are found by the files in their folders."""
 
 import os
-
 from pathlib import Path
 
 import pytest
