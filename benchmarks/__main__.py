@@ -81,9 +81,8 @@ def main(claims: tuple[str, ...], rounds: int) -> None:
             if PROGRESS.interrupted:
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
-        click.echo(
-            f"interrupted. Measured: {', '.join(findings) or 'nothing whole'}. All turns: {PROGRESS.file}", err=True
-        )
+        measured = ", ".join(findings) or "no benchmark"
+        click.echo(f"interrupted: {measured} was measured; each turn is a line of {PROGRESS.file}", err=True)
         raise click.exceptions.Exit(130) from None
     if not claims:
         (ROOT / "docs" / "performance.md").write_text(_page(list(findings.values()), rounds), encoding="utf-8")
