@@ -17,7 +17,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.syspath_prepend(ROOT)
     from benchmarks.measuring import rounds
 
-    monkeypatch.setattr(rounds, "PROGRESS", rounds.Progress(tmp_path / "rounds.jsonl"))
+    monkeypatch.setattr(rounds, "PROGRESS", rounds.TurnLog(tmp_path / "rounds.jsonl"))
     return rounds
 
 

@@ -74,7 +74,7 @@ def _turn(name: Hashable, turn: Callable[[], R], when: str) -> R:
 
 
 @dataclass
-class Progress:
+class TurnLog:
     """Tells each turn as it ends, on stderr and as a line of `file`, so that an interrupt loses one turn at most."""
 
     file: Path | None = None
@@ -94,4 +94,4 @@ def _plain(value: object) -> object:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-PROGRESS = Progress()
+PROGRESS = TurnLog()
