@@ -61,3 +61,10 @@ def _anchors(text: str) -> Iterator[str]:
 def test_the_pages_are_looked_for_where_they_are() -> None:
     assert len(PAGES) > 40
     assert all(page.exists() for page in PAGES)
+
+
+def test_the_changelog_is_one_page_until_a_version_is_released() -> None:
+    """It had 375 lines about a version that was never released."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert "## Unreleased" in text
+    assert len(text.splitlines()) <= 60 or re.search(r"^## \d", text, re.MULTILINE)
