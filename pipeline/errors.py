@@ -116,7 +116,9 @@ def traceback_text(error: BaseException) -> str:
     stack = _TRACEBACK.__get__(error)
     try:
         lines = traceback.format_exception(type(error), error, stack)
-    except Exception:  # noqa: BLE001  # user code may raise anything
+    except BaseException as other:  # user code may raise anything
+        if not raised_by_user_code(other):
+            raise
         lines = [*traceback.format_tb(stack), error_text(error)]
     return "".join(lines).rstrip()
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .errors import cause_of, error_text
+from .errors import cause_of, error_text, raised_by_user_code
 
 BOUND = 60.0  # seconds for which it is tried again
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two attempts, doubling
@@ -146,6 +146,8 @@ def _number(error: BaseException) -> int | None:
     """The system's number of a fault; None if the exception has none, or its class does not give it."""
     try:
         number = getattr(error, "errno", None)
-    except Exception:  # noqa: BLE001  # user code may raise anything
+    except BaseException as other:  # user code may raise anything
+        if not raised_by_user_code(other):
+            raise
         return None
     return number if isinstance(number, int) else None

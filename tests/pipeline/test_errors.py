@@ -96,6 +96,7 @@ ODD = {
     "a text that is odd itself": lambda: odd(__str__=lambda self: Text("odd")),
     "a text that asks for itself": lambda: odd(__str__=lambda self: str(self)),
     "attributes that raise": lambda: odd(__getattribute__=raising(RuntimeError)),
+    "attributes that exit": lambda: odd(RuntimeError, __getattribute__=raising(SystemExit)),
     "no truth and no equals": lambda: odd(__eq__=raising(RuntimeError), __bool__=raising(RuntimeError), __hash__=None),
     "a hidden cause": lambda: odd(__traceback__=HIDDEN, __cause__=HIDDEN, __context__=HIDDEN),
     "a hidden place": lambda: odd(SyntaxError, msg=HIDDEN, filename=HIDDEN),
