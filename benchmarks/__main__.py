@@ -29,6 +29,7 @@ from .claims import (
 )
 from .measuring.finding import BenchmarkResult
 from .measuring.machine import machine
+from .measuring.rounds import PROGRESS
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,8 +67,23 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     help="Rounds; in each, every contestant runs once.",
 )
 def main(claims: tuple[str, ...], rounds: int) -> None:
-    """Measure CLAIMS (default: all) and write the figures to runs/bench/."""
-    findings = {name: _take(name, rounds) for name in claims or CLAIMS}
+    """Measure CLAIMS (default: all) and write the figures to runs/bench/.
+
+    Each turn is shown as it ends, and is a line of rounds.jsonl there. After Ctrl-C, the figures are those of the
+    rounds that were whole.
+    """
+    PROGRESS.file = ROOT / "runs" / "bench" / "rounds.jsonl"
+    findings = {}
+    try:
+        for name in claims or CLAIMS:
+            click.echo(f"{name}:", err=True)
+            findings[name] = _take(name, rounds)
+            if PROGRESS.interrupted:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        measured = ", ".join(findings) or "no benchmark"
+        click.echo(f"interrupted: {measured} was measured; each turn is a line of {PROGRESS.file}", err=True)
+        raise click.exceptions.Exit(130) from None
     if not claims:
         (ROOT / "docs" / "performance.md").write_text(_page(list(findings.values()), rounds), encoding="utf-8")
 

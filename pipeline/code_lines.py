@@ -9,6 +9,8 @@ from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, TracebackType
 
+from .printable import printable_line
+
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders
 _TYPED_IN = ("<stdin>", "<ipython-input")  # the user's code without a file; what else has no file is generated
 
@@ -23,7 +25,12 @@ class CodeLine:
     function: str
 
     def __str__(self) -> str:
-        return f"{self.function} ({self.file}, line {self.line})"
+        return f"{self.function} ({self.place})"
+
+    @property
+    def place(self) -> str:
+        """The file and the line, as any message can hold them."""
+        return f"{printable_line(self.file)}, line {self.line}"
 
 
 def stack_of(frame: FrameType | None) -> Iterator[CodeLine]:

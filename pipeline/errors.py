@@ -4,9 +4,14 @@ By its exit code the supervisor of a process decides whether starting it again c
 """
 
 import signal
+import traceback
 from enum import IntEnum
 
 from .code_lines import raised_at
+
+# As Python has them: a user's class may have attributes of the same names, which raise.
+_TRACEBACK, _CAUSE = BaseException.__dict__["__traceback__"], BaseException.__dict__["__cause__"]
+_NAME = type.__dict__["__name__"]
 
 
 class ExitCode(IntEnum):
@@ -82,25 +87,58 @@ def raised_by_user_code(error: BaseException) -> bool:
     """Whether an exception that came out of a user's code is an error of it, whatever its class. Only a
     `KeyboardInterrupt` may be Ctrl-C, where Python raises it for that: the processes of stageline have handlers."""
     python_raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return not (isinstance(error, KeyboardInterrupt) and python_raises)
+    return not (issubclass(type(error), KeyboardInterrupt) and python_raises)
 
 
 def describe_error(error: BaseException) -> str:
     """`ValueError: no such file (/home/anna/net/data.py, line 12, in batches)`: an exception, and the user's line that
     it is from, also if a library has raised it there."""
-    line = raised_at(error.__traceback__)
-    place = f" ({line.file}, line {line.line}, in {line.function})" if line else ""
+    line = raised_at(_TRACEBACK.__get__(error))
+    place = f" ({line.place}, in {line.function})" if line else ""
     return f"{error_text(error)}{place}"
 
 
 def error_text(error: BaseException) -> str:
     """`ValueError: no such file`: an exception of the user's code, whose own text may raise, or hold anything."""
+    text = _own_text(error)
+    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+    return f"{class_name(error)}: {shown}" if shown else class_name(error)
+
+
+def class_name(error: BaseException) -> str:
+    """The name of an exception's class, also if a metaclass of the user's hides it."""
+    name: str = _NAME.__get__(type(error))
+    return name
+
+
+def traceback_text(error: BaseException) -> str:
+    """Python's traceback of an exception of the user's code; its stack and its text if its class prevents that."""
+    stack = _TRACEBACK.__get__(error)
+    try:
+        lines = traceback.format_exception(type(error), error, stack)
+    except BaseException as other:  # user code may raise anything
+        if not raised_by_user_code(other):
+            raise
+        lines = [*traceback.format_tb(stack), error_text(error)]
+    return "".join(lines).rstrip()
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """The exception that `error` was raised from, also if its class hides it."""
+    cause: BaseException | None = _CAUSE.__get__(error)
+    return cause
+
+
+def _own_text(error: BaseException) -> str:
+    """Return the exception's text as a plain `str`, or why there is none: its class may be the user's, and do
+    anything."""
     try:
         text = _text_of_syntax_error(error) if isinstance(error, SyntaxError) else str(error)
-    except Exception as other:  # noqa: BLE001  # user code may raise anything
-        text = f"(its text cannot be made: {type(other).__name__})"
-    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
-    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+        return str.__str__(text)  # not an instance of a subclass, whose methods may raise as well
+    except BaseException as other:
+        if not raised_by_user_code(other):
+            raise
+        return f"(its text cannot be made: {class_name(other)})"
 
 
 def _text_of_syntax_error(error: SyntaxError) -> str:

@@ -23,6 +23,15 @@ def printable_line(text: str, most: int = MOST) -> str:
     return printable(text, most).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def is_utf8(text: str) -> bool:
+    """Whether messages and records can hold `text`: a path may have bytes that are no UTF-8, as half surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _escaped(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"

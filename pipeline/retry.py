@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from .errors import cause_of, error_text, raised_by_user_code
+
 BOUND = 60.0  # seconds for which it is tried again
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two attempts, doubling
 
@@ -126,14 +128,26 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and not any(error is each for each in found):
         found.append(error)
         yield error
-        error = error.__cause__
+        error = cause_of(error)
 
 
 def _may_pass(error: BaseException) -> bool:
-    return _is_of_memory(error) or getattr(error, "errno", None) in PASSING  # ZeroMQ's error is no `OSError`
+    return _is_of_memory(error) or _number(error) in PASSING  # ZeroMQ's error is no `OSError`
 
 
 def _is_of_memory(error: BaseException) -> bool:
-    if isinstance(error, RuntimeError):  # torch has an error of its own for devices only
-        return any(words in str(error) for words in _NO_MEMORY)
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    kind = type(error)  # `isinstance` may ask the exception, whose class may be the user's, and raise
+    if issubclass(kind, RuntimeError):  # torch has an error of its own for devices only
+        return any(words in error_text(error) for words in _NO_MEMORY)
+    return issubclass(kind, MemoryError) or (issubclass(kind, OSError) and _number(error) == errno.ENOMEM)
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's number of a fault; None if the exception has none, or its class does not give it."""
+    try:
+        number = getattr(error, "errno", None)
+    except BaseException as other:  # user code may raise anything
+        if not raised_by_user_code(other):
+            raise
+        return None
+    return number if isinstance(number, int) else None

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,10 @@ settings.load_profile("some")
 # Before torch is imported, here and in every process that a test starts: pytest has a worker for each core.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# A parent may ignore SIGINT, as a shell does for what it starts with `&`. What is ignored is inherited: tests that
+# interrupt this process, or one that it has started, would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # while tests are collected: thousands of them are made, and none is garbage
 

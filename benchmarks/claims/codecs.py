@@ -18,7 +18,6 @@ from torch import Tensor
 from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.measuring.rounds import Spread, alternate
 from benchmarks.trainers import ours
-from benchmarks.trainers.ours import TrainerFailed
 from benchmarks.workload import Timing
 from stageline import Plan, load, read_plan, train
 from stageline.broker.codec.codecs import Codec
@@ -98,7 +97,7 @@ class CodecExample:
         with tempfile.TemporaryDirectory() as folder:
             ended = train(self._file, *sets, "queues.url=memory://", f"run.dir={folder}")
             if ended.result is None:
-                raise TrainerFailed(f"{self.name}, {', '.join(sets)}: {ended.reason}")
+                raise ours.unfinished(self.name, sets, ended)
             return float(ended.result.metrics[self.learned]), _crossing(read_plan(self._file, sets=sets), ended.folder)
 
     @property

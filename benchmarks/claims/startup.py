@@ -22,6 +22,7 @@ import click
 
 from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.measuring.machine import machine
+from benchmarks.measuring.rounds import alternate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 STEPS = 72
@@ -43,7 +44,7 @@ scikit-learn, and two processes forked from it train a microbatch; then broker a
 
 
 def measure(rounds: int) -> BenchmarkResult:
-    runs = [_run() for _ in range(rounds)]
+    runs = alternate({"startup": _run}, rounds)["startup"]
     names = [name for name in (COMMAND, BEGUN, TRIED, JOINED, FIRST, LAST, RESULT, PROMPT) if name in runs[0][0]]
     rows = [
         (name, f"{median(at[name] - at[before] for at, _ in runs):.2f}", f"{median(at[name] for at, _ in runs):.2f}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measuring.processes import CONTEXT
-from benchmarks.measuring.rounds import Spread
+from benchmarks.measuring.rounds import PROGRESS, Spread
 from benchmarks.workload import Timing
 
 from .gate import StepGate
@@ -56,6 +56,8 @@ def take_steps(runs: Mapping[str, SteppedRun], rounds: int, steps: int) -> dict[
                     opened[name].append(time.time())
                     gates[name].allow(upto)
                     _await(gates[name], upto, going[name])
+                    rate = steps / (time.time() - opened[name][-1])
+                    PROGRESS.tell(f"round {turn + 1} of {rounds}", name, steps_per_second=rate)
         finally:
             for name, gate in gates.items():
                 gate.allow(runs[name].settling + rounds * steps)

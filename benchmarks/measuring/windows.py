@@ -20,7 +20,7 @@ import psutil
 from benchmarks.workload import Timing, demand_equal_work
 
 from .processes import CONTEXT
-from .rounds import Spread
+from .rounds import PROGRESS, Spread
 from .usage import Usage, nothing, tree, usage
 
 START_UP = 6.0  # seconds that each run has alone until it is past its start
@@ -114,6 +114,7 @@ def _alternate(
                 raise TooFewWindows(f"each run had {len(rounds) - 1} whole windows: measure with more --rounds")
             return {each: [window[each] for window in rounds[:-1]] for each in processes}
         rounds[-1][name] = Window(begin, end, after.since(before))
+        PROGRESS.tell(f"window {len(rounds)}", name, seconds=end - begin)
         _send(processes[name], signal.SIGSTOP)
     raise AssertionError("there are no runs")
 

@@ -16,10 +16,11 @@ from benchmarks.workload import MICROBATCHES, Timing, Workload
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.stores.sqlite import SqliteStore
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Kind, Schedule
 from stageline.pipeline.schedule.check import Timed
-from stageline.workers.launch.launch import prepare_launch, run_launch
+from stageline.workers.launch.launch import LaunchResult, prepare_launch, run_launch
 from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts
@@ -30,6 +31,13 @@ PLAN = Path(__file__).parent.parent / "stageline.toml"
 
 class TrainerFailed(Exception):
     """The run that was to be measured did not finish."""
+
+
+def unfinished(plan: object, sets: Sequence[str], ended: LaunchResult) -> BaseException:
+    """Why there is nothing to measure: an interrupt, which ends a run and not this process, or what the run says."""
+    if ended.code in (ExitCode.INTERRUPTED, ExitCode.SAVED):
+        return KeyboardInterrupt()
+    return TrainerFailed(f"{plan}, {', '.join(sets)}: {ended.reason}")
 
 
 def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
@@ -48,7 +56,7 @@ def train_plan(plan: Path, sets: Sequence[str], shared: Template | None = None) 
             launch = prepare_launch(read_plan(plan, sets=sets, environment=os.environ), arguments, template)
             ended = run_launch(launch, arguments, peak, template)
         if ended.result is None or ended.result.loss is None:
-            raise TrainerFailed(f"{plan}, {', '.join(sets)}: {ended.reason}")
+            raise unfinished(plan, sets, ended)
         with closing(SqliteStore(launch.folder / runs.STORE)) as store:
             timed = measured(store, launch.schedule, range(launch.steps))
             orders = OrderBook.stored_in(store.load().facts).orders

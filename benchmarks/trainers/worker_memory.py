@@ -16,7 +16,7 @@ from stageline.workers.launch.launch import prepare_launch, run_launch
 from stageline.workers.launch.template import Template
 from stageline.workers.runs.result import Facts
 
-from .ours import TrainerFailed
+from .ours import unfinished
 
 INTERVAL = 0.005  # seconds between two looks
 
@@ -40,7 +40,7 @@ def train_and_watch(plan: Path, sets: Sequence[str]) -> MemoryRun:
             launch = prepare_launch(read_plan(plan, sets=sets, environment=os.environ), arguments, template)
             ended = run_launch(launch, arguments, watch, template)
         if ended.result is None:
-            raise TrainerFailed(f"{plan}, {', '.join(sets)}: {ended.reason}")
+            raise unfinished(plan, sets, ended)
         return MemoryRun(ended.result.weights_sha256, ended.result.seconds, watch.peaks())
 
 

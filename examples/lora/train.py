@@ -1,8 +1,8 @@
 """Trains LoRA adapters of a small GPT-2 on two processes, and saves them alone: `python examples/lora/train.py`.
 
 With peft and transformers. The base model stays frozen. The adapters are saved as peft does (adapter_config.json and
-adapter_model.safetensors, in ./adapters), loaded back by PeftModel.from_pretrained, and predict the same bits; and the
-same is trained once more in a plain loop over the unsplit model, which ends with the same weights.
+adapter_model.safetensors, in runs/adapters), loaded back by PeftModel.from_pretrained, and predict the same bits; and
+the same is trained once more in a plain loop over the unsplit model, which ends with the same weights.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ADAM = partial(torch.optim.AdamW, lr=1e-2)
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--steps", type=int, default=40)
 arguments.add_argument("--workers", default="processes", help="processes, or inline")
-arguments.add_argument("--out", default="adapters", help="folder for the trained adapters")
+arguments.add_argument("--out", default="runs/adapters", help="folder for the trained adapters")
 
 
 def build() -> GPT2LMHeadModel:

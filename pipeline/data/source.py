@@ -44,8 +44,10 @@ def samples_of(source: NumberedSource, step: int) -> torch.Tensor:
     """What `source.samples(step)` returns: int64 [rows]. Raises `DataError` if it fails, or returns something else."""
     try:
         found: object = source.samples(step)
+    except DataError:
+        raise
     except BaseException as error:  # user code may raise anything; the cause is chained
-        if isinstance(error, DataError) or not raised_by_user_code(error):
+        if not raised_by_user_code(error):
             raise
         raise DataError(f"the data source's samples({step}) failed: {describe_error(error)}") from error
     if isinstance(found, torch.Tensor) and found.dtype is torch.int64 and found.dim() == 1 and not (found < 0).any():

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.layers.layer import BoundLayer
+from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 
 from .division.edges import EACH_LAYER, Cut, edges_of
 from .division.layer_list import layers_of
@@ -64,7 +65,9 @@ def make_segments(
     if not stored:
         torch.manual_seed(seed)
         model = make()
-        return model, cut_model(model, cut, stages, trainable, accept_difference=accept_difference)
+        segments = cut_model(model, cut, stages, trainable, accept_difference=accept_difference)
+        _refuse_without_values(segments)
+        return model, segments
     model, again = made_without_memory(make, seed)
     segments = cut_model(model, cut, stages, trainable, accept_difference=accept_difference)
     others = [] if again is None else cut_model(again, cut, stages, accept_difference=True)
@@ -117,6 +120,7 @@ def cut_model(
         )
     if not layers or not all(isinstance(layer, torch.nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
+    _refuse_without_shape(names, layers)
     edges = range(len(layers) + 1) if ready else edges_of(names, layers, cut, stages)
     segments = [
         Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
@@ -184,3 +188,21 @@ def _refuse_shared_buffers(segments: Sequence[Segment]) -> None:
                     f"stages {owner} and {part.index} share one buffer ({first} is {key}): it lives on one stage. Cut "
                     f"elsewhere, or give each a buffer of its own (docs/models.md)."
                 )
+
+
+def _refuse_without_shape(names: Sequence[str], layers: Sequence[torch.nn.Module]) -> None:
+    for name, state in chain.from_iterable(map(named_state, layers, names)):
+        if is_lazy(state):
+            raise ModelRefused(
+                f"{name} has no shape before the first forward, as in nn.LazyLinear, and stages are made before that. "
+                f"Give the layer its sizes, as nn.Linear takes them, or call the model once in the factory"
+            )
+
+
+def _refuse_without_values(segments: Sequence[Segment]) -> None:
+    for name, state in (each for part in segments for each in part.state):
+        if state.is_meta:
+            raise ModelRefused(
+                f"{name} has no values: the factory made it on torch's meta device. Make it on the CPU, or name files "
+                f"of weights (model.weights)"
+            )

@@ -46,10 +46,10 @@ def test_adapters_are_trained_saved_alone_and_predict_the_same_bits(workspace: W
     *_, plain, loaded = run.stdout.splitlines()
     assert plain == "the weights of the plain loop, to the bit: True"
     assert loaded == "loaded, they predict the same bits: True"
-    saved = load_file(workspace.folder / "adapters" / "adapter_model.safetensors")
+    saved = load_file(workspace.folder / "runs" / "adapters" / "adapter_model.safetensors")
     assert saved
     assert all(".lora_" in name for name in saved)
-    assert (workspace.folder / "adapters" / "adapter_config.json").exists()
+    assert (workspace.folder / "runs" / "adapters" / "adapter_config.json").exists()
 
 
 @pytest.mark.slow

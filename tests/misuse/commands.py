@@ -135,6 +135,11 @@ SHAPE = ("--stages", "2", "--microbatches", "2")
 ROWS = (
     words("a command that does not exist", "trian", ".", said=("there is no command trian; did you mean train?",)),
     words("an option that does not exist", "train", ".", "--stpes", "3", said=("no such option", "--stpes")),
+    words(
+        "a path that is not UTF-8",
+        *("plan", "plans-\udcff"),
+        said=("the argument 'plans-\\udcff' is not UTF-8",),
+    ),
     words("a word for a number", "train", ".", "--spares", "two", said=("invalid value for '--spares': 'two'",)),
     words(
         "spares where nothing is replaced",

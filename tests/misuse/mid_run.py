@@ -38,6 +38,14 @@ LONG = ("run.steps=1000000", "recovery.snapshot_every=2")
 TRIED = "could not write its snapshot of step "
 NAN = "x = x * float('nan')"
 RAISES = in_forward("if x.isnan().any():\n    raise ValueError('cannot')")
+UNREADABLE = in_forward("""
+class Odd(RuntimeError):
+    def __getattribute__(self, name):
+        raise SystemExit(name)
+    __str__ = __getattribute__
+if x.isnan().any():
+    raise Odd
+""")
 ONE = ("recovery.restarts=1",)
 QUICK = ("recovery.lease=1.5", "recovery.action=1.5")
 SKIP = ("recovery.on_bad_microbatch=skip",)
@@ -126,6 +134,12 @@ ROWS = (
         "stage 0 failed in 0F0 of step 3, layer 1: ValueError: cannot",
         "stageline replay",
         changes=RAISES,
+    ),
+    step_3(
+        "a forward that raises what cannot be read",
+        NAN,
+        "stage 0 failed in 0F0 of step 3, layer 1: Odd: (its text cannot be made: SystemExit)",
+        changes=UNREADABLE,
     ),
     step_3("the same, and skipped", NAN, "3 microbatches were left out: ", code=0, sets=SKIP, changes=RAISES),
     step_3("another current folder", "os.chdir('/')", "finished", code=0),

@@ -49,6 +49,9 @@ kept = []
 while True:
     kept.append(torch.empty(2**28))
 """
+LAST = "nn.Linear(8, 2)"
+DEVICE = "torch.set_default_device('meta')"
+LATE = "self.register_buffer('late', x.sum(), persistent=False)"
 ROWS = (
     named("a factory that is not in its file", "model.py:biuld", "model.py has no 'biuld'. It has: accuracy, build"),
     named("a file in the place of a factory", "model.py", 'write "model.py:NAME" for a NAME in it'),
@@ -179,6 +182,11 @@ ROWS = (
     forward("a forward that looks at the clock", "return x * (time.time() % 1)", OTHER_BITS, "stage 0", GO_ON),
     forward("a forward that sleeps for ever", SLEEPS, "stage 0, forward after 1.5 s", *RAISE, sets=LOADING),
     forward("a forward that allocates without end", ALLOCATES, "layer 1", "can't allocate memory"),
+    model("a layer without its sizes", "nn.LazyLinear(2)", "2.weight has no shape", "nn.Linear", before=LAST),
+    build("another default device, set in the factory", DEVICE, FACTORY[3:], "default device is meta"),
+    forward("another default device, set in a forward", DEVICE, "stage 0", "forward", "default device is meta"),
+    model("a layer without values", "nn.Linear(8, 2, device='meta')", "2.weight", "model.weights", before=LAST),
+    forward("a buffer that is registered in a forward", LATE, "1.late was registered by a forward", "__init__"),
     harmless("another current folder in the factory", "os.chdir('/')"),
     harmless("a seed in the factory", "torch.manual_seed(5)"),
     harmless("a thread that stays, of the factory", THREAD),

@@ -1,14 +1,24 @@
 """Errors of the user's code are described with the line that raised them."""
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from stageline.pipeline.data import Rows
-from stageline.pipeline.errors import DataError, ModelRefused, describe_error, documented, error_text, failure_code
+from stageline.pipeline.errors import (
+    DataError,
+    ModelRefused,
+    describe_error,
+    documented,
+    error_text,
+    failure_code,
+    traceback_text,
+)
 from stageline.pipeline.model.loading.load import load_object
+from stageline.pipeline.retry import causes, lacks_memory, passing_fault
 
 
 def test_an_error_is_described_with_its_file_and_line():
@@ -56,6 +66,60 @@ def test_an_error_whose_text_cannot_be_made_is_told_all_the_same():
     assert error_text(Unprintable()) == "Unprintable: (its text cannot be made: RuntimeError)"
 
 
+class Text(str):
+    def __iter__(self):
+        raise RuntimeError("not to be read")
+
+    __format__ = __getitem__ = __len__ = __iter__
+
+
+def raising(kind: type[BaseException]):
+    def raises(*_: object):
+        raise kind("odd")
+
+    return raises
+
+
+class Nameless(type):
+    __name__ = property(raising(RuntimeError))  # type: ignore[assignment]
+
+
+def odd(base: type[BaseException] = Exception, **attributes: object) -> type[BaseException]:
+    return type("Odd", (base,), attributes)
+
+
+HIDDEN = property(raising(KeyError))
+ODD = {
+    "a text that raises": lambda: odd(RuntimeError, __str__=raising(RuntimeError)),
+    "a text that exits, and a hidden number": lambda: odd(OSError, __str__=raising(SystemExit), errno=HIDDEN),
+    "a text that is a number": lambda: odd(__str__=lambda self: 3),
+    "a text that is odd itself": lambda: odd(__str__=lambda self: Text("odd")),
+    "a text that asks for itself": lambda: odd(__str__=lambda self: str(self)),
+    "attributes that raise": lambda: odd(__getattribute__=raising(RuntimeError)),
+    "attributes that exit": lambda: odd(RuntimeError, __getattribute__=raising(SystemExit)),
+    "no truth and no equals": lambda: odd(__eq__=raising(RuntimeError), __bool__=raising(RuntimeError), __hash__=None),
+    "a hidden cause": lambda: odd(__traceback__=HIDDEN, __cause__=HIDDEN, __context__=HIDDEN),
+    "a hidden place": lambda: odd(SyntaxError, msg=HIDDEN, filename=HIDDEN),
+    "a hidden name": lambda: Nameless("Odd", (Exception,), {}),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_an_error_of_a_class_that_misbehaves_is_described_and_sorted_like_any_other(what):
+    """Each ended a run as a bug in stageline: the text was made, and then the cause or the number was asked for."""
+    kind, found = ODD[what](), None
+    try:
+        raise kind from ValueError("behind it")
+    except Exception as error:  # noqa: BLE001  # `pytest.raises` would ask it for its text
+        found = error
+    assert describe_error(found).startswith("Odd")
+    assert f"({__file__}, line " in describe_error(found)
+    assert list(map(type, causes(found))) == [kind, ValueError]
+    assert passing_fault(found) is None
+    assert not lacks_memory(found)
+    assert "in test_an_error_of_a_class_that_misbehaves" in traceback_text(found)
+
+
 def test_control_characters_of_an_error_do_not_reach_the_terminal():
     assert error_text(ValueError("a\x1b[2Jb\n\tc")) == "ValueError: a\\x1b[2Jb\n\tc"
     assert error_text(StopIteration()) == "StopIteration"
@@ -90,3 +154,15 @@ def test_generated_code_is_not_taken_for_the_users():
     with pytest.raises(TypeError) as caught:
         generated("one")
     assert f"({__file__}, line {caught.tb.tb_lineno}, in test_generated" in describe_error(caught.value)
+
+
+def test_a_place_in_a_file_whose_path_is_not_utf8_can_be_sent(tmp_path):
+    """The message could not be written, and the reason was lost."""
+    folder = tmp_path / os.fsdecode(b"net-\xff")
+    folder.mkdir()
+    (folder / "model.py").write_text("def build():\n    raise ValueError('no')\n")
+    build = load_object("model.py:build", folder, "model.factory")
+    with pytest.raises(ValueError, match="no") as caught:
+        build()
+    assert "net-\\udcff/model.py, line 2" in describe_error(caught.value)
+    assert describe_error(caught.value).encode()

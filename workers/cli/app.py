@@ -1,9 +1,12 @@
 """The command line: finds a command by its name, runs it, and turns its errors into a message and an exit code."""
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from tempfile import gettempdir
 from typing import Any
 
 import click
@@ -11,6 +14,7 @@ import msgspec
 
 from stageline.broker.network.descriptors import raise_descriptor_limit
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.printable import is_utf8
 
 from .display.output import say
 from .errors import CommandFailed, as_facts, message_of, suggestion
@@ -76,6 +80,15 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _demand_utf8(arguments: Sequence[str]) -> None:
+    """Raises `CommandFailed` for a path that records and messages, which are UTF-8, cannot hold."""
+    with suppress(OSError):  # the current folder is gone, or there is none for temporary files: others tell
+        places = {"the current folder": os.getcwd(), "the folder for temporary files": gettempdir()}
+        for what, path in (*(("the argument", each) for each in arguments), *places.items()):
+            if not is_utf8(path):
+                raise CommandFailed(f"{what} {path!a} is not UTF-8: rename it, or use another", ExitCode.USAGE)
+
+
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of every error.")
 @click.version_option(package_name="stageline", prog_name="stageline")
@@ -87,6 +100,7 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command; returns the exit code."""
     raise_descriptor_limit()
     try:
+        _demand_utf8(arguments)
         return stageline.main(list(arguments), prog_name="stageline", standalone_mode=False) or ExitCode.OK
     except click.ClickException as error:
         _print_usage_error(error)

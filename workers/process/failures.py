@@ -11,6 +11,7 @@ from stageline.pipeline.errors import (
     ForeignState,
     GroupLost,
     ModelRefused,
+    class_name,
     describe_error,
     error_text,
 )
@@ -40,7 +41,7 @@ def plain(error: BaseException, reason: str) -> str:
 def withheld(error: BaseException, reason: str) -> str:
     """`reason` without the texts of what the user's code raised, which may show values: of a row, or a label."""
     for raised in causes(error.__cause__):
-        name = f"{type(raised).__name__}, whose text is in this worker's log alone (data.stays)"
+        name = f"{class_name(raised)}, whose text is in this worker's log alone (data.stays)"
         for text in (describe_error(raised), error_text(raised)):
             reason = reason.replace(text, name)
     return reason

@@ -22,7 +22,7 @@ from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Failed,
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
-from stageline.pipeline.errors import DataError, ExitCode, ForeignState, GroupLost, ModelRefused
+from stageline.pipeline.errors import DataError, ExitCode, ForeignState, GroupLost, ModelRefused, traceback_text
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.joined_folder import note_own, why_not_own
@@ -117,7 +117,8 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
             raise
         event = EVENTS.get(error.exit_code, "failed")
         # A traceback helps where the user's own code raised; every other expected error explains itself.
-        log.error(event, reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
+        raised = traceback_text(error.__cause__) if isinstance(error, ComputeFailed) and error.__cause__ else ""
+        log.error(event, reason=str(error), exception=raised)
         _tell_refusal(error, error.exit_code, options)
         return error.exit_code
 

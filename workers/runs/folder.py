@@ -12,6 +12,7 @@ import msgspec
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.tables import flat
+from stageline.pipeline.printable import is_utf8
 from stageline.workers.disk.atomic_file import write_file
 
 from .result import Result
@@ -176,6 +177,10 @@ def folder(plan: "plans.Plan", run: str) -> Path:
 def make_folder(plan: "plans.Plan", run: str) -> Path:
     """Makes the folder of a run's files and returns it. Raises `FolderUnusable`."""
     made = folder(plan, run)
+    if not is_utf8(str(made.absolute())):
+        raise FolderUnusable(
+            f"the folder of the run, {str(made.absolute())!a}, is not UTF-8, as records are: give another"
+        )
     try:
         made.mkdir(parents=True, exist_ok=True)
     except OSError as error:

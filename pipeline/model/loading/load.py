@@ -5,6 +5,7 @@ module. Its folder comes last on the import path, so that the file can import it
 """
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from stageline.pipeline.data import Source
 from stageline.pipeline.data.datasets.loader import Loader
@@ -46,6 +49,7 @@ def load_object(reference: str, base: Path, key: str) -> Any:
         module = call(partial(importlib.import_module, where), f'{key} = "{reference}": cannot import {where}')
     if not hasattr(module, name):
         raise ModelRefused(f'{key} = "{reference}": {where} has no {name!r}. {_callables(module, name)}')
+    demand_default_device(f'{key} = "{reference}"')
     return getattr(module, name)
 
 
@@ -60,11 +64,24 @@ def _callables(module: ModuleType, name: str) -> str:
 def call(function: Callable[..., Any], key: str, **options: Any) -> Any:
     """Calls a user's factory. Raises `ModelRefused`, which names the user's line, if the factory raises anything."""
     try:
-        return function(**options)
+        made = function(**options)
     except BaseException as error:  # user code may raise anything; the cause is chained
         if not raised_by_user_code(error):
             raise
         raise ModelRefused(f"{key}: {describe_error(error)}") from error
+    demand_default_device(key)
+    return made
+
+
+def demand_default_device(of: str) -> None:
+    """Raises `ModelRefused` if user code, which `of` names, has changed torch's default device: the memory for messages
+    and snapshots would be made there too."""
+    if (device := torch.get_default_device()).type != "cpu":
+        raise ModelRefused(
+            f"{of}: torch's default device is {device.type} afterwards (torch.set_default_device), where messages "
+            f'cannot be received. Use "with torch.device(...):" around what is to be made there; stages compute where '
+            f"workers.N.device says"
+        )
 
 
 def load_function(reference: str, base: Path, key: str) -> Callable[..., Any]:
@@ -201,7 +218,7 @@ def _python_files(folder: Path) -> str:
 
 def _load_file(path: Path, key: str, reference: str) -> ModuleType:
     resolved = path.resolve()
-    name = f"stageline_user_{sha256(str(resolved).encode()).hexdigest()[:12]}"
+    name = f"stageline_user_{sha256(os.fsencode(resolved)).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     if not resolved.is_file():

@@ -63,8 +63,10 @@ def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str
     try:
         with _marked(model, names, called.record.calls), with_memory(model), torch.enable_grad(), _unsaid():
             program = torch.export.export(called, example.tensors, dynamic_shapes=dynamic, strict=False)
+    except ModelRefused:
+        raise
     except Exception as error:
-        if isinstance(error, ModelRefused) or not raised_by_user_code(error):
+        if not raised_by_user_code(error):
             raise
         raise _refused(called, error) from error
     return _forward(program, called.record)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree
 
 from .layer import joined, parts_of, state_of, unsplit_name
@@ -25,6 +26,7 @@ class Body(torch.nn.ModuleList):
         self.names = tuple(names)
         self.device = device
         self.to(device)
+        self._made = self._places()
 
     def forward(self, run: Callable[[], Tree]) -> Tree:
         return run()
@@ -84,6 +86,32 @@ class Body(torch.nn.ModuleList):
                     old.data.copy_(value)
                 else:
                     module._buffers[key] = copied(value).to(self.device)
+
+    def demand_as_made(self) -> None:
+        """Raises `ModelRefused` if a forward has registered a parameter or a buffer, or has taken one out: a stage that
+        is made again would not have it, or have it again, and could not go on from this one's state.
+
+        A buffer that was registered as None may get a tensor, and lose it."""
+        now = self._places()
+        for name in sorted(now.keys() - self._made.keys()):
+            raise ModelRefused(
+                f"{self._unsplit(name)} was registered by a forward. A worker that is replaced makes the model again, "
+                f"without it. Register it in __init__; a buffer whose value is not known there, as None: "
+                f'self.register_buffer("{name.rpartition(".")[2]}", None)'
+            )
+        for name in sorted(name for name, filled in self._made.items() if filled and not now.get(name)):
+            raise ModelRefused(
+                f"{self._unsplit(name)} was taken out of the model, or set to None, by a forward. A worker that is "
+                f"replaced makes the model again, with it. Keep it, or register it as None in __init__"
+            )
+
+    def _places(self) -> dict[str, bool]:
+        """The places for parameters and buffers, by their names in here, and whether each is filled."""
+        return {
+            f"{path}.{key}": state is not None
+            for path, module in self.named_modules()
+            for key, state in (*module._parameters.items(), *module._buffers.items())
+        }
 
     @property
     def _parts(self) -> list[tuple[str, torch.nn.Module]]:

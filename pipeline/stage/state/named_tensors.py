@@ -47,7 +47,9 @@ class NamedTensors:
 
     def state_dict(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
         """Parameters and buffers by the unsplit model's names, with `ema` the averages in place of weights. The tensors
-        are the stage's own, not copies. Raises `StageError` for averages on a stage that has none."""
+        are the stage's own, not copies. Raises `StageError` for averages on a stage that has none, and `ModelRefused`
+        for a tensor that a forward has registered, or taken out."""
+        self._body.demand_as_made()
         return {**self._body.weights(), **(self._averaging().entries if ema else {})}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:

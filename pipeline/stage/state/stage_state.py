@@ -72,7 +72,9 @@ def capture_state(
     previous: Previous | None = None,
     copy: Copy = copied,
 ) -> StageState:
-    """Copies the state of a stage with these parts, each tensor by `copy`."""
+    """Copies the state of a stage with these parts, each tensor by `copy`. Raises `ModelRefused` for a tensor that a
+    forward has registered, or taken out."""
+    body.demand_as_made()
     weights, optimizer, lr_scheduler = body.weights(), update.optimizer, update.lr_scheduler
     gradients = {name: p.grad for name, p in body.named_parameters() if p.grad is not None}
     return StageState(

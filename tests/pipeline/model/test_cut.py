@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.cut import cut_model, first_trainable
+from stageline.pipeline.model.cut import cut_model, first_trainable, make_segments
 
 
 def model() -> nn.Sequential:
@@ -67,3 +67,20 @@ def repeated() -> nn.Sequential:
 def test_a_model_that_cannot_be_cut_is_refused(made, cut, stages, reason):
     with pytest.raises(ModelRefused, match=reason):
         cut_model(made, cut, stages)
+
+
+@pytest.mark.parametrize("stages", [None, 2])
+def test_a_layer_without_its_sizes_is_refused_with_the_name_of_its_weight(stages):
+    """`nn.LazyLinear` ended as "a bug in stageline"."""
+    with pytest.raises(ModelRefused, match=r"^2\.weight .*nn\.Linear"):
+        cut_model(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LazyLinear(2)), None, stages)
+
+
+def test_a_model_on_the_meta_device_is_refused_unless_its_weights_are_in_files():
+    def make():
+        with torch.device("meta"):
+            return model()
+
+    with pytest.raises(ModelRefused, match=r"^0\.weight .*meta.*model\.weights"):
+        make_segments(make, seed=0)
+    assert make_segments(make, seed=0, stored=True)

@@ -57,6 +57,15 @@ def test_a_run_is_resumed_with_its_own_plan_only(plan):
         runs.require_same_plan(other, folder)
 
 
+def test_a_folder_whose_path_is_not_utf8_is_refused(tmp_path):
+    """Its path is in records, which are UTF-8: a script ended with a traceback of the encoder."""
+    plan = read_plan("examples/mlp", sets=[f"run.dir={tmp_path}"], environment={})
+    run = plan.run.model_copy(update={"dir": tmp_path / os.fsdecode(b"runs-\xff")})
+    odd = plan.model_copy(update={"run": run})
+    with pytest.raises(FolderUnusable, match=r"runs-\\udcff.*UTF-8"):
+        runs.make_folder(odd, "mlp-1")
+
+
 def test_a_folder_that_cannot_be_made_is_reported(plan):
     (plan.run.dir / "mlp-1").write_text("a file is in the way")
     with pytest.raises(FolderUnusable, match="mlp-1, cannot be made"):

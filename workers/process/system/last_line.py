@@ -54,7 +54,7 @@ def _telling(status_of: Callable[[int], int]) -> Callable[[int], None]:
     def exit_with_its_line(status: int) -> None:
         stack = _lines(sys._getframe(1)) if os.getpid() == mine else []
         if (line := innermost(stack)) is not None:
-            text = f"stageline: os._exit({status}) was called in {line.function} ({line.file}, line {line.line})\n"
+            text = f"stageline: os._exit({status}) was called in {line}\n"
             with suppress(OSError):
                 os.write(_LOG, text.encode(errors="replace"))
         _end_process(status_of(status) if stack else status)

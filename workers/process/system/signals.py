@@ -9,6 +9,9 @@
     broker                    stops the run                  exits without waiting for workers
     worker                    exits between two actions      exits at once
 
+A SIGINT that the parent ignores, as a shell does for what it starts with `&`, is handled all the same: it stops a run
+with its work saved. A script's own process is left as Python has it.
+
 It imports nothing that takes time: the first line's handlers are installed before torch is loaded.
 """
 

@@ -13,7 +13,15 @@ from torch import Tensor
 from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.data import Microbatch
-from stageline.pipeline.errors import DataError, GroupLost, StagelineError, describe_error, raised_by_user_code
+from stageline.pipeline.errors import (
+    DataError,
+    GroupLost,
+    ModelRefused,
+    StagelineError,
+    describe_error,
+    raised_by_user_code,
+)
+from stageline.pipeline.model.loading.load import demand_default_device
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.replica import MicrobatchLoss, ReplicaSums, changes_of, losses_of, total_of
@@ -152,7 +160,9 @@ class Executor:
                         return stage.exchange(*received, step=instruction.step)
                     stage.update(instruction.step)
                     return None
-        except (ComputeFailed, DataError, WriteFailed, GroupLost):  # WriteFailed: activations that are offloaded
+        except (ComputeFailed, DataError, ModelRefused, GroupLost):
+            raise
+        except WriteFailed:  # activations that are offloaded
             raise
         except BaseException as error:  # user code may raise anything; the cause is handed on
             if not raised_by_user_code(error):
@@ -242,6 +252,7 @@ class Executor:
             share=given.share,
             owned=bool(received),
         )
+        demand_default_device(f"stage {stage.index} in {instruction}, a layer's forward")
         if stage.index == self.last:
             self._losses.append(output if given.rows and isinstance(output, Tensor) else None)
             self._rows.append(given.rows)

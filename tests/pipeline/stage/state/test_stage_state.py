@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stageline.pipeline.errors import ForeignState, StageError
+from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state.stage_state import StageState
 from support.states import difference
@@ -211,3 +211,46 @@ def halving(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 def test_settings_that_a_hook_changes_are_not_compared():
     _check(partial(last_stage, optimizer=halving), 3)
+
+
+class Registering(nn.Module):
+    """Registers a buffer, a parameter or a layer in its first forward, or takes away a buffer that it was made with."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.register_buffer("kept", torch.ones(()))
+        self.register_buffer("filled", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        match self.what:
+            case "a buffer":
+                self.register_buffer("late", torch.ones(()))
+            case "a buffer that no file has":
+                self.register_buffer("late", torch.ones(()), persistent=False)
+            case "a parameter":
+                self.late = nn.Parameter(torch.ones(()))
+            case "a layer":
+                self.late = nn.Linear(3, 3)
+            case "none":
+                self.filled = torch.ones(3)
+            case "one less":
+                self.kept = None
+        return x
+
+
+@pytest.mark.parametrize("what", ["a buffer", "a buffer that no file has", "a parameter", "a layer", "one less"])
+@pytest.mark.parametrize("asked", [Stage.snapshot, Stage.state_dict])
+def test_what_a_forward_registers_is_refused_by_name_where_state_is_asked_for(asked, what):
+    """It trained until a worker was killed; the next one could not go on, or went on without it and said nothing."""
+    stage = Stage([Registering(what)], first_layer=5)
+    stage.evaluate(torch.ones(1, 3))
+    with pytest.raises(ModelRefused, match=r"^5\.kept " if what == "one less" else r"^5\.late"):
+        asked(stage)
+
+
+def test_a_buffer_that_was_registered_as_none_may_get_its_value_in_a_forward():
+    stage, other = (Stage([Registering("none")], first_layer=5) for _ in range(2))
+    stage.evaluate(torch.ones(1, 3))
+    other.restore(stage.snapshot())
+    assert torch.equal(other.state_dict()["5.filled"], torch.ones(3))

@@ -1,6 +1,5 @@
 """`stageline replay`: runs one microbatch of one stage again, alone, under a debugger if wanted."""
 
-import traceback
 from bdb import BdbQuit
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import ExitCode, traceback_text
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted
@@ -81,7 +80,7 @@ def _show_error(replayed: "Replayed") -> None:
     if isinstance(cause, BdbQuit):
         raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)
     if cause is not None:
-        say("".join(traceback.format_exception(cause)).rstrip(), err=True)
+        say(traceback_text(cause), err=True)
 
 
 def _facts(replayed: "Replayed") -> dict[str, object]:

@@ -1,0 +1,70 @@
+"""The pages name files and folders that are there."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.paths import DOCS, EXAMPLES, ROOT, TESTS
+
+TOPS = ("benchmarks", "broker", "docker", "docs", "examples", "pipeline", "tests", "workers")
+PATH = re.compile(rf"(?<![\w/.:-])(?:{'|'.join(TOPS)})/[\w./-]*\w")  # also in a command; not in an address
+FILE = re.compile(r"`([\w./-]+\.(?:py|md))`")
+LINK = re.compile(r"\]\(([^)\s]*)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+USERS = {"unet.py", "modle.py"}  # in docs: files that a reader has, or has mistyped
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted([*DOCS.rglob("*.md"), *EXAMPLES.rglob("*.md")]),
+]
+
+
+@pytest.fixture(scope="module")
+def files() -> frozenset[str]:
+    """Of the project, from its root on, each with "/" before it."""
+    inside = (path for top in TOPS for path in (ROOT / top).rglob("*") if "__pycache__" not in path.parts)
+    return frozenset(f"/{path.relative_to(ROOT)}" for path in [*ROOT.iterdir(), *inside])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_is_there(page: Path, files: frozenset[str]) -> None:
+    """ARCHITECTURE.md named a file that had been deleted."""
+    text = page.read_text()
+    paths = [path for path in PATH.findall(text) if not (ROOT / path).exists() and not (TESTS / path).exists()]
+    names = [name for name in FILE.findall(text) if name not in USERS and not _is_end_of_one(name, files)]
+    assert not paths + names
+    assert not [target for target in LINK.findall(text) if not _leads_somewhere(page, target)]
+
+
+def _is_end_of_one(name: str, files: frozenset[str]) -> bool:
+    """Tables name a file once with its folder, and those beside it without."""
+    return any(file.endswith(f"/{name}") for file in files)
+
+
+def _leads_somewhere(page: Path, target: str) -> bool:
+    if "://" in target:
+        return True
+    file, _, heading = target.partition("#")
+    found = page.parent / file if file else page
+    return found.exists() and (not heading or found.suffix != ".md" or heading in _anchors(found.read_text()))
+
+
+def _anchors(text: str) -> Iterator[str]:
+    """As GitHub makes them of headings."""
+    for heading in HEADING.findall(text):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        yield re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+def test_the_pages_are_looked_for_where_they_are() -> None:
+    assert len(PAGES) > 40
+    assert all(page.exists() for page in PAGES)
+
+
+def test_the_changelog_is_one_page_until_a_version_is_released() -> None:
+    """It had 375 lines about a version that was never released."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert "## Unreleased" in text
+    assert len(text.splitlines()) <= 60 or re.search(r"^## \d", text, re.MULTILINE)
