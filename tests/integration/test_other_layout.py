@@ -127,6 +127,38 @@ def test_four_stages_over_zeromq_go_on_as_two_over_redis_and_then_as_one(here: W
     assert found["metrics"] == {"accuracy": sum(parts) / len(x)}
 
 
+LATE = ("--set", "recovery.snapshot_every=1000")
+
+
+def killed_early(workspace: Workspace, *arguments: str) -> None:
+    """Kills all processes of a run while it trains, before any checkpoint."""
+    train = workspace.start("train", ".", *arguments, *LATE)
+    until(train.stderr, "logs in")
+    until(train.stderr, "running")
+    train.kill()
+    train.communicate()
+    wait_for(lambda: not workspace.kill())
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_its_first_checkpoint_begins_again_in_another_layout_and_says_so(here: Workspace) -> None:
+    """It was refused, since it holds no snapshot, where the same layout begins again."""
+    killed_early(here, *FOUR)
+    (first,) = here.runs()
+    killed_early(here, "--resume", *TWO)
+    (second,) = set(here.runs()) - {first}
+    last = here.command("train", ".", "--json", "--resume", first.name, *TWO, *LATE)
+    assert last.returncode == 0, last.stderr
+    assert second.name in last.stderr
+    found = json.loads(last.stdout)
+    assert (found["run"], here.runs()) == (second.name, [first, second])
+    assert found["weights_sha256"] == reference.train(reference.recipe(here.folder, steps=120)).weights_sha256
+    third = here.command("train", ".", "--resume", first.name, *ONE, *LATE)
+    assert third.returncode == 0, third.stderr
+    assert f"{first.name} has no complete checkpoint" in third.stderr
+    assert "step 0" in third.stderr
+
+
 FREEZING = ("--set", 'model.trainable=["3.*"]')
 
 

@@ -25,10 +25,12 @@ from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.lines import EVALUATIONS, METRICS, keep_lines
-from stageline.workers.runs.recut_note import NOTE, RecutNote, recut_id
+from stageline.workers.runs.recorded.records import RecordsDamaged, recorded_run
+from stageline.workers.runs.recut_note import NOTE, RecutNote, earlier_run, recut_id
 
 from .directory import FOLDER, SnapshotDirectory
 from .regroup import Contents, Share, faults_of, regrouped, shares_of
+from .saved import is_saved
 from .snapshot import WEIGHTS, Origin, Snapshot, SnapshotDamaged, read_manifest
 from .source import CheckpointSource, NoCheckpoint
 
@@ -95,11 +97,14 @@ def continued(
 ) -> str:
     """The id of the run that goes on as `plan` has it, from the newest whole checkpoint in `source`. If that run
     is there already, what is missing or damaged of it is written again; else it is made now, with the id `run` if that
-    is given. `tell` gets what is damaged in newer checkpoints.
+    is given. `tell` gets what is damaged in newer checkpoints. A run that was ended before its first checkpoint was
+    complete begins again, as it does in the same layout; `tell` gets that too.
 
     Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused`, `PlanRefused`, `NoSuchRun` for one that has finished, or
     `OSError`.
     """
+    if not source.complete and _never_had_checkpoint(source, plan):
+        return _begun_again(Recut(source, 0, plan, layouts, recut_id(source.run, 0, plan)), tell)
     damages: list[SnapshotDamaged] = []
     for step in source.complete or [source.step_of([*source.present][-1] if source.present else None)]:
         recut = Recut(source, step, plan, layouts, run or recut_id(source.run, step, plan))
@@ -118,6 +123,29 @@ def continued(
         recut.write(runs.make_folder(plan, recut.run), stages)
         return recut.run
     raise SnapshotDamaged(source.snapshots.folder, [problem for damage in damages for problem in damage.problems])
+
+
+def _never_had_checkpoint(source: CheckpointSource, plan: Plan) -> bool:
+    """Return whether the run's records say that none of its checkpoints was ever complete, and it began at step 0."""
+    earlier = earlier_run(plan, source.run)
+    if is_saved(source.folder) or (earlier is not None and earlier.step):
+        return False
+    store = None if plan.broker.store == runs.IN_FOLDER else plan.broker.store
+    try:
+        with recorded_run(source.folder, store) as recorded:
+            return recorded.complete == 0
+    except RecordsDamaged:
+        return False
+
+
+def _begun_again(recut: "Recut", tell: Callable[[str], None]) -> str:
+    """The id of the run that does all steps of the other again, which is made unless it is there already."""
+    if runs.is_run(folder := runs.folder(recut.plan, recut.run)):
+        runs.run_to_resume(recut.plan, recut.run)
+    else:
+        recut.write(runs.make_folder(recut.plan, recut.run), ())
+        tell(f"run {recut.source.run} has no complete checkpoint: {recut.run} begins again at step 0")
+    return folder.name
 
 
 @dataclass(frozen=True)
