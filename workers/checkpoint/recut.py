@@ -10,7 +10,7 @@ the new plan: machines that write their workers' snapshots each for itself give 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -120,7 +120,7 @@ def continued(
             damages.append(damage)
             tell(str(damage))
             continue
-        recut.write(runs.make_folder(plan, recut.run), stages)
+        recut.write(runs.make_folder(plan, recut.run), tell, stages)
         return recut.run
     raise SnapshotDamaged(source.snapshots.folder, [problem for damage in damages for problem in damage.problems])
 
@@ -143,7 +143,7 @@ def _begun_again(recut: "Recut", tell: Callable[[str], None]) -> str:
     if runs.is_run(folder := runs.folder(recut.plan, recut.run)):
         runs.run_to_resume(recut.plan, recut.run)
     else:
-        recut.write(runs.make_folder(recut.plan, recut.run), ())
+        recut.write(runs.make_folder(recut.plan, recut.run), tell, ())
         tell(f"run {recut.source.run} has no complete checkpoint: {recut.run} begins again at step 0")
     return folder.name
 
@@ -166,6 +166,11 @@ class Recut:
     def shares(self) -> list[Share]:
         """What each new stage takes, as far as the contents are known. Raises `SnapshotDamaged`."""
         return shares_of(self.layouts, self._contents, self.source.stages)
+
+    @property
+    def _last(self) -> int:
+        """The old last stage, whose snapshots have the evaluations."""
+        return self.source.first_replicas[-1]
 
     @cached_property
     def present(self) -> frozenset[int]:
@@ -193,22 +198,49 @@ class Recut:
                 return []
         return [stage for stage in stages if there.snapshots.verify(stage, self.step)]
 
-    def write(self, folder: Path, stages: Iterable[int] | None = None) -> None:
+    @cached_property
+    def best(self) -> "Recut | None":
+        """The checkpoint of the best evaluation before this one, which moves along if the plan keeps it. None if there
+        is none, or if the last stage's snapshot is not here, which tells its step. Raises `SnapshotDamaged`."""
+        if not self.plan.keeps_best or self._last not in self.present:
+            return None
+        step = self.source.best_before(self.step)
+        return None if step is None else replace(self, step=step)
+
+    def write(self, folder: Path, tell: Callable[[str], None], stages: Iterable[int] | None = None) -> None:
         """Writes the snapshots of the new `stages`, by default of all, into `folder`, the new run's; its metrics so
-        far; and then the run's plan. What is there already has the same bits and stays.
+        far; and then the run's plan. What is there already has the same bits and stays. `tell` gets why that of the
+        best evaluation does not move along.
 
         Raises `ModelRefused` if they cannot be made, `SnapshotFailed`, `SnapshotDamaged`, or `OSError`.
         """
         target = SnapshotDirectory(folder / FOLDER, Origin(self.run, self.plan.digest()))
-        load = lru_cache(maxsize=2)(lambda old: self.source.snapshots.load(old, self.step))
-        for share in self._wanted(stages):
-            target.write(self._snapshot(share, load))
+        self._write_best(target, tell, stages)
+        self._write_snapshots(target, stages)
         for name in (METRICS, EVALUATIONS):
             if (self.source.folder / name).exists() and not (folder / name).exists():
                 keep_lines(self.source.folder / name, self.step, folder / name)
         write_json(folder / NOTE, RecutNote(self.source.run, self.step))
         if not (folder / runs.PLAN).exists():  # from here on it is a run
             write_json(folder / runs.PLAN, self.plan.as_mapping())
+
+    def _write_best(self, target: SnapshotDirectory, tell: Callable[[str], None], stages: Iterable[int] | None) -> None:
+        stays = f"the checkpoint of the best evaluation stays in {self.source.folder}"
+        if self.plan.keeps_best and self.present and self._last not in self.present:
+            told_by = self.source.snapshots.path(self._last, self.step)
+            tell(f"{stays}: {told_by}, which says which step it is of, is not there. Copy that first to take it along")
+        if self.best is None:
+            return
+        try:
+            self.best.check(stages)
+            self.best._write_snapshots(target, stages)
+        except (NoCheckpoint, SnapshotDamaged) as error:
+            tell(f"{stays}: {error}")
+
+    def _write_snapshots(self, target: SnapshotDirectory, stages: Iterable[int] | None) -> None:
+        load = lru_cache(maxsize=2)(lambda old: self.source.snapshots.load(old, self.step))
+        for share in self._wanted(stages):
+            target.write(self._snapshot(share, load))
 
     def _snapshot(self, share: Share, load: Callable[[int], Snapshot]) -> Snapshot:
         parts = [load(old) for old in share.sources]
