@@ -139,13 +139,12 @@ def _never_had_checkpoint(source: CheckpointSource, plan: Plan) -> bool:
 
 
 def _begun_again(recut: "Recut", tell: Callable[[str], None]) -> str:
-    """The id of the run that does all steps of the other again, which is made unless it is there already."""
-    if runs.is_run(folder := runs.folder(recut.plan, recut.run)):
-        runs.run_to_resume(recut.plan, recut.run)
-    else:
-        recut.write(runs.make_folder(recut.plan, recut.run), tell, ())
-        tell(f"run {recut.source.run} has no complete checkpoint: {recut.run} begins again at step 0")
-    return folder.name
+    """Return the id of the run that repeats all steps of the other, which is made unless it is there already."""
+    if runs.is_run(runs.folder(recut.plan, recut.run)):
+        return runs.run_to_resume(recut.plan, recut.run)
+    recut.write(runs.make_folder(recut.plan, recut.run), tell, ())
+    tell(f"run {recut.source.run} has no complete checkpoint: {recut.run} begins again at step 0")
+    return recut.run
 
 
 @dataclass(frozen=True)
@@ -166,11 +165,6 @@ class Recut:
     def shares(self) -> list[Share]:
         """What each new stage takes, as far as the contents are known. Raises `SnapshotDamaged`."""
         return shares_of(self.layouts, self._contents, self.source.stages)
-
-    @property
-    def _last(self) -> int:
-        """The old last stage, whose snapshots have the evaluations."""
-        return self.source.first_replicas[-1]
 
     @cached_property
     def present(self) -> frozenset[int]:
@@ -252,6 +246,11 @@ class Recut:
         except ForeignState as error:
             raise ModelRefused(str(error)) from error
         return Snapshot(share.layout.stage, self.step, 0, state, losses if last else {}, rounds=rounds if last else ())
+
+    @property
+    def _last(self) -> int:
+        """The old last stage, whose snapshots have the evaluations."""
+        return self.source.first_replicas[-1]
 
     def _wanted(self, stages: Iterable[int] | None) -> list[Share]:
         chosen = None if stages is None else set(stages)

@@ -9,6 +9,7 @@ import pytest
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import PlanRefused
 from stageline.workers.checkpoint.recut import continued, needs_recut
+from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint
 from stageline.workers.runs import folder as runs
 from support.small_plans import plan
@@ -98,6 +99,17 @@ def test_a_run_without_a_checkpoint_begins_again_in_another_layout_as_one_run(
     (told,) = said
     assert "small-1 " in told
     assert run in told
+
+
+def test_a_snapshot_of_one_stage_alone_makes_no_checkpoint(tmp_path: Path) -> None:
+    """All processes were killed after the first stage had written one. Without records it is not known that they were:
+    the other stage's may be on another machine."""
+    ended, other = ended_run(tmp_path, "small-1", 0), plan(run__dir=str(tmp_path), model__cut=[3]).resolved(2)
+    (ended.folder / "checkpoints/stage-0/step-0000000010").mkdir(parents=True)
+    assert continued(other, ended, (), len).startswith("small-1-at0-")
+    (ended.folder / runs.STORE).unlink()
+    with pytest.raises(SnapshotDamaged, match=r"manifest\.json"):
+        continued(other, ended, (), len)
 
 
 @pytest.mark.parametrize(("run", "complete"), [("small-1", 4), ("small-1-at4-5e1d03", 0)])
