@@ -1,6 +1,5 @@
 """Claim: what the broker does for a stage does not grow with the number of stages."""
 
-import struct
 import tracemalloc
 from time import perf_counter
 
@@ -12,13 +11,14 @@ from stageline.broker.control.protocol import encode
 from stageline.broker.control.records import StepRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
+from stageline.broker.ledger.step_times import packed_times
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.memory import MemoryStore
-from stageline.pipeline.schedule import Kind, make_schedule
+from stageline.pipeline.schedule import Action, Kind, make_schedule
 
 STAGES = (10, 100, 1000)
 PLAN = "0" * 64
-_PLACE = struct.pack("<6d", *range(6))  # times of F, B and U
+_TIMES = packed_times((Action(kind, 0), 0.0, 1.0) for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE))
 
 ABOUT = """\
 The broker's decisions alone, without sockets or files: a worker for each stage joins, and then each reports a finished
@@ -105,7 +105,7 @@ def _join(core: Coordinator, stages: int) -> int:
 def _reported(core: Coordinator, stage: int, step: int, now: float, snapshot: bool) -> list[FromBroker]:
     """What comes of a report with a finished step, perhaps with its snapshot, and of a heartbeat."""
     known, doing = core.run.registry.members[stage].incarnation, f"{stage}{Kind.FORWARD}0 of step {step}"
-    record = StepRecord(stage, step, _PLACE, 0.5)
+    record = StepRecord(stage, step, _TIMES, 0.5)
     snapshots = [(stage, step + 1)] if snapshot else []
     full = Report(known, 3 * step, doing, now, 0.1, steps=[record], snapshots=snapshots, number=step + 1)
     heartbeat = Report(known, 3 * step + 1, doing, now, 0.1)

@@ -11,12 +11,11 @@ from math import ceil
 
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import StepRecord
-from stageline.broker.ledger.ledger import timed_actions
-from stageline.broker.ledger.orders import ComparedSchedule, ProposedOrder, ReviewRecord, schedule_at
+from stageline.broker.ledger.orders import ComparedSchedule, ProposedOrder, ReviewRecord
+from stageline.broker.ledger.step_times import timed_actions
 from stageline.broker.membership.member import Member
 from stageline.pipeline.choice import ChosenSchedule, MeasuredTimes, RankedSchedule, ScheduleReview, StageBytes
 from stageline.pipeline.choice.measured import ActionTimes
-from stageline.pipeline.schedule import Schedule
 
 from .records import RunRecords
 
@@ -48,8 +47,7 @@ class Ordering:
         review = self._reviewing(now)
         for record in steps:
             if review.wants(record.step):
-                actions = timed_actions(self._schedule(record.step), record)
-                review.note(record.step, record.stage, [ActionTimes(*each) for each in actions])
+                review.note(record.step, record.stage, [ActionTimes(*each) for each in timed_actions(record)])
 
     def tick(self, now: float) -> None:
         """What is due by time: a turn of the review, the answers to a proposed order, another try to tell."""
@@ -158,9 +156,6 @@ class Ordering:
                 times=None if newest is None else _times(newest, schedule.stages),
             )
         return self.review
-
-    def _schedule(self, step: int) -> Schedule:
-        return schedule_at(self._run.config.schedule, self._run.orders.orders, step)
 
 
 def _without_room(compared: Sequence[RankedSchedule]) -> str:

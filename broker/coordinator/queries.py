@@ -11,7 +11,8 @@ from stageline.broker.control.messages import Answer, Ask, Refused
 from stageline.broker.diagnosis.explain import MEND
 from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.evaluations import fact_of
-from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
+from stageline.broker.ledger.ledger import MicrobatchPosition
+from stageline.broker.ledger.step_times import timed_actions
 from stageline.broker.membership.replacements import Replacement
 from stageline.broker.membership.standby import Contact
 from stageline.broker.recovery.lost_work import attempts_on
@@ -253,7 +254,7 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
     """The state of a microbatch at one stage, when each action on it began and ended, and what was lost."""
     run, schedule = view.run, view.run.config.schedule
     entry, record = run.ledger.entry(at), run.store.record(at.stage, at.step)
-    timed = timed_actions(run.orders.at(schedule, at.step), record) if record else []
+    timed = timed_actions(record) if record else []
     own = [each for each in timed if each[0].microbatch == at.microbatch or each[0].kind in ONCE_PER_STEP]
     holder = None
     if entry.holder is not None:
@@ -332,8 +333,7 @@ def _timetable(view: RunView, of: Mapping[str, str]) -> Facts:
     run, floor = view.run, view.run.ledger.finished_floor
     for step in range(floor - 1, max(0, floor - _LOOKED_BACK) - 1, -1):
         records = [run.store.record(stage, step) for stage in range(run.config.schedule.copies)]
-        schedule = run.orders.at(run.config.schedule, step)
-        timed = [timed_actions(schedule, record) for record in records if record is not None]
+        timed = [timed_actions(record) for record in records if record is not None]
         if len(timed) == len(records) and all(timed):
             return {"run": run.id, "step": step, "actions": [_timed(*each) for stage in timed for each in stage]}
     return {"run": run.id, "step": None, "actions": []}

@@ -202,7 +202,7 @@ class Restart:
         if self._is_below(self._run.checkpoints.complete):
             self._refuse([])
         elif self._starts_at_checkpoint():
-            self.poll = CheckpointPoll(self._placement, self._run.checkpoints.complete)
+            self.poll = CheckpointPoll(self._placement, self._run.checkpoints.complete, floor=self._floor)
             self._run.lifecycle.move(RunEvent.CHECKPOINT_UNVERIFIED)
         else:
             self._run.lifecycle.move(RunEvent.START_KNOWN)

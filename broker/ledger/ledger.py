@@ -8,24 +8,18 @@ Reports are samples: intermediate states may be missing, and late or repeated ev
 records with the times of their actions.
 """
 
-import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
-from typing import get_args
 
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import Event, StepRecord
 from stageline.broker.errors import BrokerError
-from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, Tied
-from stageline.pipeline.schedule.ties import with_gradients_sent
 
-ACTION_BYTES = 16  # of a step record's `times`: start and end of one action
+from .step_times import unreadable_times
 
 LEAD = 100_000  # steps by which a worker's events may be ahead of its records that have come
-
-TimedAction = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
 
 
 class MicrobatchState(StrEnum):
@@ -216,11 +210,8 @@ class Ledger:
 
     def finish(self, record: StepRecord) -> None:
         """Closes a step, and the ones before it, at a stage. Raises `IllegalTransition` if the record cannot be."""
-        if len(record.times) % ACTION_BYTES:
-            raise IllegalTransition(
-                f"step {record.step} of stage {record.stage} has {len(record.times)} bytes of times; "
-                f"an action takes {ACTION_BYTES}"
-            )
+        if why := unreadable_times(record.times):
+            raise IllegalTransition(f"step {record.step} of stage {record.stage} {why}")
         if self._has_loss(record):
             self._keep_loss(record.step, record.loss)
             self._keep_norm(record)
@@ -279,27 +270,3 @@ class Ledger:
 def _check_owned(stage: int, stages: Collection[int]) -> None:
     if stage not in stages:
         raise IllegalTransition(f"stage {stage} is not its own")
-
-
-def timed_actions(schedule: Schedule, record: StepRecord) -> list[TimedAction]:
-    """Each action of a finished step at a stage, with its times; none if they were not measured.
-
-    Their number tells which list the stage ran: its step of the schedule, that of one that shares parameters, a frozen
-    stage's, or only its end where forwards are replayed.
-    """
-    stage, times = record.stage, struct.unpack(f"<{len(record.times) // 8}d", record.times)
-    training = [action for action in schedule.workers[schedule.owner(stage)] if action.stage == stage]
-    forwards = [Action(Kind.FORWARD, stage, microbatch) for microbatch in schedule.replicas.groups[stage]]
-    frozen = [*forwards, Action(Kind.UPDATE, stage)]
-    lists = (frozen[-1:], *_sharing(stage, training), frozen, training)
-    by_length = {len(actions) * ACTION_BYTES: actions for actions in lists}
-    actions = by_length.get(len(record.times))
-    return list(zip(actions, times[0::2], times[1::2], strict=True)) if actions else []
-
-
-def _sharing(stage: int, training: Sequence[Action]) -> Iterator[list[Action]]:
-    """The step of a stage that shares parameters: per step, and per microbatch. With one microbatch, that is one."""
-    work = [action for action in training if action.kind not in ONCE_PER_STEP]
-    end = training[len(work) :]
-    for tied in reversed(get_args(Tied)):
-        yield [*with_gradients_sent(work, ((stage - 1, stage),), tied), *end]

@@ -15,7 +15,6 @@ import msgspec
 from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.stores.base import Fact
-from stageline.pipeline.schedule import Schedule, make_schedule
 
 _FACT = "orders"  # its name in a store
 
@@ -95,30 +94,3 @@ class OrderBook(msgspec.Struct):
         """Workers know these: the records were lost, or are stale."""
         self.orders, self.proposed = list(orders), None
         self.reasons = (self.reasons + [""] * len(orders))[: len(orders)]
-
-    def at(self, base: Schedule, step: int) -> Schedule:
-        """The schedule of `step` in a run that begins with `base`."""
-        return schedule_at(base, self.orders, step)
-
-
-def schedule_at(base: Schedule, orders: Sequence[ScheduleOrder], step: int) -> Schedule:
-    """The schedule of `step` in a run that begins with `base`. Raises `ScheduleRefused` for an order that no broker
-    gives."""
-    order = next((each for each in reversed(orders) if each.step <= step), None)
-    return base if order is None else _reordered(base, order.name, order.window)
-
-
-def _reordered(base: Schedule, name: str, window: tuple[int, ...] | None) -> Schedule:
-    """The same stages in another order."""
-    return make_schedule(
-        name,
-        base.placement,
-        base.microbatches,
-        mode=base.mode,
-        window=window,
-        first_trainable=base.first_trainable,
-        ties=base.ties,
-        tied=base.tied,
-        frozen=base.frozen,
-        clips=base.clips,
-    )

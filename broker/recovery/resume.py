@@ -15,7 +15,7 @@ no snapshots: it is not waited for here.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stageline.broker.control.messages import Hello
 from stageline.broker.membership.member import stages_label
@@ -32,12 +32,14 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPoll:
-    """All workers verify their snapshots of `step`. `damages`: what was wrong with those of the steps `tried`."""
+    """All workers verify their snapshots of `step`. `damages`: what was wrong with those of the steps `tried`. The run
+    does not begin below `floor`, although it may keep an older checkpoint, that of the best evaluation."""
 
     placement: Placement
     step: int
     damages: tuple[str, ...] = ()
     tried: frozenset[int] = frozenset()
+    floor: int = 0
 
     def absent(self, hellos: Iterable[Hello]) -> list[int]:
         """The indexes for which no worker has verified its snapshots yet."""
@@ -59,7 +61,7 @@ class CheckpointPoll:
         other = max(self._others(read), default=None)
         if other is None:
             return ResumePoint(None, damages)
-        return CheckpointPoll(self.placement, other, damages, self.tried | {self.step})
+        return replace(self, step=other, damages=damages, tried=self.tried | {self.step})
 
     def _has_read(self, hello: Hello) -> bool:
         return hello.inspection is not None and hello.inspection.step == self.step
@@ -80,7 +82,8 @@ class CheckpointPoll:
             for index, stages in enumerate(self.placement)
             for stage in stages
         ]
-        return set.intersection(*seen) - self.tried - {0, self.step}
+        found = set.intersection(*seen) - self.tried - {0, self.step}
+        return {step for step in found if step >= self.floor}
 
 
 def _fit(index: int, read: list[Hello]) -> list[Hello]:

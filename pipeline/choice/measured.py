@@ -36,7 +36,8 @@ StepActions = Mapping[int, Sequence[ActionTimes]]  # of a step, by stage
 class MeasuredTimes:
     """Seconds of each stage's actions for a microbatch; None where none was ever seen, as of halves of a backward that
     ran whole. `latency[h]`: of a message between stages h and h+1, one way. `transfer[h]`: how long it keeps the link
-    busy; 0 where messages were not seen to hold each other up. `step`: what a step took."""
+    busy; 0 where messages were not seen to hold each other up. `step`: what a step took. `unsplit`: the stages that
+    send gradients of shared parameters after each backward, which therefore runs whole in every schedule."""
 
     forward: tuple[float, ...]
     backward: tuple[float | None, ...]
@@ -46,6 +47,7 @@ class MeasuredTimes:
     latency: tuple[float, ...]
     transfer: tuple[float, ...]
     step: float
+    unsplit: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, steps: Sequence[StepActions], placement: Placement, before: Self | None = None) -> Self:
@@ -66,6 +68,7 @@ class MeasuredTimes:
             tuple(_latency(steps, stage) if apart else 0.0 for stage, apart in hops),
             tuple(_transfer(steps, stage) if apart else 0.0 for stage, apart in hops),
             _step_time(steps),
+            frozenset(stage for stage in stages if _typical(steps, stage, Kind.TIED) is not None),
         )
 
     @property
@@ -95,6 +98,8 @@ class MeasuredTimes:
 
     def _halves(self, stage: int, *, halved: bool) -> tuple[float, float]:
         whole, one, two = self.backward[stage], self.input[stage], self.weight[stage]
+        if stage in self.unsplit:
+            return whole or 0.0, 0.0
         if (halved or whole is None) and one is not None:
             return one, two or 0.0
         first = 0.0 if stage == self.first_trainable else (whole or 0.0) / 2

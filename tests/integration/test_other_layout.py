@@ -1,6 +1,7 @@
 """A run that is stopped goes on with other stages, workers and transport, to the bits of never having stopped."""
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -125,6 +126,62 @@ def test_four_stages_over_zeromq_go_on_as_two_over_redis_and_then_as_one(here: W
             for rows, targets in zip(x.tensor_split(3), y.tensor_split(3), strict=True)  # its microbatches
         ]
     assert found["metrics"] == {"accuracy": sum(parts) / len(x)}
+
+
+LATE = ("--set", "recovery.snapshot_every=1000")
+
+
+def killed_early(workspace: Workspace, *arguments: str) -> None:
+    """Kills all processes of a run while it trains, before any checkpoint."""
+    train = workspace.start("train", ".", *arguments, *LATE)
+    until(train.stderr, "logs in")
+    until(train.stderr, "running")
+    train.kill()
+    train.communicate()
+    wait_for(lambda: not workspace.kill())
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_its_first_checkpoint_begins_again_in_another_layout_and_says_so(here: Workspace) -> None:
+    """It was refused, since it holds no snapshot, where the same layout begins again."""
+    killed_early(here, *FOUR)
+    (first,) = here.runs()
+    killed_early(here, "--resume", *TWO)
+    (second,) = set(here.runs()) - {first}
+    last = here.command("train", ".", "--json", "--resume", first.name, *TWO, *LATE)
+    assert last.returncode == 0, last.stderr
+    assert second.name in last.stderr
+    found = json.loads(last.stdout)
+    assert (found["run"], here.runs()) == (second.name, [first, second])
+    assert found["weights_sha256"] == reference.train(reference.recipe(here.folder, steps=120)).weights_sha256
+    third = here.command("train", ".", "--resume", first.name, *ONE, *LATE)
+    assert third.returncode == 0, third.stderr
+    assert f"{first.name} has no complete checkpoint" in third.stderr
+    assert "step 0" in third.stderr
+
+
+BEST = ("--set", "evaluation={every=10, better='higher', keep_best=true}")  # of the loss: an early one
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_moves_along_to_each_layout_and_the_older_folders_can_be_deleted(here: Workspace) -> None:
+    """It lay in the old folder alone, and `export --best` of the new run failed."""
+    first, _ = stopped(here, *FOUR, *BEST)
+    second, _ = stopped(here, "--resume", first.name, *TWO, *BEST)
+    shutil.rmtree(first)
+    last = here.command("train", ".", "--json", "--resume", second.name, *ONE, *BEST)
+    assert last.returncode == 0, last.stderr
+    shutil.rmtree(second)
+    found = json.loads(last.stdout)
+    step = found["best"]["step"]
+    assert step < int(second.name.partition("-at")[2].partition("-")[0])
+    (third,) = here.runs()
+    assert here.here("export", str(third), "best.safetensors", "--best") == 0
+    best = load_file(here.folder / "best.safetensors")
+    expected = reference.train(reference.recipe(here.folder, steps=step)).state
+    assert best.keys() == expected.keys()
+    assert all(torch.equal(best[name], expected[name]) for name in best)
+    assert found["weights_sha256"] == reference.train(reference.recipe(here.folder, steps=120)).weights_sha256
 
 
 FREEZING = ("--set", 'model.trainable=["3.*"]')

@@ -1,7 +1,6 @@
 """Conversations with the coordinator without sockets or clocks: messages in, messages out, and the time given."""
 
 import json
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -22,6 +21,7 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.records import Inspection, StepRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
+from stageline.broker.ledger.step_times import packed_times
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.memory import MemoryStore
@@ -99,7 +99,9 @@ def report(index: int, *, actions: int = 0, now: str = WAITING, **more: object) 
 
 
 def steps(stage: int, *which: int, loss: float | None = None) -> list[StepRecord]:
-    times = struct.pack("<18d", *range(18))  # 4 microbatches: 4 F, 4 B and U
+    """Each action takes a second; the first begins at 0, and there is a second between any two."""
+    actions = SCHEDULE.workers[stage]
+    times = packed_times((action, 2.0 * n, 2.0 * n + 1) for n, action in enumerate(actions))
     return [StepRecord(stage, step, times, loss) for step in which]
 
 

@@ -10,7 +10,7 @@ the new plan: machines that write their workers' snapshots each for itself give 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -25,10 +25,12 @@ from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.lines import EVALUATIONS, METRICS, keep_lines
-from stageline.workers.runs.recut_note import NOTE, RecutNote, recut_id
+from stageline.workers.runs.recorded.records import RecordsDamaged, recorded_run
+from stageline.workers.runs.recut_note import NOTE, RecutNote, earlier_run, recut_id
 
 from .directory import FOLDER, SnapshotDirectory
 from .regroup import Contents, Share, faults_of, regrouped, shares_of
+from .saved import is_saved
 from .snapshot import WEIGHTS, Origin, Snapshot, SnapshotDamaged, read_manifest
 from .source import CheckpointSource, NoCheckpoint
 
@@ -95,11 +97,14 @@ def continued(
 ) -> str:
     """The id of the run that goes on as `plan` has it, from the newest whole checkpoint in `source`. If that run
     is there already, what is missing or damaged of it is written again; else it is made now, with the id `run` if that
-    is given. `tell` gets what is damaged in newer checkpoints.
+    is given. `tell` gets what is damaged in newer checkpoints. A run that was ended before its first checkpoint was
+    complete begins again, as it does in the same layout; `tell` gets that too.
 
     Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused`, `PlanRefused`, `NoSuchRun` for one that has finished, or
     `OSError`.
     """
+    if not source.complete and _never_had_checkpoint(source, plan):
+        return _begun_again(Recut(source, 0, plan, layouts, recut_id(source.run, 0, plan)), tell)
     damages: list[SnapshotDamaged] = []
     for step in source.complete or [source.step_of([*source.present][-1] if source.present else None)]:
         recut = Recut(source, step, plan, layouts, run or recut_id(source.run, step, plan))
@@ -115,9 +120,31 @@ def continued(
             damages.append(damage)
             tell(str(damage))
             continue
-        recut.write(runs.make_folder(plan, recut.run), stages)
+        recut.write(runs.make_folder(plan, recut.run), tell, stages)
         return recut.run
     raise SnapshotDamaged(source.snapshots.folder, [problem for damage in damages for problem in damage.problems])
+
+
+def _never_had_checkpoint(source: CheckpointSource, plan: Plan) -> bool:
+    """Return whether the run's records say that none of its checkpoints was ever complete, and it began at step 0."""
+    earlier = earlier_run(plan, source.run)
+    if is_saved(source.folder) or (earlier is not None and earlier.step):
+        return False
+    store = None if plan.broker.store == runs.IN_FOLDER else plan.broker.store
+    try:
+        with recorded_run(source.folder, store) as recorded:
+            return recorded.complete == 0
+    except RecordsDamaged:
+        return False
+
+
+def _begun_again(recut: "Recut", tell: Callable[[str], None]) -> str:
+    """Return the id of the run that repeats all steps of the other, which is made unless it is there already."""
+    if runs.is_run(runs.folder(recut.plan, recut.run)):
+        return runs.run_to_resume(recut.plan, recut.run)
+    recut.write(runs.make_folder(recut.plan, recut.run), tell, ())
+    tell(f"run {recut.source.run} has no complete checkpoint: {recut.run} begins again at step 0")
+    return recut.run
 
 
 @dataclass(frozen=True)
@@ -165,22 +192,49 @@ class Recut:
                 return []
         return [stage for stage in stages if there.snapshots.verify(stage, self.step)]
 
-    def write(self, folder: Path, stages: Iterable[int] | None = None) -> None:
+    @cached_property
+    def best(self) -> "Recut | None":
+        """The checkpoint of the best evaluation before this one, which moves along if the plan keeps it. None if there
+        is none, or if the last stage's snapshot is not here, which tells its step. Raises `SnapshotDamaged`."""
+        if not self.plan.keeps_best or self._last not in self.present:
+            return None
+        step = self.source.best_before(self.step)
+        return None if step is None else replace(self, step=step)
+
+    def write(self, folder: Path, tell: Callable[[str], None], stages: Iterable[int] | None = None) -> None:
         """Writes the snapshots of the new `stages`, by default of all, into `folder`, the new run's; its metrics so
-        far; and then the run's plan. What is there already has the same bits and stays.
+        far; and then the run's plan. What is there already has the same bits and stays. `tell` gets why that of the
+        best evaluation does not move along.
 
         Raises `ModelRefused` if they cannot be made, `SnapshotFailed`, `SnapshotDamaged`, or `OSError`.
         """
         target = SnapshotDirectory(folder / FOLDER, Origin(self.run, self.plan.digest()))
-        load = lru_cache(maxsize=2)(lambda old: self.source.snapshots.load(old, self.step))
-        for share in self._wanted(stages):
-            target.write(self._snapshot(share, load))
+        self._write_best(target, tell, stages)
+        self._write_snapshots(target, stages)
         for name in (METRICS, EVALUATIONS):
             if (self.source.folder / name).exists() and not (folder / name).exists():
                 keep_lines(self.source.folder / name, self.step, folder / name)
         write_json(folder / NOTE, RecutNote(self.source.run, self.step))
         if not (folder / runs.PLAN).exists():  # from here on it is a run
             write_json(folder / runs.PLAN, self.plan.as_mapping())
+
+    def _write_best(self, target: SnapshotDirectory, tell: Callable[[str], None], stages: Iterable[int] | None) -> None:
+        stays = f"the checkpoint of the best evaluation stays in {self.source.folder}"
+        if self.plan.keeps_best and self.present and self._last not in self.present:
+            told_by = self.source.snapshots.path(self._last, self.step)
+            tell(f"{stays}: {told_by}, which says which step it is of, is not there. Copy that first to take it along")
+        if self.best is None:
+            return
+        try:
+            self.best.check(stages)
+            self.best._write_snapshots(target, stages)
+        except (NoCheckpoint, SnapshotDamaged) as error:
+            tell(f"{stays}: {error}")
+
+    def _write_snapshots(self, target: SnapshotDirectory, stages: Iterable[int] | None) -> None:
+        load = lru_cache(maxsize=2)(lambda old: self.source.snapshots.load(old, self.step))
+        for share in self._wanted(stages):
+            target.write(self._snapshot(share, load))
 
     def _snapshot(self, share: Share, load: Callable[[int], Snapshot]) -> Snapshot:
         parts = [load(old) for old in share.sources]
@@ -192,6 +246,11 @@ class Recut:
         except ForeignState as error:
             raise ModelRefused(str(error)) from error
         return Snapshot(share.layout.stage, self.step, 0, state, losses if last else {}, rounds=rounds if last else ())
+
+    @property
+    def _last(self) -> int:
+        """The old last stage, whose snapshots have the evaluations."""
+        return self.source.first_replicas[-1]
 
     def _wanted(self, stages: Iterable[int] | None) -> list[Share]:
         chosen = None if stages is None else set(stages)

@@ -73,13 +73,18 @@ class CheckpointSource:
     def best(self) -> int | None:
         """The step of the best evaluation whose checkpoint is kept: of a finished run, or before the newest checkpoint
         that all stages have here; None if none is known. Raises `OSError`."""
-        if not self.plan.keeps_best or (criterion := self.plan.criterion) is None:
+        if not self.plan.keeps_best:
             return None
         if (result := runs.result_in(self.folder)) is not None:
             return None if result.best is None else int(result.best["step"])
-        if not self.complete:
+        return self.best_before(self.complete[0]) if self.complete else None
+
+    def best_before(self, step: int) -> int | None:
+        """The step of the best evaluation before `step`, as the last stage's snapshot of that step tells it; None if
+        there is none, or no criterion. Raises `SnapshotDamaged`."""
+        if (criterion := self.plan.criterion) is None:
             return None
-        manifest = read_manifest(self.snapshots.path(self.first_replicas[-1], self.complete[0]))
+        manifest = read_manifest(self.snapshots.path(self.first_replicas[-1], step))
         found = ((each.step, each.values) for each in map(record_of, manifest.rounds))
         best = Standing(criterion).after_all(found).best
         return None if best is None else best.step

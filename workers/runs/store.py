@@ -7,8 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from stageline.broker.errors import BrokerError
-from stageline.broker.ledger.ledger import timed_actions
-from stageline.broker.ledger.orders import OrderBook, schedule_at
+from stageline.broker.ledger.step_times import timed_actions
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline import retry
@@ -55,11 +54,10 @@ def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> 
 
 def measured(store: Store, schedule: Schedule, steps: range) -> list[Timed]:
     """The actions of `steps`, as far as their times are recorded."""
-    orders = OrderBook.stored_in(store.load().facts).orders
     found = ((stage, step, store.record(stage, step)) for step in steps for stage in range(schedule.copies))
     return [
         Timed(schedule.owner(stage), action, start, end, step)
         for stage, step, record in found
         if record is not None
-        for action, start, end in timed_actions(schedule_at(schedule, orders, step), record)
+        for action, start, end in timed_actions(record)
     ]

@@ -4,7 +4,6 @@ The loop writes, one other thread reads (`ControlThread`, which sends reports of
 though perhaps a moment old; nothing in here ever makes the loop wait.
 """
 
-from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import msgspec
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait, WorkerRecord
+from stageline.broker.ledger.step_times import packed_times
 from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
@@ -171,8 +171,8 @@ class Progress:
         """`stage` has finished `step`."""
         mine = [d for d in self.open[stage] if d.instruction.step == step]
         self.open[stage] = [d for d in self.open[stage] if d.instruction.step != step]
-        times = array("d", [time for d in mine for time in (d.start, d.end)])
-        self.steps.append(StepRecord(stage, step, times.tobytes(), loss, norm))
+        times = packed_times((d.instruction.action, d.start, d.end) for d in mine)
+        self.steps.append(StepRecord(stage, step, times, loss, norm))
         self.finished[stage] = step + 1
         if stage == self.last and loss is not None:
             self.newest = step, loss

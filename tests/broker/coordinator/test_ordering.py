@@ -1,12 +1,12 @@
 """A run that chooses its schedule: what the broker tells its workers, and when an order holds."""
 
-import struct
 from dataclasses import replace
 
 import pytest
 
 from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder, StepRecord
+from stageline.broker.ledger.step_times import packed_times
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule
@@ -23,8 +23,8 @@ def records(stage: int, *steps: int) -> list[StepRecord]:
     found = []
     for step in steps:
         own = [each for each in TIMED if each.step == step and each.action.stage == stage]
-        times = [time for each in own for time in (each.start, each.end)]
-        found.append(StepRecord(stage, step, struct.pack(f"<{len(times)}d", *times), 0.5 if stage else None))
+        times = packed_times((each.action, each.start, each.end) for each in own)
+        found.append(StepRecord(stage, step, times, 0.5 if stage else None))
     return found
 
 

@@ -253,10 +253,10 @@ def test_a_run_in_another_layout_does_not_begin_below_the_step_that_it_goes_on_f
     assert outcome is not None
     assert (outcome.phase, outcome.code, outcome.reason) == (RunPhase.FAILED, 1, EARLIER.refusal(((0,), (1,)), [1]))
     talk = again(talk)
-    looked(talk, [(0, 40)], [(1, 40)])
+    looked(talk, [(0, 20), (0, 40)], [(1, 20), (1, 40)])  # 20 is the best one of the run that it goes on from
     assert talk.core.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT
     for index, damages in enumerate([(), ("it is damaged",)]):
-        talk.send(name(index), having_read(index, 40, *damages))
+        talk.send(name(index), having_read(index, 40, *damages, there=(20,)))
     talk.after(0.2)
     assert talk.core.run.outcome is not None
     assert "`stageline checkpoint split runs/small-1 --step 40 --write`" in talk.core.run.outcome.reason

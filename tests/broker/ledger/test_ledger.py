@@ -15,6 +15,8 @@ from stageline.broker.ledger.ledger import (
     MicrobatchPosition,
     MicrobatchState,
 )
+from stageline.broker.ledger.step_times import packed_times
+from stageline.pipeline.schedule import Action, Kind
 
 ANNA = Holder("anna", 1)
 LIFE = (
@@ -30,8 +32,8 @@ def event(state: str, at: float, *, stage: int = 0, step: int = 0, microbatch: i
     return Event(stage, step, microbatch, state, at)
 
 
-def record(stage: int, step: int, *, actions: int = 5, loss: float | None = None) -> StepRecord:
-    return StepRecord(stage, step, bytes(16 * actions), loss)
+def record(stage: int, step: int, *, loss: float | None = None) -> StepRecord:
+    return StepRecord(stage, step, packed_times([(Action(Kind.FORWARD, stage), 0.0, 1.0)]), loss)
 
 
 def told(*events: Event) -> Ledger:
@@ -129,8 +131,14 @@ def test_the_floor_is_the_first_step_that_some_stage_has_not_finished():
 
 
 def test_times_that_are_not_whole_actions_are_refused():
-    with pytest.raises(IllegalTransition, match="step 3 of stage 1 has 15 bytes of times; an action takes 16"):
+    with pytest.raises(IllegalTransition, match="step 3 of stage 1 has 15 bytes of times; an action takes 21"):
         told().finish(StepRecord(1, 3, bytes(15)))
+
+
+def test_times_of_an_action_that_there_is_not_are_refused():
+    times = packed_times([(Action(Kind.FORWARD, 1), 0.0, 1.0)]).replace(b"F", b"X")
+    with pytest.raises(IllegalTransition, match=r"step 3 of stage 1 .*'X'"):
+        told().finish(StepRecord(1, 3, times))
 
 
 def test_losses_come_from_the_last_stage_and_are_kept_every_so_often():

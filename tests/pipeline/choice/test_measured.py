@@ -90,6 +90,18 @@ def test_what_is_known_from_before_has_become_as_much_slower_as_forwards_have() 
     assert found.halving == pytest.approx(1)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_a_stage_that_sends_gradients_of_shared_parameters_is_simulated_with_whole_backwards(name: str) -> None:
+    """Schedules are ranked without the model, as if each could split its backwards."""
+    ties = ((0, 3),)
+    found = MeasuredTimes.of(steps_of(make_schedule(name, line(4), 8, ties=ties), COSTS), line(4)).costs(halved=True)
+    assert (found.input[3], found.weight[3]) == (pytest.approx(0.02), 0.0)
+    as_run = replace(found, input=(*found.input[:3], 0.01), weight=(*found.weight[:3], 0.01))
+    runs = check_schedule(make_schedule("zb-h1", line(4), 8, ties=ties), as_run)
+    total = max(COSTS.latency) + 0.003  # it goes from stage 0 to stage 3, which then updates: after every schedule
+    assert check_schedule(make_schedule("zb-h1", line(4), 8), found).span + total == pytest.approx(runs.span)
+
+
 def test_the_first_stage_that_trains_is_taken_to_compute_all_in_its_second_half() -> None:
     found = measured("1f1b", line(4)).costs(halved=True)
     assert found.input == pytest.approx((0, 0.01, 0.01, 0.01))

@@ -1,12 +1,17 @@
 """Which plans a run goes on with as a run of its own."""
 
+import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import PlanRefused
-from stageline.workers.checkpoint.recut import needs_recut
-from stageline.workers.checkpoint.source import CheckpointSource
+from stageline.workers.checkpoint.recut import continued, needs_recut
+from stageline.workers.checkpoint.snapshot import SnapshotDamaged
+from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint
+from stageline.workers.runs import folder as runs
 from support.small_plans import plan
 
 
@@ -68,3 +73,48 @@ def test_another_number_of_replicas_is_named_and_no_key_that_they_do_not_let_cha
 
 def replicas(count: int) -> dict[str, object]:
     return {"stage": {"1": {"replicas": count}}, "schedule__microbatches": 4}
+
+
+def ended_run(folder: Path, run: str, complete: int | None) -> CheckpointSource:
+    """A run without snapshots; its records, unless None, have `complete` as its newest complete checkpoint."""
+    found = CheckpointSource(folder / run, run, plan(run__dir=str(folder)).resolved(2))
+    (folder / run).mkdir()
+    (folder / run / runs.PLAN).write_text(json.dumps(found.plan.as_mapping()))
+    if complete is not None:
+        with closing(SqliteStore(folder / run / runs.STORE)) as store:
+            store.put("registry", {"checkpoints": {"complete": complete, "newer": [[], []]}})
+    return found
+
+
+@pytest.mark.parametrize("complete", [None, 0])
+def test_a_run_without_a_checkpoint_begins_again_in_another_layout_as_one_run(
+    complete: int | None, tmp_path: Path
+) -> None:
+    ended, other = ended_run(tmp_path, "small-1", complete), plan(run__dir=str(tmp_path), model__cut=[3]).resolved(2)
+    said: list[str] = []
+    made = {continued(other, ended, (), said.append) for _ in range(2)}
+    assert {path.name for path in tmp_path.iterdir()} == {"small-1", *made}
+    (run,) = made
+    assert run.startswith("small-1-at0-")
+    (told,) = said
+    assert "small-1 " in told
+    assert run in told
+
+
+def test_a_snapshot_of_one_stage_alone_makes_no_checkpoint(tmp_path: Path) -> None:
+    """All processes were killed after the first stage had written one. Without records it is not known that they were:
+    the other stage's may be on another machine."""
+    ended, other = ended_run(tmp_path, "small-1", 0), plan(run__dir=str(tmp_path), model__cut=[3]).resolved(2)
+    (ended.folder / "checkpoints/stage-0/step-0000000010").mkdir(parents=True)
+    assert continued(other, ended, (), len).startswith("small-1-at0-")
+    (ended.folder / runs.STORE).unlink()
+    with pytest.raises(SnapshotDamaged, match=r"manifest\.json"):
+        continued(other, ended, (), len)
+
+
+@pytest.mark.parametrize(("run", "complete"), [("small-1", 4), ("small-1-at4-5e1d03", 0)])
+def test_a_run_whose_snapshots_are_gone_does_not_begin_again(run: str, complete: int, tmp_path: Path) -> None:
+    """Its steps would be lost without a word: the files may be on another machine."""
+    ended, other = ended_run(tmp_path, run, complete), plan(run__dir=str(tmp_path), model__cut=[3]).resolved(2)
+    with pytest.raises(NoCheckpoint, match="holds no snapshot"):
+        continued(other, ended, (), pytest.fail)

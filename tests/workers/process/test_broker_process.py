@@ -43,16 +43,18 @@ from stageline.broker.control.seal import RunKeys, sealed
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
+from stageline.broker.ledger.step_times import packed_times
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.evaluation import Criterion
-from stageline.pipeline.schedule import make_schedule
+from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.control.sealer import Sealer
 from stageline.workers.process import broker_process as module
 from stageline.workers.process.broker_process import serve_channel
 from support.conversation import Conversation, name
 
 PATIENCE = 10_000  # milliseconds after which a test gives up waiting
+TIMES = packed_times([(Action(Kind.FORWARD, 0), 0.0, 1.0)])
 KEYS = RunKeys("run-1", b"k" * 32)
 TERMS = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), Leases(10.0, 10.0, 60.0), log_every=1)
 
@@ -243,7 +245,7 @@ def test_no_damaged_sentence_is_taken_for_another(words: bytes, place: int, bit:
 
 
 def test_no_garbage_stops_the_broker(connect: Connect):
-    whole = encode(Report(1, 1, "1F3", 0.0, 0.5, [StepRecord(0, 1, bytes(16), 0.5)], [Event(0, 1, 2, "done", 1.0)]))
+    whole = encode(Report(1, 1, "1F3", 0.0, 0.5, [StepRecord(0, 1, TIMES, 0.5)], [Event(0, 1, 2, "done", 1.0)]))
 
     with served(core()) as (endpoint, _):
         line = connect(endpoint)
@@ -268,7 +270,9 @@ _WORDS = st.sampled_from(
     ["", "forward", "backward", "done", "waits", "status", "story", "queues", "why", "step", "microbatch"]
 )
 _FLOATS = st.floats()
-_RECORDS = st.builds(StepRecord, _NUMBERS, _NUMBERS, st.sampled_from([b"", bytes(16), bytes(64)]), st.none() | _FLOATS)
+_RECORDS = st.builds(
+    StepRecord, _NUMBERS, _NUMBERS, st.sampled_from([b"", TIMES, 4 * TIMES, bytes(64)]), st.none() | _FLOATS
+)
 _EVENTS = st.builds(Event, _NUMBERS, _NUMBERS, _NUMBERS, _WORDS, _FLOATS)
 _EVALUATIONS = st.builds(EvaluationRecord, _NUMBERS, _NUMBERS, st.none() | _FLOATS, st.dictionaries(_WORDS, _FLOATS))
 _WAITS = st.builds(Wait, st.sampled_from(["forward-1", "backward-0", "x-9"]), _NUMBERS, _WORDS, _NUMBERS, _FLOATS)
@@ -403,9 +407,10 @@ from time import time
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.control.open import open_server
+from stageline.broker.ledger.step_times import packed_times
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.sqlite import SqliteStore
-from stageline.pipeline.schedule import make_schedule
+from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.process.broker_process import serve_channel
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
@@ -442,7 +447,7 @@ def test_a_killed_broker_is_taken_over_by_the_next_and_the_workers_lose_nothing(
         for index, worker in enumerate(workers):
             assert worker.say(hello(index)).hear() == assigned(index)
             worker.say(hello(index, index + 1))
-            records = [StepRecord(index, step, bytes(144), 0.5) for step in range(4)]
+            records = [StepRecord(index, step, 9 * TIMES, 0.5) for step in range(4)]
             worker.say(Report(index + 1, 9, "waits", 0.0, 0.0, records, number=1))
             assert worker.hear_of(Confirmed) == Confirmed(1)
         process.send_signal(signal.SIGKILL)

@@ -1,11 +1,11 @@
 """The timetable as it ran: read back from the broker's records."""
 
-import struct
 from contextlib import closing
 
 import pytest
 
 from stageline.broker.control.records import StepRecord
+from stageline.broker.ledger.step_times import packed_times
 from stageline.broker.stores.memory import MemoryStore
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
@@ -19,8 +19,8 @@ LINE = make_schedule("1f1b", [(0,), (1,)], 2)
 def ran(store, stage, step):
     """Keeps a step of a stage in which the n-th action began at 10 * step + n and took half a second."""
     actions = [action for action in LINE.workers[LINE.owner(stage)] if action.stage == stage]
-    times = [time for n in range(len(actions)) for time in (10 * step + n, 10 * step + n + 0.5)]
-    store.append([StepRecord(stage, step, struct.pack(f"<{len(times)}d", *times))], {})
+    timed = ((action, 10 * step + n, 10 * step + n + 0.5) for n, action in enumerate(actions))
+    store.append([StepRecord(stage, step, packed_times(timed))], {})
 
 
 def test_every_action_comes_back_with_its_worker_step_and_times():

@@ -1,8 +1,7 @@
 """What the compute loop leaves behind for the reports."""
 
-from array import array
-
 from stageline.broker.codec.message import Flow
+from stageline.broker.ledger.step_times import timed_actions
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.program.program import Program
@@ -18,7 +17,8 @@ def test_a_finished_step_becomes_a_record_with_the_times_of_its_actions() -> Non
         progress.done(instruction, begin + 0.5)
     progress.closed(0, 0, 0.25)
     (record,) = progress.steps
-    assert list(array("d", record.times)) == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    timed = [(str(action), start, end) for action, start, end in timed_actions(record)]
+    assert timed == [("0F0", 0.0, 0.5), ("0B0", 1.0, 1.5), ("0U", 2.0, 2.5)]
     assert (record.loss, progress.newest, progress.finished) == (0.25, (0, 0.25), {0: 1})
     assert (progress.actions, progress.busy, progress.open[0]) == (3, 1.5, [])
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.errors import BrokerError
-from stageline.broker.ledger.orders import schedule_at
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.schedule import Schedule, make_schedule
 
 LONGEST = 600.0  # seconds that a worker waits for an order
 
@@ -30,7 +29,7 @@ class StepOrders:
         )
         self._base = base
         self._next = start  # the first step that is not begun
-        self._made: tuple[int, Schedule] = -1, base  # how many orders were known when it was made
+        self._made: tuple[int, Schedule] = 0, base  # how many orders it follows
 
     def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
         """What the broker has told. It repeats itself, so it may be older than what is known."""
@@ -52,5 +51,22 @@ class StepOrders:
         orders = self.known[0]
         reached = sum(order.step <= step for order in orders)
         if self._made[0] != reached:
-            self._made = reached, schedule_at(self._base, orders, step)
+            self._made = reached, _reordered(self._base, orders[reached - 1])
         return self._made[1]
+
+
+def _reordered(base: Schedule, order: ScheduleOrder) -> Schedule:
+    """Returns the schedule of `order` for the stages of `base`. Raises `ScheduleRefused` for an order that no broker
+    gives."""
+    return make_schedule(
+        order.name,
+        base.placement,
+        base.microbatches,
+        mode=base.mode,
+        window=order.window,
+        first_trainable=base.first_trainable,
+        ties=base.ties,
+        tied=base.tied,
+        frozen=base.frozen,
+        clips=base.clips,
+    )

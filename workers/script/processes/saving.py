@@ -4,8 +4,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import structlog
-
 from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.workers.checkpoint.recut import continued, needs_recut
@@ -22,10 +20,9 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.lines import EVALUATIONS, keep_lines
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.open_call import Replies
+from stageline.workers.script.display.stderr import say
 
 from .former_processes import await_former_processes
-
-log = structlog.get_logger()
 
 
 def save_checkpoint(
@@ -58,13 +55,9 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
         return kept.name
     if not saved:
         await_former_processes(kept, plan.recovery.lease)
-    run = continued(plan, source, layouts(), _warn, runs.new_id(plan) if saved else "")
+    run = continued(plan, source, layouts(), say, runs.new_id(plan) if saved else "")
     _keep_batches(kept, runs.folder(plan, run))
     return run
-
-
-def _warn(damage: str) -> None:
-    log.warning("a newer checkpoint is not used", reason=damage)
 
 
 def _keep_batches(before: Path, now: Path) -> None:

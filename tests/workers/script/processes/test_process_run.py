@@ -203,6 +203,21 @@ def test_a_run_whose_processes_were_all_killed_goes_on_at_its_newest_checkpoint_
 
 
 @pytest.mark.slow
+def test_a_run_killed_before_its_first_checkpoint_begins_again_with_other_stages(
+    workspace: Workspace, undisturbed: dict[str, Any]
+) -> None:
+    """It was refused, where the same stages begin again."""
+    start(workspace, "processes", "kill-launcher", "3").communicate()
+    (run,) = workspace.runs()
+    script = start(workspace, "processes", "resume", CUT="[1, 4]")
+    said, errors = script.communicate()
+    assert script.returncode == 0, errors
+    assert f"{run.name} has no complete checkpoint" in errors
+    found = json.loads(said)
+    assert (found["first"], found["losses"], found["weights"]) == (0, undisturbed["losses"], undisturbed["weights"])
+
+
+@pytest.mark.slow
 def test_a_saved_checkpoint_is_a_beginning_when_the_run_is_long_gone(
     workspace: Workspace, undisturbed: dict[str, Any]
 ) -> None:

@@ -63,7 +63,7 @@ def split(
     rows = [_new_stage(change, share) for share in change.shares if share.layout.stage in stages]
     if write:
         change.check(stages)
-        change.write(runs.make_folder(change.plan, change.run), stages)
+        change.write(runs.make_folder(change.plan, change.run), options.tell, stages)
     if as_json:
         facts = {"run": change.source.run, "step": change.step, "new_run": change.run, "written": write}
         click.echo(msgspec.json.encode({"schema": "checkpoint-split/1", **facts, "stages": rows}))
@@ -73,14 +73,16 @@ def split(
 
 def _new_stage(change: "Recut", share: "Share") -> NewStage:
     stage = share.layout.stage
-    paths = {old: str(change.source.snapshots.path(old, change.step)) for old in share.sources}
+    checkpoints = [change] if change.best is None else [change, change.best]
+    needed = [(each, old) for each in checkpoints for old in share.sources]
+    paths = {str(each.source.snapshots.path(old, each.step)): old in each.present for each, old in needed}
     return NewStage(
         worker=next(index for index, each in enumerate(change.plan.workers) if stage in each.stages),
         stage=stage,
         layers=share.layout.layers,
         old_stages=share.sources,
-        snapshots=tuple(paths.values()),
-        absent=tuple(path for old, path in paths.items() if old not in change.present),
+        snapshots=tuple(paths),
+        absent=tuple(path for path, here in paths.items() if not here),
     )
 
 

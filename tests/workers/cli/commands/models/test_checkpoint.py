@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin
-from support.workspace import MODEL, Workspace
+from support.workspace import MODEL, PLAN, Workspace
 
 LAYOUT = ("--set", "model.cut=[1]")
 
@@ -128,6 +128,28 @@ def test_a_run_in_another_layout_whose_snapshots_are_not_all_there_begins_only_o
     (folder / "checkpoints/stage-0/step-0000000004/weights.safetensors").write_bytes(b"damaged")
     assert workspace.here("train", ".", "--resume", run.name, *sets) == 0
     assert "every stage begins at step 4" in (folder / "broker.log").read_text()
+
+
+@pytest.mark.slow
+def test_split_takes_the_checkpoint_of_the_best_evaluation_along_and_says_if_it_cannot(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeping = "\n[evaluation]\nevery = 2\nbetter = 'higher'\nkeep_best = true\n[recovery]\nsnapshot_every = 2\n"
+    workspace.write("stageline.toml", PLAN + keeping)
+    train = workspace.command("train", ".", "--set", "data.check=false")
+    assert train.returncode == 0, train.stderr
+    (run,) = workspace.runs()
+    (run / "result.json").unlink()
+    best = run / "checkpoints/stage-1/step-0000000002"
+    assert best.is_dir()
+    found = answer(workspace, capsys, "split", str(run), *LAYOUT, "--set", "data.check=false", "--write")
+    assert str(best) in found["stages"][1]["snapshots"]
+    assert answer(workspace, capsys, "ls", str(run.with_name(found["new_run"])))["checkpoints"][0]["best"]
+    shutil.rmtree(best)
+    shutil.rmtree(run.with_name(found["new_run"]))
+    assert workspace.here("checkpoint", "split", str(run), *LAYOUT, "--set", "data.check=false", "--write") == 0
+    assert f"{best} is not there" in capsys.readouterr().err
+    assert [path.name for path in run.with_name(found["new_run"]).glob("checkpoints/stage-1/*")] == ["step-0000000006"]
 
 
 def test_replicas_go_by_the_names_that_other_commands_show(
