@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.program.calls import CallKind
+from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.open_call import Replies
 from stageline.workers.script.display.timetable import Timetable
 
@@ -17,6 +18,7 @@ class ScriptRun(Protocol):
     """A run that a script drives. Its methods are for the script's thread alone."""
 
     size: int  # how many workers it has
+    batches: BatchRecord | None  # what its steps were trained on; None if it cannot be resumed
     cannot_save: str  # why it saves no checkpoints; "" if it does
 
     @property

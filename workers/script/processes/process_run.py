@@ -114,8 +114,8 @@ class ProcessRun:
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
-        if kind is CallKind.TRAIN and self._batches is not None:
-            self._batches.check(self.position, inputs, targets)
+        if kind is CallKind.TRAIN and self.batches is not None:
+            self.batches.check(self.position, inputs, targets)
         return self._driver.submit(kind, inputs, targets, state, ema=ema)
 
     def close(self) -> None:
@@ -216,8 +216,8 @@ class ProcessRun:
         start = self._position_of(assigned)
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
-        self._batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
-        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure, self._batches)
+        self.batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
+        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure, self.batches)
         here = self._reachable(queues.endpoint)
         self._control.start(assigned, here, driver, steps=None, ring=queues.ring)
         driver.begin()
