@@ -113,7 +113,7 @@ class InlineRun:
         parts = (stage.state_dict(ema=ema) for executor in self._executors for stage in executor.stages.values())
         return {name: tensor.detach().cpu().clone() for part in parts for name, tensor in part.items()}
 
-    def abort(self, reason: str, *, knows_failure: bool = False) -> None:
+    def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
         self._queues.close()
 
     def discard(self) -> None:

@@ -106,7 +106,9 @@ class Line(AbstractContextManager["Line"]):
             self._closed = f"{CLOSED}: {type(error).__name__} was raised"
             self._hide()
             knows = isinstance(error, RunFailed)
-            self._run.abort(f"the script has raised {type(error).__name__}", knows_failure=knows)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            reason = f"the script has raised {type(error).__name__}"
+            self._run.abort(reason, knows_failure=knows, interrupted=interrupted)
 
     def __repr__(self) -> str:
         where = "inline" if self.folder is None else f"run {self.folder}"

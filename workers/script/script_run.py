@@ -65,8 +65,9 @@ class ScriptRun(Protocol):
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """The weights of a run that was closed, or their averages, under the unsplit model's names."""
 
-    def abort(self, reason: str, *, knows_failure: bool = False) -> None:
-        """Ends the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows."""
+    def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
+        """Ends the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows.
+        `interrupted`: by Ctrl-C, so that another one may come."""
 
     def discard(self) -> None:
         """Ends the run as it is; nothing of it is of use any more, and nothing is said of it."""
