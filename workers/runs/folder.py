@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stageline.broker.stores.sqlite import LONGEST_PATH
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.tables import flat
@@ -176,6 +177,12 @@ def folder(plan: "plans.Plan", run: str) -> Path:
 def make_folder(plan: "plans.Plan", run: str) -> Path:
     """Makes the folder of a run's files and returns it. Raises `FolderUnusable`."""
     made = folder(plan, run)
+    length = len(os.fsencode(os.path.realpath(made / STORE)))
+    if plan.broker.store == IN_FOLDER and length > LONGEST_PATH:
+        raise FolderUnusable(
+            f"the folder of the run, {made}, has too long a path: that of {STORE} in it has {length} bytes, and SQLite "
+            f"opens no file of more than {LONGEST_PATH}. Give a shorter run.dir, run.name, or a script's folder or name"
+        )
     try:
         made.mkdir(parents=True, exist_ok=True)
     except OSError as error:
