@@ -46,7 +46,7 @@ def test_a_torch_loader_is_walked_once_for_each_epoch():
     assert drawn(loader(), 8, epochs=3) == every[8:]
 
 
-class Trained:
+class BatchesBefore:
     """What steps were trained on, one row each; it tells how a batch differs from that of its step."""
 
     def __init__(self, batches: Any) -> None:
@@ -65,7 +65,7 @@ def test_a_loader_in_another_order_is_refused_within_an_epoch_and_not_between_tw
     def number(step: int, x: Any, y: Any) -> str:
         return trained.differs(step, x[0] if accumulate > 1 else x, y)
 
-    trained = Trained([*loader(0), *loader(0)][::accumulate])
+    trained = BatchesBefore([*loader(0), *loader(0)][::accumulate])
     per_epoch = 6 // accumulate
     with pytest.raises(DataError, match=rf"DataLoader, .* line.position, which is {per_epoch - 1}.*generator="):
         next(steps_from(loader(1), per_epoch - 1, 2, None, accumulate, number))
@@ -75,7 +75,7 @@ def test_a_loader_in_another_order_is_refused_within_an_epoch_and_not_between_tw
 
 def test_a_loader_with_another_seed_is_refused_within_an_epoch():
     samples = [(number, -number) for number in range(6)]
-    trained = Trained(Loader(samples, 1, 5).batches(epochs=2))
+    trained = BatchesBefore(Loader(samples, 1, 5).batches(epochs=2))
     assert drawn_after(Loader(samples, 1, 5), 4, trained) == [
         int(x) for x, _ in Loader(samples, 1, 5).batches(4, epochs=2)
     ]
@@ -83,12 +83,12 @@ def test_a_loader_with_another_seed_is_refused_within_an_epoch():
         drawn_after(Loader(samples, 1, 8), 4, trained)
     assert len(drawn_after(Loader(samples, 1, 8), 6, trained)) == 6
     stream = StreamLoader(Numbers(), 1, 5)
-    assert drawn_after(stream, 2, Trained(stream.batches(epochs=1))) == [2, 0, 1, 2]
+    assert drawn_after(stream, 2, BatchesBefore(stream.batches(epochs=1))) == [2, 0, 1, 2]
     with pytest.raises(DataError, match=r"StreamLoader, .* step 1"):
         drawn_after(stream, 2, trained)
 
 
-def drawn_after(batches: Any, position: int, trained: Trained) -> list[int]:
+def drawn_after(batches: Any, position: int, trained: BatchesBefore) -> list[int]:
     return [int(x[0]) for x, _ in steps_from(batches, position, 2, None, 1, trained.differs)]
 
 
