@@ -39,6 +39,7 @@ ON CONFLICT DO UPDATE SET step = excluded.step, times = excluded.times WHERE exc
 """
 
 
+LONGEST_PATH = 504  # bytes of the path of a file, of which SQLite can also name the log beside it
 _OPENING = 5.0  # seconds that a file is waited for which cannot be opened
 _PAUSE = 0.1  # seconds between two calls of `waiting`
 _SYSTEM_ERRORS = {  # the primary codes of SQLite, as the system would call them

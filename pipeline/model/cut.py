@@ -128,6 +128,7 @@ def cut_model(
     ]
     _refuse_impossible_cuts(segments)
     _refuse_shared_buffers(segments)
+    _refuse_other_state(segments)
     if trainable is not None:
         train_only(segments, trainable)
     return with_own_copies(_with_titles(model, layers, segments))
@@ -176,6 +177,18 @@ def _refuse_impossible_cuts(segments: Sequence[Segment]) -> None:
         first = part.layers[0]
         if isinstance(first, BoundLayer) and first.no_cut:
             raise ModelRefused(first.no_cut)
+
+
+def _refuse_other_state(segments: Sequence[Segment]) -> None:
+    """Raises `ModelRefused` for an entry of `state_dict()` that is no tensor: it would have to be pickled."""
+    for part in segments:
+        for name, value in part.weights.items():
+            if not isinstance(value, torch.Tensor):
+                raise ModelRefused(
+                    f"{name} in the state_dict() of the model is a {type(value).__name__}, and stages save tensors "
+                    "alone. Let get_extra_state return a tensor, which set_extra_state takes, or register a buffer "
+                    "(docs/models.md)"
+                )
 
 
 def _refuse_shared_buffers(segments: Sequence[Segment]) -> None:

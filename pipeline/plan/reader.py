@@ -9,9 +9,9 @@ All that is wrong is found at once: every key by its model, then the keys with e
 
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,7 @@ from .errors import PlanError, PlanRefused, shown
 from .keys.key_types import Accepts, nearest
 from .keys.models import PlanTables, by_number, section
 from .plan import Origin, Plan
+from .plan_file import LONGEST_PLAN, LONGEST_SCHEDULE, FileUnreadable, read_text, tables_in
 from .tables import Key, dotted, flat, leaves, lines_of, nested, place
 
 FILE_NAME = "stageline.toml"
@@ -37,6 +38,7 @@ _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: ea
 _TABLES = [name for name in PlanTables.model_fields if name not in ("stage", "workers")]  # those have a number
 _FILE, _ROWS = ("schedule", "file"), ("schedule", "rows")
 _SHORT: dict[Key, Key] = {("memory",): ("memory", "limit")}  # what a table means that is written as one value
+_MOST_FAULTS = 100  # that are named: reading more helps as little as their number
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
@@ -72,16 +74,14 @@ def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mappin
     file = Path(path)
     try:
         file = file / FILE_NAME if file.is_dir() else file
-        text = file.read_text(encoding="utf-8-sig")
-        tables = tomllib.loads(text)
+        text = read_text(file, LONGEST_PLAN)
+        tables = tables_in(text)
     except FileNotFoundError:
         raise _refused(file, _MISSING) from None
-    except OSError as error:
+    except OSError as error:  # a name that is too long
         raise _refused(file, f"it cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise _refused(file, f"byte {error.start} is not UTF-8, which a TOML file is written in") from error
-    except tomllib.TOMLDecodeError as error:
-        raise _refused(file, f"this is not TOML: {error}") from error
+    except ValueError as error:  # also of a name that no file can have
+        raise _refused(file, str(error)) from error
     return _plan(tables, file, lines_of(text), sets, environment, reads=True)
 
 
@@ -117,7 +117,7 @@ def _plan(
     typed = [_from_set(argument) for argument in sets]
     chosen = [each for each in typed if isinstance(each, Setting)]
     errors = [*(each for each in typed if isinstance(each, PlanError)), *_almost_named(environment)]
-    settings = _merged([default, *written, *_from_environment(environment), *chosen])
+    settings = _merged(default, written, [*_from_environment(environment), *chosen])
     if reads and path is not None:
         settings, unread = _with_rows(settings, path.parent)
         return _Given(settings, name, lines).plan(path, errors, unread)
@@ -132,11 +132,11 @@ def _with_rows(settings: dict[Key, Setting], folder: Path) -> tuple[dict[Key, Se
     if _ROWS in settings:
         return settings, {_FILE: _unread(given, "schedule.rows is given too; keep one of the two")}
     try:
-        rows = rows_of((folder / given.value).read_text(encoding="utf-8-sig"))
+        rows = rows_of(read_text(folder / given.value, LONGEST_SCHEDULE))
     except OSError as error:
         return settings, {_FILE: _unread(given, f"{folder / given.value} cannot be read: {error.strerror}")}
-    except ValueError:  # also of a name that no file can have
-        return settings, {_FILE: _unread(given, f"{folder / given.value} is no text in UTF-8")}
+    except ValueError as error:  # also of a name that no file can have
+        return settings, {_FILE: _unread(given, f"{folder / given.value}: {error}")}
     return {**settings, _ROWS: Setting(_ROWS, list(rows), given.origin, given.where)}, {}
 
 
@@ -177,10 +177,12 @@ def _long(key: Key, value: object) -> Key:
     return key if isinstance(value, Mapping) else _SHORT.get(key, key)
 
 
-def _merged(settings: Iterable[Setting]) -> dict[Key, Setting]:
-    """What holds after `settings`, each over the ones before it."""
-    held: dict[Key, Setting] = {}
-    for setting in settings:
+def _merged(default: Setting, written: Sequence[Setting], typed: Iterable[Setting]) -> dict[Key, Setting]:
+    """What holds after the settings `written` in a file, of which none overrules another, and those `typed`, each over
+    the ones before it."""
+    held = {} if any(_overrules(each, default) for each in written) else {default.key: default}
+    held |= {setting.key: setting for setting in written}
+    for setting in typed:
         held = {key: earlier for key, earlier in held.items() if not _overrules(setting, earlier)}
         held[setting.key] = setting
     return held
@@ -195,8 +197,8 @@ def _overrules(later: Setting, earlier: Setting) -> bool:
 def _toml(text: str) -> object:
     """The value that `text` writes in TOML, or `text` itself if it writes none: text needs no quotes."""
     try:
-        tables = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        tables = tables_in(f"value = {text}")
+    except FileUnreadable:
         return text
     return tables["value"] if len(tables) == 1 else text
 
@@ -265,8 +267,13 @@ class _Given:
         try:
             PlanTables.model_validate(tables)
         except ValidationError as error:
-            found = [(_key(each["loc"], tables), each) for each in error.errors(include_url=False)]
-            return {key: self._fault(key, each) for key, each in found}
+            every = error.errors(include_url=False)
+            found = [(_key(each["loc"], tables), each) for each in every[:_MOST_FAULTS]]
+            faults = {key: self._fault(key, each) for key, each in found}
+            if len(every) > _MOST_FAULTS:
+                more = PlanError("", f"{len(every) - _MOST_FAULTS} more keys are refused", self.name)
+                raise PlanRefused([*faults.values(), more]) from None
+            return faults
         return {}
 
     def _fault(self, key: Key, error: ErrorDetails) -> PlanError:
@@ -315,8 +322,9 @@ class _Given:
 
     def _error(self, key: Key, reason: str, value: object = None) -> PlanError:
         """`value` is None where the key itself is the trouble."""
+        exactly = [self.settings[key].where] if key in self.settings else []
         inside = (setting.where for name, setting in self.settings.items() if name[: len(key)] == key)
-        where = next(inside, place(self.name, self.lines, key))
+        where = next(chain(exactly, inside), place(self.name, self.lines, key))
         return PlanError(dotted(key), reason, where, "" if value is None else shown(value))
 
 

@@ -202,3 +202,38 @@ def test_fit_with_workers_that_join_is_the_plain_loop_and_each_machine_has_its_o
         steps, evaluations = list(metrics_in(there.runs()[0])), list(metrics_in(workspace.runs()[0]))
     assert [(line.step, line.loss) for line in steps] == list(enumerate(plain()[0]["losses"]))
     assert [str(line.step) for line in evaluations] == list(plain()[0]["evaluations"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "at", "happens"), [("torch", "7", "save"), ("torch", "7", "raise"), ("reseeded", "7", "save")]
+)
+def test_a_fit_that_goes_on_in_an_epoch_whose_order_is_another_is_refused(
+    workspace: Workspace, kind: str, at: str, happens: str
+) -> None:
+    """It went on with rows that it had trained on before, and left out others, without a word."""
+    script = workspace.start("script", str(SCRIPT.with_name("shuffled.py")), kind, at, happens)
+    said, errors = script.communicate()
+    found = json.loads(said)
+    assert found["steps"] == 7, errors
+    facts = ("DataLoader" if kind == "torch" else "Loader", "line.position, which is 7", "generator=", "data.check")
+    assert all(fact in found["said"] for fact in facts), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "at", "happens"),
+    [
+        ("generator", "7", "save"),
+        ("Loader", "7", "save"),
+        ("Loader", "7", "raise"),
+        ("torch", "5", "save"),  # an epoch is over: each row is trained once in the next
+        ("torch", "7", "unchecked"),
+    ],
+)
+def test_a_fit_goes_on_with_the_order_of_before_between_epochs_and_unchecked(
+    workspace: Workspace, kind: str, at: str, happens: str
+) -> None:
+    script = workspace.start("script", str(SCRIPT.with_name("shuffled.py")), kind, at, happens)
+    said, errors = script.communicate()
+    assert json.loads(said) == {"steps": 12, "said": ""}, errors

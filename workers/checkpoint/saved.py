@@ -3,6 +3,7 @@
     saved.json                                  written last: which run, how many steps, how many stages
     plan.json                                   the run's plan
     evaluations.jsonl                           what its script has evaluated so far
+    batches.jsonl                               checksums of the batches of its newest steps
     checkpoints/stage-0/step-0000000120/        a snapshot, as in a run's folder, of a position without calls
 
 Each worker writes the snapshots of its stages into a draft of the folder, or why it could not (`stage-0.lacks`); the

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stageline.broker.stores.sqlite import LONGEST_PATH
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.tables import flat
@@ -180,6 +181,12 @@ def make_folder(plan: "plans.Plan", run: str) -> Path:
     if not is_utf8(str(made.absolute())):
         raise FolderUnusable(
             f"the folder of the run, {str(made.absolute())!a}, is not UTF-8, as records are: give another"
+        )
+    length = len(os.fsencode(os.path.realpath(made / STORE)))
+    if plan.broker.store == IN_FOLDER and length > LONGEST_PATH:
+        raise FolderUnusable(
+            f"the folder of the run, {made}, has too long a path: that of {STORE} in it has {length} bytes, and SQLite "
+            f"opens no file of more than {LONGEST_PATH}. Give a shorter run.dir, run.name, or a script's folder or name"
         )
     try:
         made.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.runtime.program.queue_keys import call_key
 from stageline.workers.runtime.turns import take_turns
 from stageline.workers.script.arguments.script_plan import LineOptions
+from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.call_log import CallLog, WeightNames, messages
 from stageline.workers.script.calls.open_call import Replies
 from stageline.workers.script.display.timetable import Timetable, planned
@@ -51,6 +52,7 @@ class InlineRun:
     ) -> None:
         self._groups, self._recompute = groups_of(plan), plan.recompute_of
         self.folder: Path | None = None
+        self.batches: BatchRecord | None = None
         self.size = len(schedule.placement)
         self._names = names
         self._program = Program(schedule, ENDLESS, scripted=True)
@@ -111,7 +113,7 @@ class InlineRun:
         parts = (stage.state_dict(ema=ema) for executor in self._executors for stage in executor.stages.values())
         return {name: tensor.detach().cpu().clone() for part in parts for name, tensor in part.items()}
 
-    def abort(self, reason: str, *, knows_failure: bool = False) -> None:
+    def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
         self._queues.close()
 
     def discard(self) -> None:

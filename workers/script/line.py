@@ -107,7 +107,9 @@ class Line(AbstractContextManager["Line"]):
             self._closed = f"{CLOSED}: {type(error).__name__} was raised"
             self._hide()
             knows = isinstance(error, RunFailed)
-            self._run.abort(f"the script has raised {type(error).__name__}", knows_failure=knows)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            reason = f"the script has raised {type(error).__name__}"
+            self._run.abort(reason, knows_failure=knows, interrupted=interrupted)
 
     def __repr__(self) -> str:
         where = "inline" if self.folder is None else f"run {self.folder}"
@@ -175,8 +177,9 @@ class Line(AbstractContextManager["Line"]):
             callbacks=callbacks,
         )
         demand_fit(wanted, self._options.named_metrics, self._run.cannot_save)
-        each = steps_from(batches, self.position, epochs, steps, self._options.accumulate)
         self._fits += 1
+        differs = None if self._run.batches is None else self._run.batches.of_fit(self._fits, self.position)
+        each = steps_from(batches, self.position, epochs, steps, self._options.accumulate, differs)
         measure = partial(self._evaluate, ema=self._keeps_averages)
         end = end_of(batches, epochs, steps, self._options.accumulate)
         return Fit(self, each, wanted, self._evaluations, self._fits, measure, end).run()

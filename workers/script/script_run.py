@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.program.calls import CallKind
+from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.open_call import Replies
 from stageline.workers.script.display.timetable import Timetable
 
@@ -17,6 +18,7 @@ class ScriptRun(Protocol):
     """A run that a script drives. Its methods are for the script's thread alone."""
 
     size: int  # how many workers it has
+    batches: BatchRecord | None  # what its steps were trained on; None if it cannot be resumed
     cannot_save: str  # why it saves no checkpoints; "" if it does
 
     @property
@@ -63,8 +65,9 @@ class ScriptRun(Protocol):
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """The weights of a run that was closed, or their averages, under the unsplit model's names."""
 
-    def abort(self, reason: str, *, knows_failure: bool = False) -> None:
-        """Ends the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows."""
+    def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
+        """Ends the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows.
+        `interrupted`: by Ctrl-C, so that another one may come."""
 
     def discard(self) -> None:
         """Ends the run as it is; nothing of it is of use any more, and nothing is said of it."""

@@ -58,11 +58,11 @@ class Readers:
             reader.connection.close()
 
     def _read(self, step: int) -> Batch:
-        if not self._readers or step != self._next:
-            self._begin_at(step)
-        self._next = step + 1
-        reader = self._readers[step % self._count]
         try:
+            if not self._readers or step != self._next:
+                self._begin_at(step)
+            self._next = step + 1
+            reader = self._readers[step % self._count]
             reader.ask_for(step + AHEAD * self._count)
             return reader.batch()
         except DataError:

@@ -84,3 +84,25 @@ def test_a_model_on_the_meta_device_is_refused_unless_its_weights_are_in_files()
     with pytest.raises(ModelRefused, match=r"^0\.weight .*meta.*model\.weights"):
         make_segments(make, seed=0)
     assert make_segments(make, seed=0, stored=True)
+
+
+class CountingLinear(nn.Linear):
+    """A layer that counts its forwards, and keeps the number in its `state_dict()` as `kind` makes it."""
+
+    def __init__(self, kind) -> None:
+        super().__init__(4, 4)
+        self._kind = kind
+
+    def get_extra_state(self):
+        return self._kind(count=3) if self._kind is dict else torch.tensor([3])
+
+    def set_extra_state(self, state) -> None:
+        pass
+
+
+def test_state_that_is_no_tensor_is_refused_by_its_name_when_the_model_is_cut():
+    """A dict of get_extra_state ended in an AttributeError."""
+    with pytest.raises(ModelRefused, match=r"^1\._extra_state .* is a dict, .* tensors alone.* get_extra_state"):
+        cut_model(nn.Sequential(nn.Linear(4, 4), CountingLinear(dict)), [1])
+    (_, second) = cut_model(nn.Sequential(nn.Linear(4, 4), CountingLinear(torch.tensor)), [1])
+    assert "1._extra_state" in second.weight_names

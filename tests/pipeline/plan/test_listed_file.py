@@ -75,13 +75,14 @@ def test_many_faults_are_counted_after_the_first_twenty(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "cannot be read: No such file or directory"), (b"\xff", "is no text in UTF-8")]
+    ("content", "reason"), [(None, "cannot be read: No such file or directory"), (b"\xff", "byte 0 is not UTF-8")]
 )
 def test_a_file_that_cannot_be_read_is_named(file: Path, content: bytes | None, reason: str) -> None:
     listed = file.parent / "lists" / "mine.csv"
     listed.unlink() if content is None else listed.write_bytes(content)
     (found,) = refused(file)
-    assert found.endswith(f"{listed} {reason}")
+    assert f"{listed}" in found
+    assert reason in found
 
 
 def test_rows_and_a_file_are_not_both_given(file: Path) -> None:

@@ -1,5 +1,6 @@
 """How a plan is refused: every error at once, each with place, key, value and what would be right."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,54 @@ def test_a_variable_with_one_underscore_in_place_of_two_is_refused(file: Path) -
         "STAGELINE_RECOVERY_SNAPSHOT_EVERY: recovery.snapshot_every: expected two underscores: "
         "STAGELINE_RECOVERY__SNAPSHOT_EVERY",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a = " + 2000 * "[" + 2000 * "]", "32 in one another"),
+        ("a = " + 60 * "[" + 60 * "]", "32 in one another"),
+        (".".join(60 * ["a"]) + " = 1", "32 in one another"),
+        ("[" + ".".join(5000 * ["a"]) + "]", "32 in one another"),
+        ("a = " + 5000 * "1", "this is not TOML: "),
+        (SMALLEST + "#" * 2**20, "more than 1048576 bytes"),
+    ],
+    ids=["lists", "some lists", "keys", "tables", "digits", "long"],
+)
+def test_a_file_that_is_nested_too_deeply_or_has_no_end_is_refused_by_its_name(
+    file: Path, text: str, told: str
+) -> None:
+    """They ended in a RecursionError, a MemoryError, or a minute of silence."""
+    file.write_text(text)
+    with pytest.raises(PlanRefused) as refused:
+        read_plan(file)
+    assert str(refused.value).startswith(f"{file}: ")
+    assert told in str(refused.value)
+
+
+def test_a_plan_that_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "stageline.toml")
+    for odd in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(PlanRefused, match=r"^/.*(stageline\.toml|zero): it is no regular file"):
+            read_plan(odd)
+    with pytest.raises(PlanRefused, match="cannot be read: File name too long"):
+        read_plan(tmp_path / ("a" * 300))
+
+
+def test_of_very_many_unknown_keys_some_are_named_and_all_are_counted(file: Path) -> None:
+    """Each of them was compared with all others."""
+    file.write_text("\n".join([SMALLEST, "[recovery]", *(f"key{number} = 1" for number in range(60_000))]))
+    with pytest.raises(PlanRefused) as refused:
+        read_plan(file)
+    named, more = refused.value.errors[:-1], refused.value.errors[-1]
+    assert {error.key.rstrip("0123456789") for error in named} == {"recovery.key"}
+    assert str(60_000 - len(named)) in more.reason
+
+
+def test_a_value_that_is_typed_with_too_many_brackets_is_text(file: Path) -> None:
+    with pytest.raises(PlanRefused, match=r"--set: run\.seed = \"\[\[\["):
+        read_plan(file, sets=["run.seed=" + 2000 * "["])
+    assert read_plan(file, sets=["run.seed=3"]).run.seed == 3
 
 
 def test_all_that_is_wrong_is_reported_at_once_each_with_its_line(file: Path) -> None:

@@ -1,10 +1,12 @@
 """Runs are found by the files in their folders."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from stageline.broker.stores.sqlite import LONGEST_PATH, SqliteStore
 from stageline.pipeline.plan import Plan, PlanRefused, read_plan
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
@@ -70,6 +72,19 @@ def test_a_folder_that_cannot_be_made_is_reported(plan):
     (plan.run.dir / "mlp-1").write_text("a file is in the way")
     with pytest.raises(FolderUnusable, match="mlp-1, cannot be made"):
         runs.make_folder(plan, "mlp-1")
+
+
+def test_a_folder_whose_path_is_too_long_for_the_brokers_records_is_refused_at_once(tmp_path):
+    """It was made, and after 33 s the broker said "unable to open database file"."""
+    room = LONGEST_PATH - len(os.fsencode(tmp_path.resolve() / "mlp-1" / runs.STORE)) - 1
+    middle = "a" * (room // 2 - 1) + "/"
+    longest = tmp_path / (middle + "b" * (room - len(middle)))
+    plan = read_plan("examples/mlp", sets=[f"run.dir={longest}"], environment={})
+    with closing(SqliteStore(runs.make_folder(plan, "mlp-1") / runs.STORE)):
+        pass
+    with pytest.raises(FolderUnusable, match=rf"mlp-12, .* {LONGEST_PATH + 1} bytes.* run\.dir"):
+        runs.make_folder(plan, "mlp-12")
+    assert [folder.name for folder in longest.iterdir()] == ["mlp-1"]
 
 
 def test_the_brokers_address_and_its_secret_are_for_this_user_alone(tmp_path):

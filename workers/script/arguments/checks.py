@@ -73,4 +73,6 @@ def _device_complaint(name: str) -> str:
             return f"torch {torch.__version__} was built without CUDA"
         case "mps" if not torch.backends.mps.is_built():
             return f"torch {torch.__version__} was built without MPS"
+        case "xpu" if not torch.xpu._is_compiled():
+            return f"torch {torch.__version__} was built without XPU"
     return ""

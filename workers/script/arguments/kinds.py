@@ -27,6 +27,8 @@ def misfits(options: LineOptions) -> Iterator[str]:
         if not accepts(value):
             yield f"{name} = {short(value)}: expected {wanted}"
     for key, value in settings.items():
+        if not isinstance(key, str):
+            yield f"settings: the key {short(key)} is {a_kind(key)}: expected a plan's keys, such as {_SETTING}"
         if isinstance(value, Mapping):
             yield f"settings[{key!r}] is {a_kind(value)}: expected single keys, such as {_SETTING}"
 
@@ -90,7 +92,7 @@ def _is_placement(value: object) -> bool:
     return isinstance(value, Sequence) and all(_is_list(owned) and all(map(_is_whole, owned)) for owned in value)
 
 
-def _is_stages(value: object) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and _is_whole(value) and value > 0
 
 
@@ -108,7 +110,7 @@ def _optional(accepts: Accepts) -> Accepts:
 
 _KINDS: tuple[tuple[str, Accepts, str], ...] = (
     ("cut", _optional(_is_cut), "a list of layers' numbers or names, such as [4]"),
-    ("stages", _optional(_is_stages), "a whole number of at least 1"),
+    ("stages", _optional(_is_count), "a whole number of at least 1"),
     ("placement", _optional(_is_placement), "a list with the stages of each worker, such as [[0, 2], [1, 3]]"),
     ("window", _optional(_is_list), "a list with one whole number for each stage, such as [4, 2]"),
     ("trainable", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40.*"]'),
@@ -117,6 +119,10 @@ _KINDS: tuple[tuple[str, Accepts, str], ...] = (
     ("weights", _optional(_is_path), "the path of a file or folder of weights"),
     ("accept_difference", lambda value: isinstance(value, bool), "True or False"),
     ("seed", _is_seed, "a whole number of at least 0, of at most 64 bits"),
+    ("lr_every", _is_count, "a whole number of at least 1"),
+    ("folder", lambda value: _is_path(value) and value != "", "the path of a folder"),
+    ("broker", _optional(lambda value: isinstance(value, str)), 'an address such as "tcp://0.0.0.0:7000"'),
+    ("progress", _optional(lambda value: isinstance(value, bool)), "True, False or None"),
     ("metrics", _is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
     (
         "settings",

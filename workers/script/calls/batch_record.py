@@ -1,13 +1,21 @@
 """Remembers which batches a run was trained on, so that a script which resumes it with another loader is told.
 
 batches.jsonl    [12, 2746444292, 1223]    step 12, and the CRC-32 of each tensor of its batch, as its messages have it
+                 {"fit":1,"first":0}       the first call of `Line.fit` began at step 0
 
 There are the steps from the last but one complete checkpoint on, which may be trained again, and some before. A killed
 script may leave half a line at the end. What the disk does not take is not compared.
+
+A script that is resumed in the middle of an epoch walks its batches from the beginning of the fit and drops those
+before its position. The newest of them must be those that the steps before were trained on: a loader that shuffles by
+a generator without a seed would otherwise train some rows twice and others never.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -19,9 +27,17 @@ from stageline.pipeline.tree import Tree, leaves
 from stageline.workers.disk.atomic_file import write_file
 
 NAME = "batches.jsonl"
+DiffersFrom: TypeAlias = Callable[[int, Tree, Tree], str]  # of a step and its batch: how it differs, "" if it does not
 SPARE = 256  # lines that are not needed any more, before the file is written again
 
 log = structlog.get_logger()
+
+
+class FitBegun(msgspec.Struct, frozen=True):
+    """The step at which a call of `Line.fit`, known by its number in the script, began."""
+
+    fit: int
+    first: int
 
 
 class BatchRecord:
@@ -30,36 +46,41 @@ class BatchRecord:
     def __init__(self, folder: Path, start: int, *, compares: bool) -> None:
         self._file = folder / NAME
         self._start = start
-        self._kept = _read(self._file)
+        self._compares = compares
+        self._kept, self._fits = _read(self._file)
         self._lines = len(self._kept)
         self._before = {step: sums for step, sums in self._kept.items() if step >= start} if compares else {}
         self._complete = start
+        self._ends_line = b"\n"  # of half a line that a killed script has left
 
     def check(self, step: int, inputs: Tree, targets: Tree) -> None:
         """Raises `DataError` if this is not the batch that the run was given before for `step`."""
-        before = self._before.get(step)
-        if before is None:
-            return
-        tensors = [(path, leaf) for path, leaf in leaves((inputs, targets)) if isinstance(leaf, Tensor)]
-        if len(tensors) != len(before):
-            what = f"it has {len(tensors)} tensors, and had {len(before)}"
-        else:
-            found = [(_name(path), pack(tensor)[0].crc32) for path, tensor in tensors]
-            what = " and ".join(name for (name, crc), old in zip(found, before, strict=True) if crc != old)
-            what = f"{what} differ" if what else ""
-        if what:
+        if what := _difference(self._before.get(step), inputs, targets):
             raise DataError(
                 f"the batch of step {step} is not the one that this run was given for it before: {what}. Begin the "
                 f"loader at line.position, which was {self._start}, with the seed and the order of before; "
                 'settings={"data.check": False} goes on all the same'
             )
 
+    def of_fit(self, number: int, position: int) -> DiffersFrom | None:
+        """Return how to compare the batches that fit `number`, which is called at `position`, drops before it.
+
+        Returns None if the fit has trained no step yet, or nothing is to be compared.
+        """
+        begun = self._fits.get(number, position)
+        if begun >= position:
+            self._fits = {**self._fits, number: position}  # replaced, since another thread reads it
+            self._write(msgspec.json.encode(FitBegun(number, position)) + b"\n")
+        return partial(self._differs, begun) if self._compares and begun < position else None
+
+    def _differs(self, begun: int, step: int, inputs: Tree, targets: Tree) -> str:
+        """Return how this batch differs from the one that `step` was trained on; "" if it does not or none is known."""
+        return _difference(self._kept.get(step) if step >= begun else None, inputs, targets)
+
     def note(self, step: int, sums: tuple[int, ...]) -> None:
         """`step` is trained on the batch whose tensors have these checksums."""
         self._kept[step] = sums
-        self._lines += 1
-        with suppress(OSError), self._file.open("ab") as file:
-            file.write(_line(step, sums))
+        self._write(_line(step, sums))
 
     def trim(self, complete: int) -> None:
         """The checkpoint of step `complete` is; the one before it may still be gone back to."""
@@ -71,23 +92,57 @@ class BatchRecord:
             return
         self._lines = len(self._kept)
         try:
-            write_file(self._file, b"".join(_line(*each) for each in self._kept.items()))
+            fits = b"".join(msgspec.json.encode(FitBegun(*each)) + b"\n" for each in self._fits.items())
+            write_file(self._file, fits + b"".join(_line(*each) for each in self._kept.items()))
         except OSError as error:
             log.warning("the checksums of batches are not kept", reason=str(error))
+
+    def _write(self, line: bytes) -> None:
+        self._lines += 1
+        with suppress(OSError), self._file.open("ab") as file:
+            file.write(self._ends_line + line)
+            self._ends_line = b""
+
+
+def keep_batches(source: Path, step: int, target: Path) -> None:
+    """Copies the record in the folder `source` into the folder `target`, without steps from `step` on."""
+    kept, fits = _read(source / NAME)
+    lines = [msgspec.json.encode(FitBegun(*each)) + b"\n" for each in fits.items() if each[1] < step]
+    lines += [_line(*each) for each in kept.items() if each[0] < step]
+    with suppress(OSError):
+        if lines:
+            write_file(target / NAME, b"".join(lines))
 
 
 def _line(step: int, sums: tuple[int, ...]) -> bytes:
     return msgspec.json.encode((step, *sums)) + b"\n"
 
 
-def _read(file: Path) -> dict[int, tuple[int, ...]]:
+def _read(file: Path) -> tuple[dict[int, tuple[int, ...]], dict[int, int]]:
+    """Return the checksums by step, and the first step of each fit."""
     found: dict[int, tuple[int, ...]] = {}
+    fits: dict[int, int] = {}
     with suppress(OSError):
         for line in file.read_bytes().splitlines():
-            with suppress(msgspec.MsgspecError):
-                step, *sums = msgspec.json.decode(line, type=tuple[int, ...])
-                found[step] = tuple(sums)
-    return found
+            with suppress(msgspec.MsgspecError, ValueError):
+                match msgspec.json.decode(line, type=tuple[int, ...] | FitBegun):
+                    case FitBegun(number, first):
+                        fits[number] = first
+                    case (step, *sums):
+                        found[step] = tuple(sums)
+    return found, fits
+
+
+def _difference(before: tuple[int, ...] | None, inputs: Tree, targets: Tree) -> str:
+    """Return which tensors of a batch have other checksums than `before`; "" if none has, or `before` is None."""
+    if before is None:
+        return ""
+    tensors = [(path, leaf) for path, leaf in leaves((inputs, targets)) if isinstance(leaf, Tensor)]
+    if len(tensors) != len(before):
+        return f"it has {len(tensors)} tensors, and had {len(before)}"
+    found = [(_name(path), pack(tensor)[0].crc32) for path, tensor in tensors]
+    what = " and ".join(name for (name, crc), old in zip(found, before, strict=True) if crc != old)
+    return f"{what} differ" if what else ""
 
 
 def _name(path: str) -> str:

@@ -9,6 +9,7 @@ kills its processes. It ends with the run.
 """
 
 import os
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from time import monotonic
 import msgspec
 
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError, failure_code
 from stageline.pipeline.plan import Plan
 from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import persist_json
@@ -101,7 +102,11 @@ def run_launcher(task: LauncherTask, report: LauncherReport) -> int:
     """Runs it to its end, in a process that was forked for it and has no thread but one; returns its exit code."""
     here = task.plan.workers if task.code is None else ()
     obstacle = gpu_obstacle(worker.device for worker in here)
-    outcome = LaunchOutcome(ExitCode.REFUSED, obstacle, {}) if obstacle else _outcome(task, report)
+    try:
+        outcome = LaunchOutcome(ExitCode.REFUSED, obstacle, {}) if obstacle else _outcome(task, report)
+    except (StagelineError, OSError) as error:  # the script is told the cause, and not the last line of the log
+        traceback.print_exc()
+        outcome = LaunchOutcome(failure_code(getattr(error, "exit_code", ExitCode.FAILED)), str(error), {})
     report.write(LaunchEnded(outcome.code, outcome.reason, outcome.facts))
     return outcome.code
 

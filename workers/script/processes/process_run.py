@@ -114,8 +114,8 @@ class ProcessRun:
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
-        if kind is CallKind.TRAIN and self._batches is not None:
-            self._batches.check(self.position, inputs, targets)
+        if kind is CallKind.TRAIN and self.batches is not None:
+            self.batches.check(self.position, inputs, targets)
         return self._driver.submit(kind, inputs, targets, state, ema=ema)
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class ProcessRun:
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         return load_weights(self.folder, ema=ema and self.position > 0)
 
-    def abort(self, reason: str, *, knows_failure: bool = False) -> None:
+    def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
         self._open.detach()
         self._knows_failure = knows_failure
         with self._stack:
@@ -163,7 +163,8 @@ class ProcessRun:
                 if saves:
                     await_beginning(self._processes.broker, self._driver.ended)
                 self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
-                self._await_end(saves=saves and not self._driver.ended.is_set())
+                what = "the workers finish their step and save it" if saves else "the run ends"
+                self._await_end(f"{what}; another Ctrl-C ends all at once" if interrupted else f"{reason}: {what}")
             except KeyboardInterrupt:  # once more: nothing is saved any longer
                 self._processes.abandon()
                 raise
@@ -178,11 +179,10 @@ class ProcessRun:
                 if self._processes.wait(seconds) is not None:
                     break
 
-    def _await_end(self, *, saves: bool) -> None:
-        """Waits for the processes to end, and says so if that takes a while."""
+    def _await_end(self, doing: str) -> None:
+        """Waits for the processes to end, and says what they are `doing` if that takes a while."""
         if self._processes.wait(QUIET) is None:
-            what = "the workers finish their step and save it" if saves else "the run ends"
-            say(f"{what}; another Ctrl-C ends all at once")
+            say(doing)
             self._processes.wait(END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
@@ -216,8 +216,8 @@ class ProcessRun:
         start = self._position_of(assigned)
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
-        self._batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
-        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure, self._batches)
+        self.batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
+        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure, self.batches)
         here = self._reachable(queues.endpoint)
         self._control.start(assigned, here, driver, steps=None, ring=queues.ring)
         driver.begin()

@@ -19,6 +19,7 @@ from stageline.workers.checkpoint.source import source_in
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.lines import EVALUATIONS, keep_lines
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
+from stageline.workers.script.calls.batch_record import keep_batches
 from stageline.workers.script.calls.open_call import Replies
 from stageline.workers.script.display.stderr import say
 
@@ -37,6 +38,7 @@ def save_checkpoint(
         call(str(draft))
         if (evaluations := runs.folder(plan, run) / EVALUATIONS).exists():
             keep_lines(evaluations, position(), draft / EVALUATIONS)
+        keep_batches(runs.folder(plan, run), position(), draft)
         complete_draft(draft, folder.absolute(), plan, SavedRun(run, position(), sum(map(len, plan.placement))))
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # once complete, it has another name
@@ -49,7 +51,7 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     saved = is_saved(folder)
     kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
     if not runs.has_other_plan(plan, kept):
-        return begin_from_saved(plan, folder) if saved else kept.name
+        return _begun_from_saved(plan, folder) if saved else kept.name
     source = source_in(kept)
     if not needs_recut(plan, source):
         return kept.name
@@ -57,6 +59,12 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
         await_former_processes(kept, plan.recovery.lease)
     run = continued(plan, source, layouts(), say, runs.new_id(plan) if saved else "")
     _keep_batches(kept, runs.folder(plan, run))
+    return run
+
+
+def _begun_from_saved(plan: Plan, folder: Path) -> str:
+    run = begin_from_saved(plan, folder)
+    _keep_batches(folder, runs.folder(plan, run))
     return run
 
 

@@ -83,11 +83,11 @@ class RemoteRun(ProcessRun):
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         return dict(self._weights[ema])
 
-    def abort(self, reason: str, *, knows_failure: bool = False) -> None:
+    def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
         try:
             self._positions.keep()
         finally:
-            super().abort(reason, knows_failure=knows_failure)
+            super().abort(reason, knows_failure=knows_failure, interrupted=interrupted)
 
     def _fetched(self, *, ema: bool) -> dict[str, Tensor]:
         parts = cast("Mapping[int, dict[str, Tensor]]", self.submit(CallKind.STATE, ema=ema).result())

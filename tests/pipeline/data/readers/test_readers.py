@@ -127,6 +127,18 @@ def test_readers_that_are_killed_are_replaced_and_what_they_had_is_drawn_again(
     assert drawn[-1] not in killed
 
 
+def test_a_reader_that_was_killed_between_two_passes_is_replaced(ahead: Readers, children: Children) -> None:
+    """The same process was asked again, and counted as two that died one after the other."""
+    for step in range(3):
+        read(ahead, step)
+    killed = min(children())
+    os.kill(killed, signal.SIGKILL)
+    os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)  # its connection is closed
+    with pytest.warns(RuntimeWarning, match=rf"{killed} .* was killed by SIGKILL"):
+        assert read(ahead, 0) != killed
+    assert [read(ahead, step) for step in (1, 2)]
+
+
 def test_readers_that_end_again_are_not_replaced_and_the_way_out_is_named(children: Children) -> None:
     readers = Readers(ends_its_process, 1)
     read(readers, 0)

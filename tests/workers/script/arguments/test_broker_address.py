@@ -18,6 +18,13 @@ def test_another_is_refused_with_one_that_works(address: str) -> None:
         check_address(address)
 
 
+def test_an_address_of_another_machine_is_refused_before_a_broker_is_started() -> None:
+    """The broker was started six times first."""
+    with pytest.raises(ValueError, match=r"192\.0\.2\.1.* tcp://0\.0\.0\.0:7000 "):
+        check_address("tcp://192.0.2.1:7000")
+    check_address("tcp://localhost:7000")
+
+
 def test_the_scripts_queues_are_beside_the_broker() -> None:
     assert queues_beside("tcp://10.0.0.4:7000") == "tcp://10.0.0.4:0"
     assert queues_beside("redis://host/1#digits") == "redis://host/1"  # the name is that of the broker

@@ -62,6 +62,12 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         ({"metrics": accuracy}, "metrics = accuracy: expected a list of functions of (outputs, targets), such as ["),
         ({"settings": 3}, "settings is an int: expected a dict of a plan's keys"),
         ({"settings": {"recovery": {"lease": 3}}}, "settings['recovery'] is a dict: expected single keys"),
+        ({"settings": {3: 4}}, "settings: the key 3 is an int: expected a plan's keys"),
+        ({"broker": 3}, "broker = 3: expected an address such as"),
+        ({"folder": None}, "folder = None: expected the path of a folder"),
+        ({"folder": ""}, "folder = '': expected the path of a folder"),
+        ({"lr_every": 0}, "lr_every = 0: expected a whole number of at least 1"),
+        ({"progress": "no"}, "progress = 'no': expected True, False or None"),
         ({"resume": 3}, "resume = 3: expected the folder of a run"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
@@ -69,7 +75,7 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def test_a_value_of_another_kind_is_refused_with_its_argument_and_what_is_expected(tmp_path, wrong, told):
     """What Python raised for it somewhere below did not name the argument."""
     with pytest.raises(ModelRefused) as refused:
-        Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **{"cut": [1], **GOOD, **wrong}, folder=tmp_path)
+        Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **{"cut": [1], **GOOD, "folder": tmp_path, **wrong})
     assert str(refused.value).startswith(told)
     assert not list(tmp_path.iterdir())
 

@@ -12,7 +12,7 @@ from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree
 from stageline.workers.script.calls import batch_record
-from stageline.workers.script.calls.batch_record import NAME, BatchRecord
+from stageline.workers.script.calls.batch_record import NAME, BatchRecord, keep_batches
 
 
 def batch(step: int) -> tuple[Tree, Tensor]:
@@ -59,3 +59,33 @@ def test_what_no_checkpoint_can_go_back_to_is_forgotten(folder: Path, monkeypatc
     for complete in (4, 6, 6):
         record.trim(complete)
     assert {int(line.split(b",")[0][1:]) for line in (folder / NAME).read_bytes().splitlines()} == {4}
+
+
+def test_what_a_fit_passes_over_is_compared_with_what_its_own_steps_were_trained_on(folder: Path) -> None:
+    before = BatchRecord(folder, 2, compares=True)
+    assert before.of_fit(1, 2) is None  # it has trained no step
+    for step in range(2, 5):
+        before.note(step, sums(step))
+    assert before.of_fit(2, 5) is None
+
+    resumed = BatchRecord(folder, 5, compares=True)
+    differs = resumed.of_fit(1, 5)
+    assert differs is not None
+    assert [differs(step, *batch(step)) for step in range(5)] == [""] * 5
+    assert "inputs['ids']" in differs(4, *batch(3))
+    assert differs(1, *batch(3)) == ""  # before the fit
+    assert resumed.of_fit(2, 5) is None
+    assert BatchRecord(folder, 5, compares=False).of_fit(1, 5) is None
+
+
+def test_a_copy_of_the_record_ends_where_its_checkpoint_is(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    BatchRecord(folder, 0, compares=True).of_fit(1, 0)
+    copy = tmp_path_factory.mktemp("saved")
+    keep_batches(folder, 4, copy)
+    record = BatchRecord(copy, 4, compares=True)
+    record.check(4, *batch(0))
+    differs = record.of_fit(1, 4)
+    assert differs is not None
+    assert differs(3, *batch(0))

@@ -46,6 +46,52 @@ def test_a_torch_loader_is_walked_once_for_each_epoch():
     assert drawn(loader(), 8, epochs=3) == every[8:]
 
 
+class BatchesBefore:
+    """What steps were trained on, one row each; it tells how a batch differs from that of its step."""
+
+    def __init__(self, batches: Any) -> None:
+        self._rows = [int(x[0]) for x, _ in batches]
+
+    def differs(self, step: int, x: Any, _: Any) -> str:
+        return "" if int(x[0]) == self._rows[step] else "inputs differ"
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loader_in_another_order_is_refused_within_an_epoch_and_not_between_two(accumulate: int):
+    def loader(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return DataLoader(TensorDataset(torch.arange(6), torch.arange(6)), shuffle=True, generator=generator)
+
+    def number(step: int, x: Any, y: Any) -> str:
+        return trained.differs(step, x[0] if accumulate > 1 else x, y)
+
+    trained = BatchesBefore([*loader(0), *loader(0)][::accumulate])
+    per_epoch = 6 // accumulate
+    with pytest.raises(DataError, match=rf"DataLoader, .* line.position, which is {per_epoch - 1}.*generator="):
+        next(steps_from(loader(1), per_epoch - 1, 2, None, accumulate, number))
+    assert len(list(steps_from(loader(1), per_epoch, 2, None, accumulate, number))) == per_epoch
+    assert len(list(steps_from(loader(0), per_epoch - 1, 1, None, accumulate, number))) == 1
+
+
+def test_a_loader_with_another_seed_is_refused_within_an_epoch():
+    samples = [(number, -number) for number in range(6)]
+    trained = BatchesBefore(Loader(samples, 1, 5).batches(epochs=2))
+    assert drawn_after(Loader(samples, 1, 5), 4, trained) == [
+        int(x) for x, _ in Loader(samples, 1, 5).batches(4, epochs=2)
+    ]
+    with pytest.raises(DataError, match=r"Loader, .* inputs differ in the batch of step 3"):
+        drawn_after(Loader(samples, 1, 8), 4, trained)
+    assert len(drawn_after(Loader(samples, 1, 8), 6, trained)) == 6
+    stream = StreamLoader(Numbers(), 1, 5)
+    assert drawn_after(stream, 2, BatchesBefore(stream.batches(epochs=1))) == [2, 0, 1, 2]
+    with pytest.raises(DataError, match=r"StreamLoader, .* step 1"):
+        drawn_after(stream, 2, trained)
+
+
+def drawn_after(batches: Any, position: int, trained: BatchesBefore) -> list[int]:
+    return [int(x[0]) for x, _ in steps_from(batches, position, 2, None, 1, trained.differs)]
+
+
 @pytest.mark.parametrize("position", [0, 2, 4])
 def test_a_loader_begins_at_the_position(position: int):
     samples = [(number, -number) for number in range(3)]

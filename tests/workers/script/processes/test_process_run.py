@@ -1,6 +1,7 @@
 """A user's script whose model trains on processes forked from it, and what happens to them on the way."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -133,6 +134,48 @@ def test_a_failure_that_the_script_has_not_met_is_named_at_its_end(workspace: Wo
     workspace.write("hasty.py", met)
     _, errors = workspace.start("script", str(workspace.folder / "hasty.py")).communicate()
     assert errors.count("mat1 and mat2 shapes cannot be multiplied") == 1
+
+
+HELD = """
+import os
+import signal
+import sys
+
+import torch
+from torch import nn
+
+from stageline import Line
+
+
+class Held(nn.Linear):
+    def forward(self, x):
+        open("gate").close()  # in a worker, until the test opens it
+        return super().forward(x)
+
+
+model = nn.Sequential(Held(4, 8), nn.Linear(8, 3))
+with Line(model, cut=[1], loss=nn.functional.cross_entropy, optimizer=torch.optim.SGD) as line:
+    line.step(torch.randn(8, 4), torch.randint(3, (8,)))
+    os.kill(os.getpid(), signal.SIGINT) if sys.argv[1] == "interrupt" else 1 / 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "error"), [("interrupt", "KeyboardInterrupt"), ("raise", "ZeroDivisionError")])
+def test_a_script_that_waits_for_the_end_of_its_run_speaks_of_ctrl_c_only_after_ctrl_c(
+    workspace: Workspace, how: str, error: str
+) -> None:
+    """After any exception it told to press Ctrl-C once more."""
+    workspace.write("held.py", HELD)
+    os.mkfifo(workspace.folder / "gate")
+    script = workspace.start("script", str(workspace.folder / "held.py"), how)
+    assert script.stderr is not None
+    told = next(line for line in script.stderr if "the workers finish their step and save it" in line)
+    (workspace.folder / "gate").open("w").close()
+    _, errors = script.communicate()
+    assert error in errors
+    assert ("Ctrl-C" in told) is (how == "interrupt")
+    assert (error in told) is (how == "raise")
 
 
 def test_a_script_whose_launcher_is_killed_does_not_wait_for_ever(workspace: Workspace) -> None:

@@ -19,7 +19,7 @@ from stageline.workers.script.remote.positions import PositionFile
 from stageline.workers.script.remote.remote_run import RemoteRun
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES, TESTS
-from support.redis_server import shared_server
+from support.redis_server import RedisServer, shared_server
 from support.reference import reference_digest
 from support.workspace import Command, Workspace, free_port, until, wait_for
 
@@ -138,6 +138,19 @@ def test_a_run_that_is_stopped_while_the_script_computes_goes_on_after_its_last_
 
 
 @pytest.mark.slow
+def test_a_server_that_does_not_let_the_launcher_in_is_the_cause_that_the_script_is_told(workspace: Workspace) -> None:
+    """The script was told that its launcher had ended without a result, with the last line of a traceback."""
+    with RedisServer() as server:
+        server.client().config_set("requirepass", "open sesame")
+        script = start(workspace, server.url)
+        _, said = script.communicate()
+    failed = said.splitlines()[-1]
+    assert failed.startswith("stageline.workers.errors.RunFailed: ")
+    assert all(fact in failed for fact in (server.url, "Authentication required", "redis://user:password@"))
+    assert "launcher" not in failed.partition(" (the logs are in ")[0]
+
+
+@pytest.mark.slow
 def test_a_worker_with_other_code_says_which_and_so_does_the_script_with_which_worker_is_missing(
     workspace: Workspace, there: Workspace
 ) -> None:
@@ -168,7 +181,7 @@ def ending_run(folder: Path, fail: RunFailed, ends: Mock) -> RemoteRun:
     run._stack.callback(ends)
     run._control = run._assigned = run._processes = run._plan = Mock()
     run._driver = Mock(**{"submit.side_effect": fail, "leave.return_value": 7})
-    run._batches = None
+    run.batches = None
     return run
 
 
