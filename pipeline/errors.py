@@ -7,6 +7,9 @@ import signal
 from enum import IntEnum
 
 from .code_lines import raised_at
+from .printable import bounded
+
+LONGEST_TEXT = 4000  # characters of an exception's text: escaped, they leave room for its place in what is shown
 
 
 class ExitCode(IntEnum):
@@ -99,7 +102,8 @@ def error_text(error: BaseException) -> str:
         text = _text_of_syntax_error(error) if isinstance(error, SyntaxError) else str(error)
     except Exception as other:  # noqa: BLE001  # user code may raise anything
         text = f"(its text cannot be made: {type(other).__name__})"
-    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+    signs = bounded(text, LONGEST_TEXT)
+    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in signs)
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
