@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from contextlib import suppress
 import pytest
 
 from stageline.pipeline.plan import from_mapping, read_plan
+from support.workspace import until
 
 TRAIN_1 = [
     "schema",
@@ -115,3 +117,13 @@ def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(workspace):
     assert "samples/s" in drawn
     assert "stage 1" in drawn
     assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")
+
+
+def test_train_tells_where_it_is_at_sigusr1_and_goes_on(workspace):
+    """The signal at which workers tell where they are ended `train`, without a word."""
+    process = workspace.start("train", ".", "--set", "run.steps=200")
+    until(process.stderr, "running")
+    process.send_signal(signal.SIGUSR1)
+    until(process.stderr, "most recent call first")
+    _, errors = process.communicate()
+    assert process.wait() == 0, errors
