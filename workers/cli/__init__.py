@@ -2,6 +2,7 @@
 
 import sys
 
+from stageline.workers.process.system import streams
 from stageline.workers.process.system.signals import Signals, exit_at_once
 
 
@@ -12,6 +13,7 @@ def main() -> None:
     and SIGTERM end the process at once and quietly, also in the middle of the seconds that importing torch takes.
     SIGUSR1, at which workers tell where they are, ends no command either.
     """
+    streams.keep_open()
     Signals(on_first=exit_at_once)
     from stageline.workers.process.system import last_line
 

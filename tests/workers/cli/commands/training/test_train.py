@@ -1,8 +1,10 @@
 """`stageline train`: what it prints, where, and what it keeps."""
 
+import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -117,6 +119,40 @@ def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(workspace):
     assert "samples/s" in drawn
     assert "stage 1" in drawn
     assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("takes", ["no room", "no reader"])
+def test_a_run_whose_output_cannot_be_written_goes_on_and_its_result_is_in_its_folder(workspace, fork_server, takes):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") if takes == "no reader" else open("/dev/full", "w") as nowhere:
+        with contextlib.chdir(workspace.folder):
+            train = fork_server.spawn(["train", ".", "--json"], nowhere)
+        assert train.wait() == 1  # the result could not be printed
+    (folder,) = workspace.runs()
+    assert json.loads((folder / "result.json").read_text())["steps"] == 6
+    why = workspace.command("why", str(folder)).stdout
+    assert f"run {folder.name}: finished" in why
+    assert "killed" not in why
+
+
+@pytest.mark.slow
+def test_a_run_without_stdout_and_stderr_ends_as_one_that_has_them(workspace):
+    command = [sys.executable, "-m", "stageline", "train", "."]
+    ended = subprocess.run(["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command], cwd=workspace.folder)
+    assert ended.returncode == 0
+    (folder,) = workspace.runs()
+    assert json.loads((folder / "result.json").read_text())["steps"] == 6
+
+
+@pytest.mark.slow
+def test_stdout_without_room_is_named_with_the_place_of_the_result(workspace):
+    command = [sys.executable, "-m", "stageline", "train", "."]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, cwd=workspace.folder, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    (folder,) = workspace.runs()
+    assert re.search(rf"stdout: No space left on device.*{folder.name}/result\.json", ended.stderr.splitlines()[-1])
 
 
 def test_train_tells_where_it_is_at_sigusr1_and_goes_on(workspace):
