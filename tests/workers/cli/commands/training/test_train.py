@@ -14,6 +14,7 @@ from contextlib import suppress
 import pytest
 
 from stageline.pipeline.plan import from_mapping, read_plan
+from support.whole_run import plan_in
 from support.workspace import until
 
 TRAIN_1 = [
@@ -163,3 +164,28 @@ def test_train_tells_where_it_is_at_sigusr1_and_goes_on(workspace):
     until(process.stderr, "most recent call first")
     _, errors = process.communicate()
     assert process.wait() == 0, errors
+
+
+@pytest.mark.slow
+def test_a_killed_and_a_paused_worker_are_told_with_cause_and_replacement_once_each(workspace, tmp_path):
+    """Only "0 samples/s" was shown, and steps that went backwards."""
+    plan = plan_in(tmp_path)
+    options = ("run.steps=100000", "recovery.snapshot_every=1000", "recovery.lease=8")
+    train = workspace.start("train", str(plan), *(word for each in options for word in ("--set", each)))
+    until(train.stderr, "step ")
+    killed = workspace.worker(1)
+    os.kill(killed, signal.SIGKILL)
+    told = [until(train.stderr, "SIGKILL"), until(train.stderr, "computes again")]
+    assert re.search(r"worker 1 \(stage 1\) was killed by SIGKILL .* step 0, so that \d+ steps are done again", told[0])
+    assert f"process {workspace.worker(1)}" in told[1]
+    until(train.stderr, "step ")
+    paused = workspace.worker(0)
+    os.kill(paused, signal.SIGSTOP)
+    waits = until(train.stderr, "no step was finished")
+    assert f"process {paused}" in waits
+    assert "recovery.lease is 8 s" in waits
+    assert "worker 0 (stage 0) was silent for 8" in until(train.stderr, "its replacement begins")
+    until(train.stderr, "computes again")
+    train.send_signal(signal.SIGINT)
+    _, rest = train.communicate()
+    assert not re.search("killed|silent|computes again|no step", rest)
