@@ -201,7 +201,8 @@ def _own_streams(log: int) -> None:
         os.dup2(file, fd)
     os.close(null)
     _parents.extend((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    stdin = open(0, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115  # stays open
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = LossyStream(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = LossyStream(_STDERR)  # type: ignore[misc]
 

@@ -22,7 +22,8 @@ def keep_open() -> None:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is `fd`
-    sys.stdout = sys.__stdout__ = sys.stdout or LossyStream(_STDOUT)  # type: ignore[misc]
+    if sys.stdout is None:
+        sys.stdout = sys.__stdout__ = LossyStream(_STDOUT)  # type: ignore[misc]
     if sys.stderr is sys.__stderr__:
         sys.stderr = sys.__stderr__ = _lossy(_STDERR, sys.stderr)  # type: ignore[misc]
 
@@ -38,10 +39,10 @@ def lost_output() -> OSError | None:
     return sys.stdout.lost if isinstance(sys.stdout, LossyStream) else None
 
 
-def _lossy(fd: int, stream: TextIO | None) -> TextIO:
-    if stream is None or isinstance(stream, LossyStream):
-        return stream or LossyStream(fd)
-    return LossyStream(fd, stream.encoding, stream.errors)
+def _lossy(fd: int, stream: TextIO | None) -> "LossyStream":
+    if isinstance(stream, LossyStream):
+        return stream
+    return LossyStream(fd) if stream is None else LossyStream(fd, stream.encoding, stream.errors)
 
 
 class LossyStream(io.TextIOWrapper):
