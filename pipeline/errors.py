@@ -8,6 +8,9 @@ import traceback
 from enum import IntEnum
 
 from .code_lines import raised_at
+from .printable import bounded
+
+LONGEST_TEXT = 4000  # characters of an exception's text: escaped, they leave room for its place in what is shown
 
 # As Python has them: a user's class may have attributes of the same names, which raise.
 _TRACEBACK, _CAUSE = BaseException.__dict__["__traceback__"], BaseException.__dict__["__cause__"]
@@ -100,7 +103,7 @@ def describe_error(error: BaseException) -> str:
 
 def error_text(error: BaseException) -> str:
     """`ValueError: no such file`: an exception of the user's code, whose own text may raise, or hold anything."""
-    text = _own_text(error)
+    text = bounded(_own_text(error), LONGEST_TEXT)
     shown = "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
     return f"{class_name(error)}: {shown}" if shown else class_name(error)
 

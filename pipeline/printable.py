@@ -13,9 +13,14 @@ _HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u2
 
 
 def printable(text: str, most: int = MOST) -> str:
-    """`text` with what is harmful written as in a Python literal, and cut after `most` characters. Its lines stay."""
-    shown = _HARMFUL.sub(_escaped, text.replace("\r\n", "\n"))
-    return shown if len(shown) <= most else f"{shown[:most]}... ({len(shown) - most} characters more)"
+    """`text`, cut after `most` characters, with what is harmful written as in a Python literal. Its lines stay."""
+    return _HARMFUL.sub(_escaped, bounded(text, most).replace("\r\n", "\n"))
+
+
+def bounded(text: str, most: int = MOST) -> str:
+    """`text`, cut after `most` characters. It comes before all that takes time for each character: the text of an
+    exception may have millions, and the process that escapes them is silent for longer than a lease."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} characters more)"
 
 
 def printable_line(text: str, most: int = MOST) -> str:

@@ -284,7 +284,7 @@ def _why(view: RunView, of: Mapping[str, str]) -> Facts:
         over = "nothing: the run is over"
         return {**facts, "text": view.run.outcome.reason, "chain": [], "root": None, "reports": [], "action": over}
     if view.run.fault:
-        text = f"the broker {view.run.fault}. Training goes on meanwhile"
+        text = f"the broker {view.run.fault}. Until then it hears nothing of the workers, which train without it"
         return {**facts, "text": text, "chain": [], "root": None, "reports": [], "action": MEND}
     if view.restart.waiting_for:
         action = _WHILE_PLACING[view.run.lifecycle.state]

@@ -67,7 +67,7 @@ class RootCause(StrEnum):
     BROKER = "broker"  # no report arrives at all: the broker is cut off, not the workers
 
 
-_HARMLESS = frozenset({RootCause.COMPUTING, RootCause.RESTING, RootCause.SCRIPT})
+HARMLESS = frozenset({RootCause.COMPUTING, RootCause.RESTING, RootCause.SCRIPT})  # the run makes progress
 
 
 class Starts(StrEnum):
@@ -139,7 +139,7 @@ class WaitChain:
         """Whether the run makes progress."""
         just_sent = self.cause is RootCause.ON_ITS_WAY and self.edges[-1].seconds < LATE
         just_closed = self.cause is RootCause.CIRCLE and min(edge.seconds for edge in self.edges) < LATE
-        return just_sent or just_closed or self.cause in _HARMLESS
+        return just_sent or just_closed or self.cause in HARMLESS
 
 
 def longest_chain(cluster: ClusterState) -> WaitChain:

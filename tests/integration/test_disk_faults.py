@@ -11,7 +11,7 @@ import pytest
 
 from support.fork_server import ForkServer
 from support.whole_run import WholeRun, expected, plan_in
-from support.workspace import Workspace, wait_for
+from support.workspace import Workspace, until, wait_for
 
 STEPS = 12
 
@@ -115,6 +115,56 @@ def fill(disk: Path) -> Path:
     ballast = disk / "ballast"
     subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4096"], capture_output=True)  # ends when it is full
     return ballast
+
+
+SOON = """
+from stageline.pipeline import retry
+
+retry.BOUND = {bound}
+
+def build(plain=build):
+    layers = [*plain()]
+    return [nn.Sequential(*layers[:4]), nn.Sequential(*layers[4:])]
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_is_told_once_and_ends_the_run_when_its_broker_gives_up_with_the_cause_in_its_records(
+    workspace: Workspace, tmp_path: Path, small_disk: Path
+) -> None:
+    """`train` printed twelve equal lines and started five more brokers; `why` said later that the run was killed."""
+    plan = plan_in(tmp_path)
+    plan.write_text(plan.read_text().replace("cut = [4]", ""))  # the broker loads the model, to count its stages
+    model = plan.parent / "model.py"
+    model.write_text(model.read_text() + SOON.format(bound=8.0))
+    command = ["train", str(plan), "--json"]
+    for each in ("run.steps=2000", f"run.dir={small_disk}"):
+        command += ["--set", each]
+    train = workspace.start(*command)
+    wait_for(lambda: [*small_disk.glob("*/checkpoints/stage-1/step-*4")])
+    ballast = fill(small_disk)
+    (folder,) = small_disk.glob("tiny-*")
+    _, log = train.communicate()
+    assert train.wait() == 1
+    cause = f"the broker cannot keep its records in {folder}/broker.sqlite: "
+    lines = log.splitlines()
+    assert [cause in line for line in lines].count(True) == 2, log  # when it begins, and as the reason of the end
+    assert re.search(r"tried for \d+ s", lines[-2])
+    steps = [line for line in lines if "samples/s" in line]
+    assert len({line.partition(",")[0] for line in steps}) == len(steps), log
+    assert (folder / "broker.log").read_text().count("cannot keep its records") == 2  # one broker has tried
+    why = workspace.command("why", str(folder)).stdout
+    assert cause in why
+    assert "was killed" not in why
+    assert "--resume" in why
+    ballast.unlink()
+    resumed = workspace.start(*command, "--resume", folder.name)
+    until(resumed.stderr, "step ")
+    assert "cannot keep" not in workspace.command("why", str(folder)).stdout
+    resumed.send_signal(signal.SIGTERM)
+    resumed.communicate()
+    assert resumed.wait() == 75
+    assert "cannot keep" not in workspace.command("why", str(folder)).stdout
 
 
 @pytest.mark.slow

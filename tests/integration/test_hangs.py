@@ -135,3 +135,30 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_exits_when_it_wakes
     assert broker.wait() == 0
     (result,) = tmp_path.glob("*/result.json")
     assert json.loads(result.read_text())["weights_sha256"] == expected(30)
+
+
+LONG = """
+class LongText(Exception):
+    def __str__(self):
+        return "no such corner: " + "\\x1b" * 50_000_000
+
+def _raise(seconds):
+    raise LongText
+
+sleep = _raise
+"""
+
+
+@pytest.mark.slow
+def test_an_error_with_a_text_of_fifty_megabytes_ends_the_run_with_its_beginning_and_no_worker_is_taken_for_hung(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    plan = plan_in(tmp_path)
+    with (plan.parent / "model.py").open("a") as file:
+        file.write(LONG)
+    outcome = WholeRun(fork_server, plan, "run.steps=20", "recovery.lease=3").end()
+    assert outcome["code"] == 1
+    assert "LongText: no such corner: \\x1b" in outcome["reason"]
+    assert f"{plan.parent / 'model.py'}, line" in outcome["reason"]
+    assert len(outcome["reason"]) < 200_000
+    assert outcome["facts"]["restarts"] == 0

@@ -9,6 +9,7 @@ import torch
 
 from stageline.pipeline.data import Rows
 from stageline.pipeline.errors import (
+    LONGEST_TEXT,
     DataError,
     ModelRefused,
     describe_error,
@@ -123,6 +124,12 @@ def test_an_error_of_a_class_that_misbehaves_is_described_and_sorted_like_any_ot
 def test_control_characters_of_an_error_do_not_reach_the_terminal():
     assert error_text(ValueError("a\x1b[2Jb\n\tc")) == "ValueError: a\\x1b[2Jb\n\tc"
     assert error_text(StopIteration()) == "StopIteration"
+
+
+def test_the_text_of_an_error_is_cut_before_it_is_escaped():
+    """To escape 50 MB took longer than a lease, so that the worker was taken for hung, and the error was lost."""
+    text = "\\x1b" * LONGEST_TEXT
+    assert error_text(ValueError("\x1b" * (LONGEST_TEXT + 7))) == f"ValueError: {text}... (7 characters more)"
 
 
 def test_a_users_file_is_named_with_its_path_as_stageline_and_libraries_have_files_of_that_name(tmp_path):

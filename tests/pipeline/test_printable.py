@@ -32,3 +32,8 @@ def test_what_is_too_long_is_cut_and_says_so() -> None:
     assert printable("x" * MOST) == "x" * MOST
     assert printable("x" * (MOST + 7)) == "x" * MOST + "... (7 characters more)"
     assert printable("x" * 10, most=3) == "xxx... (7 characters more)"
+
+
+def test_a_long_text_is_cut_before_it_is_escaped() -> None:
+    """To escape the 50 MB of an exception's text took longer than a lease, and its worker was taken for hung."""
+    assert printable("\x1b" * 10, most=3) == "\\x1b\\x1b\\x1b... (7 characters more)"

@@ -2,6 +2,7 @@
 
 import sys
 
+from stageline.workers.process.system import streams
 from stageline.workers.process.system.signals import Signals, exit_at_once
 
 
@@ -10,8 +11,13 @@ def main() -> None:
 
     Nothing that takes time is imported before signals are handled: until a command has something to clean up, SIGINT
     and SIGTERM end the process at once and quietly, also in the middle of the seconds that importing torch takes.
+    SIGUSR1, at which workers tell where they are, ends no command either.
     """
+    streams.keep_open()
     Signals(on_first=exit_at_once)
+    from stageline.workers.process.system import last_line
+
+    last_line.install()
     from .app import run
 
     sys.exit(run(sys.argv[1:]))

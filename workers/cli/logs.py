@@ -1,14 +1,14 @@
 """Formats log events as lines on stderr: `01:02:03 assigned: worker 0, incarnation 1`; errors as `stageline: ...`."""
 
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from datetime import datetime
-from typing import Any, TextIO, cast
+from typing import Any
 
 import structlog
 
 from stageline.pipeline.printable import printable
-from stageline.pipeline.retry import passing_fault
+from stageline.workers.process.system.streams import lose_output
 
 Event = MutableMapping[str, Any]
 
@@ -16,32 +16,12 @@ _PREFIXES = {"critical": "stageline:", "error": "stageline:", "warning": "stagel
 
 
 def log_to_stderr() -> None:
-    """Configures structlog for this process."""
+    """Configures structlog for this process, which a closed or full stdout does not end from now on."""
+    lose_output()
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render],
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-
-
-class _Lossy:
-    """A stream to write lines to. One for which there is no room now stays in the stream's buffer, or is lost: a full
-    disk under a log must not end a process."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        self._unless_full(lambda: self._stream.write(text))
-
-    def flush(self) -> None:
-        self._unless_full(self._stream.flush)
-
-    def _unless_full(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except OSError as error:
-            if not passing_fault(error):
-                raise
 
 
 def render(_: object, __: str, event: Event) -> str:

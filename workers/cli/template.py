@@ -17,6 +17,7 @@ import torch
 
 from stageline.workers.disk.owned_folder import remove_when_left
 from stageline.workers.launch.forking import fork_on_request
+from stageline.workers.process.system import last_line, streams
 from stageline.workers.process.system.signals import Signals, exit_at_once
 
 from .app import run, stageline
@@ -71,6 +72,8 @@ def main(arguments: Sequence[str]) -> int:
     sockets = Path(arguments[3])
     for fd in (requests, lifeline, lock):
         os.set_inheritable(fd, False)  # not for what a user's code starts
+    streams.keep_open()
+    last_line.install()
     import_everything()
     end_threads_of_libraries()
     command = fork_on_request(socket.socket(fileno=requests), import_libraries)
@@ -78,6 +81,8 @@ def main(arguments: Sequence[str]) -> int:
         os.close(lifeline)
         remove_when_left(sockets, lock)
         os._exit(0)
+    streams.lose_output()
+    last_line.install()  # what a fork has of it tells of the template
     Signals(on_first=exit_at_once)
     code = run(command.arguments)
     command.finish(code)

@@ -22,6 +22,7 @@ from stageline.workers.process.system import last_line
 from stageline.workers.process.system.signals import Signals
 from stageline.workers.process.system.spawn import SpawnedProcess
 from stageline.workers.runs.folder import read_control_secret
+from stageline.workers.runs.owner import record_end
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
 from .children import Children, LocalRun
@@ -35,6 +36,7 @@ VERDICT_TIMEOUT = 3.0  # seconds for the broker to end the run after a worker's 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is restarted again, doubling each time
 MAX_BROKER_RESTARTS = 5  # in a row
 STEADY = 20.0  # seconds after which a process counts as one that stays up
+_OVER = ("finished", "failed")  # phases of a run whose end the broker has recorded
 _FINAL = frozenset(  # results after which a worker is not restarted
     {ExitCode.USAGE, ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED}
 )
@@ -43,7 +45,8 @@ _FINAL = frozenset(  # results after which a worker is not restarted
 def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts: None) -> LaunchOutcome:
     """Runs to the end and returns how it ended; `on_status` is called with every new status of the broker.
 
-    The first SIGINT or SIGTERM stops the run, the second kills its processes.
+    The first SIGINT or SIGTERM stops the run, the second kills its processes. An end that the broker does not know, and
+    so cannot record, is recorded here.
     """
     local.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -53,7 +56,9 @@ def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts
         supervisor = Supervisor(children, client)
         while (outcome := supervisor.poll(signals.count, on_status)) is None:
             sleep(POLL)
-        return outcome
+    if outcome.facts.get("phase") not in _OVER:
+        record_end(local.folder, outcome.code, outcome.reason)
+    return outcome
 
 
 class Supervisor:
@@ -80,7 +85,7 @@ class Supervisor:
         facts = self._look()
         if facts:
             on_status(facts)
-        over = facts.get("phase") in ("finished", "failed")
+        over = facts.get("phase") in _OVER
         if over and not self._saves(facts):
             reason = self._reason(facts)
             self._client.dismiss()
@@ -142,7 +147,7 @@ class Supervisor:
         broker = self._children.broker
         if self._stopped is None and not self._children.local.gone():
             self._restart_workers()
-            if broker is not None and broker.poll() is not None:
+            if broker is not None and broker.poll() is not None and not self._has_broker_given_up():
                 self._restart_broker()
         try:
             self._facts = self._client.ask("status", timeout=ANSWER_TIMEOUT if self._stopped is None else POLL)
@@ -244,7 +249,7 @@ class Supervisor:
         if self._stopped is not None and (self._has_broker_failed() or self._is_silent(self._stopped)):
             code = ExitCode.SAVED if self._facts.get("checkpoint") else ExitCode.INTERRUPTED
             return LaunchOutcome(code, self._unanswered_stop(), self._facts)
-        if self._broker_restarts > MAX_BROKER_RESTARTS:
+        if self._broker_restarts > MAX_BROKER_RESTARTS or self._has_broker_given_up():
             return LaunchOutcome(ExitCode.FAILED, self._broker_failure(), self._facts)
         for name, when in self._exited.items():
             process = self._children.workers[name]
@@ -253,9 +258,14 @@ class Supervisor:
         return None
 
     def _has_broker_failed(self) -> bool:
-        """Whether the broker has ended, and will not be started again since the run is stopped."""
+        """Whether the broker has ended by itself, with a reason in its log."""
         broker = self._children.broker
         return broker is not None and broker.poll() is not None and broker.result == ExitCode.FAILED
+
+    def _has_broker_given_up(self) -> bool:
+        """Whether the broker has ended since its records could not be written for as long as that is tried: the next
+        one would try the same again."""
+        return bool(self._facts.get("fault")) and self._has_broker_failed()
 
     def _is_silent(self, stopped: float) -> bool:
         return monotonic() - max(stopped, self._answered or 0.0) > STOP_TIMEOUT
@@ -275,6 +285,8 @@ class Supervisor:
             at = self._children.last_code_line("broker")
             where = f", in {at}" if at is not None else ""
             line = f"the broker {describe_status(broker.returncode)}{where}. Its last log line: {line}"
+        if self._has_broker_given_up():
+            return line
         return f"{line}. The broker has ended {self._broker_restarts} times in a row, so it is not started again"
 
     def _worker_failure(self, name: str, process: SpawnedProcess) -> LaunchOutcome:

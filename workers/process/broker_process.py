@@ -26,6 +26,7 @@ from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, ru
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.network.rate_limit import RateLimit
+from stageline.broker.stores.base import StoreUnusable
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
@@ -35,7 +36,7 @@ from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.code import read_code
-from stageline.workers.runs.owner import write_owner
+from stageline.workers.runs.owner import record_end, write_owner
 from stageline.workers.runs.recut_note import earlier_run
 from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
@@ -109,6 +110,10 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
             serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over)
             _clear_queues(core.run, plan.queues.url)
             core.keep_observation(time())
+        except StoreUnusable as error:
+            if not supervised:
+                record_end(folder, error.exit_code, str(error))
+            raise
         finally:
             runs.remove_broker_url(folder)
     return _exit_code(run, core.run.outcome)

@@ -15,6 +15,7 @@ from stageline.pipeline.errors import (
     describe_error,
     error_text,
 )
+from stageline.pipeline.printable import bounded
 from stageline.pipeline.retry import causes, lacks_memory, passing_fault
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.control_thread import ControlThread
@@ -70,10 +71,10 @@ def failures_reported(
         leaves = isinstance(error, Stopped) and error.code == ExitCode.INTERRUPTED
         leaves = leaves or isinstance(error, Fenced | GroupLost) or lacks_resources(error)
         if (isinstance(error, Stopped) and error.broker_knows) or (leaves and replaced):
-            control.send(Goodbye(incarnation, texts(error, why_it_leaves(error))))
+            control.send(Goodbye(incarnation, bounded(texts(error, why_it_leaves(error)))))
         else:
             reason, code = _cause(error, explain)
-            control.send(Failed(incarnation, texts(error, reason), code))
+            control.send(Failed(incarnation, bounded(texts(error, reason)), code))
         raise
 
 

@@ -5,6 +5,7 @@ Its file is the first in a run's folder:
     process.json    {"pid": 812, "host": "desk", "started": 1785.2, "began": 1786.0, "command": "train", ...}
 
 As long as that process is there, the run is not over; a run without a recorded end whose process is gone was killed.
+The broker records the end of a run, unless it is gone, or its records cannot be written: then it stands here.
 """
 
 import os
@@ -21,13 +22,15 @@ import psutil
 
 from stageline.pipeline import plan as plans
 from stageline.pipeline.addresses import masked
-from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.printable import bounded
 from stageline.workers.disk.atomic_file import persist_json, write_file
 
 from .folder import OWNER, make_folder, name_of
 
 RunCommand = Literal["train", "broker", "script"]
 
+LONGEST_REASON = 2000  # characters of why a run has ended: its file stays within one block of the disk
 _SAME = 1.0  # seconds by which two readings of a process's start may differ
 
 
@@ -35,6 +38,7 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
     """The process, when it was `started`, and when it `began` the run (seconds since the epoch).
 
     `plan` and `sets` name the plan as on its command line, without passwords; `plan` is "" for one that is no file.
+    `ended`: why the process has ended the run without its broker, "" if it has not; `code` is the exit code then.
     """
 
     pid: int
@@ -45,6 +49,8 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     plan: str = ""
     sets: list[str] = []
+    ended: str = ""
+    code: int = ExitCode.OK
 
     @property
     def alive(self) -> bool | None:
@@ -92,6 +98,21 @@ def read_owner(folder: Path) -> RunOwner | None:
         return msgspec.json.decode((folder / OWNER).read_bytes(), type=RunOwner)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def record_end(folder: Path, code: int, reason: str) -> None:
+    """This process has ended its run in `folder` with exit code `code`. On a full disk the file is written in place: it
+    keeps the block that it has. If that fails too, the run counts as killed."""
+    with suppress(OSError, ValueError):
+        if (owner := read_owner(folder)) is None:
+            return
+        ended = msgspec.json.encode(msgspec.structs.replace(owner, ended=bounded(reason, LONGEST_REASON), code=code))
+        try:
+            write_file(folder / OWNER, ended)
+        except OSError:
+            with (folder / OWNER).open("r+b") as file:
+                file.write(ended)
+                file.truncate()
 
 
 class RunGoesOn(StagelineError):

@@ -1,12 +1,7 @@
 """Log lines, as they come to stderr."""
 
-import os
 import re
-import resource
-import sys
-from pathlib import Path
 
-import pytest
 import structlog
 
 from stageline.workers.cli.logs import log_to_stderr
@@ -29,20 +24,6 @@ def test_news_have_a_time_warnings_and_errors_a_prefix_and_the_traceback_comes_f
     assert second == "stageline: warning: waiting: no broker"
     assert traceback[0].startswith("Traceback")
     assert last == "stageline: failed: damaged"
-
-
-def test_a_line_for_which_the_disk_has_no_room_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with (tmp_path / "log").open("w") as file:
-        monkeypatch.setattr(sys, "stderr", file)
-        log_to_stderr()
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-        try:
-            structlog.get_logger().info("assigned", worker=0)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            structlog.reset_defaults()
-        assert os.fstat(file.fileno()).st_size == 10
 
 
 def test_text_from_elsewhere_neither_controls_the_terminal_nor_looks_like_another_event(capsys):

@@ -4,6 +4,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from time import monotonic
 
 from rich.console import Console, Group
@@ -13,13 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from stageline.broker.control.messages import WAITS
-from stageline.broker.ledger.evaluations import record_of, told
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import TRIED
 from stageline.workers.launch.launch import Launch
+from stageline.workers.runs.folder import read_broker_url
 from stageline.workers.runs.result import Facts
+from stageline.workers.script.display.questions import ask
 
+from .news import News
 from .output import say
 from .tables import share
 
@@ -31,32 +35,42 @@ _INTERRUPTED = (ExitCode.SAVED, ExitCode.INTERRUPTED)
 @contextmanager
 def progress_of(launch: Launch) -> Iterator[Callable[[Facts], None]]:
     """A context whose value is called with each new status of the broker."""
+    news = News(f"Its process was started again; see its log in {launch.folder}", partial(_why, launch.folder))
     if not sys.stderr.isatty():
-        yield Lines(launch)
+        yield Lines(launch, news)
         return
     with Live(console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
-        yield Bars(launch, live)
+        yield Bars(launch, news, live)
+
+
+def _why(folder: Path) -> Facts | None:
+    """What the broker of the run in `folder` says that it waits for; None if there is none, or it does not answer."""
+    url = read_broker_url(folder)
+    return None if url is None else ask(url, "why")
 
 
 class Lines:
     """`step 120 of 460, loss 0.1234, 3456 samples/s, idle 12 %, 30 %`."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, news: News) -> None:
         self._pace = Pace(launch)
-        self._printed = monotonic()
+        self._news = news
+        self._printed = monotonic(), 0  # when progress was printed, and how many steps were finished then
         self._phase = ""
 
     def __call__(self, facts: Facts) -> None:
-        for news in self._pace.record(facts):
+        self._pace.record(facts)
+        for news in self._news.lines(facts):
             say(f"stageline: {news}", err=True)
-        now, phase = monotonic(), self._pace.phase(facts)
+        now, phase, finished = monotonic(), self._pace.phase(facts), self._pace.finished(facts)
+        printed, before = self._printed
         if phase != self._phase:
             self._phase = phase
             say(f"stageline: {phase}", err=True)
-        elif facts["phase"] == "running" and now - self._printed >= INTERVAL:
-            self._printed = now
+        elif facts["phase"] == "running" and now - printed >= INTERVAL and finished != before:
+            self._printed = now, finished
             parts = (
-                f"step {self._pace.finished(facts)} of {self._pace.steps}",
+                f"step {finished} of {self._pace.steps}",
                 finished_loss(facts),
                 self._pace.rate,
                 f"idle {', '.join(map(share, self._pace.idle))}",
@@ -67,8 +81,9 @@ class Lines:
 class Bars:
     """Draws a bar for the steps, and a line for each stage, in `live`."""
 
-    def __init__(self, launch: Launch, live: Live) -> None:
+    def __init__(self, launch: Launch, news: News, live: Live) -> None:
         self._pace = Pace(launch)
+        self._news = news
         self._label = launch.schedule.label
         self._stages = range(launch.schedule.copies)
         self._progress = Progress(
@@ -85,7 +100,8 @@ class Bars:
         live.update(self._progress)
 
     def __call__(self, facts: Facts) -> None:
-        for news in self._pace.record(facts):
+        self._pace.record(facts)
+        for news in self._news.lines(facts):
             self._live.console.print(
                 printable_line(f"stageline: {news}"), markup=False, highlight=False, soft_wrap=True
             )
@@ -110,18 +126,16 @@ class Bars:
 
 
 class Pace:
-    """What a single status does not hold: rates over a few seconds, and which damages and evaluations are new."""
+    """Rates over a few seconds, which a single status does not hold."""
 
     def __init__(self, launch: Launch) -> None:
         self._rows = launch.plan.data.batch_size * launch.plan.schedule.accumulate
         self._history: deque[tuple[float, int]] = deque()  # time in seconds, steps finished
-        self._damages = 0
-        self._evaluated: int | None = None  # steps before the newest evaluation that was told; None before a status
         self.steps = launch.steps
         self.idle = [0.0] * len(launch.plan.workers)  # each worker's share of idle time, 0 to 1
 
-    def record(self, facts: Facts) -> list[str]:
-        """Takes in a status; returns the damages and evaluations that were not told before."""
+    def record(self, facts: Facts) -> None:
+        """Takes in a status."""
         now = monotonic()
         finished = self.finished(facts)
         if self._history and finished < self._history[-1][1]:  # a lost stage does steps again
@@ -132,16 +146,6 @@ class Pace:
         for worker in facts["workers"]:
             if (idle := worker.get("idle")) is not None:
                 self.idle[worker["index"]] += (idle - self.idle[worker["index"]]) * 0.2
-        new = list(facts["damaged"][self._damages :])
-        self._damages += len(new)
-        return [*new, *self._evaluations(facts)]
-
-    def _evaluations(self, facts: Facts) -> list[str]:
-        """Several, if they follow each other faster than statuses; the last one of those before a run was resumed."""
-        told = self._evaluated
-        found = facts["evaluations"][-1:] if told is None else [e for e in facts["evaluations"] if e["step"] > told]
-        self._evaluated = found[-1]["step"] if found else told or 0
-        return [evaluation_told(each, facts["best"]) for each in found]
 
     def finished(self, facts: Facts) -> int:
         """The training steps that every stage has finished."""
@@ -158,6 +162,8 @@ class Pace:
         """What the run as a whole is doing."""
         if facts["phase"] in ("waiting", "running") and (blocked := _waiting_for_server(facts) or _fault(facts)):
             return blocked
+        if facts.get("listening"):
+            return "the broker was started again: waiting for the workers to reconnect"
         if facts["recollecting"]:
             return "the broker has no records of the run: asking the workers how far it is"
         if facts["missing"]:
@@ -175,12 +181,6 @@ def _workers(indices: Sequence[int]) -> str:
     """`worker 1`, `workers 0, 1 and 3`."""
     *others, last = map(str, indices)
     return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
-
-
-def evaluation_told(found: Facts, best: Facts | None) -> str:
-    """`evaluation after step 100: loss 0.1234, accuracy 0.93, the best so far`."""
-    text = f"evaluation after step {found['step']}: {told(record_of(found))}"
-    return f"{text}, the best so far" if best is not None and best["step"] == found["step"] else text
 
 
 def finished_loss(facts: Facts) -> str:

@@ -25,12 +25,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from io import TextIOWrapper
-from typing import Literal
 
 from stageline.pipeline.errors import ExitCode
 
 from .spawn import wait_for_end
+from .streams import LossyStream
 
 _THREAD_LOOK = 0.0005  # seconds between two looks at the thread that has forked
 _THREAD_END = 10.0  # seconds for that thread to end: libraries may do something then
@@ -202,16 +201,13 @@ def _own_streams(log: int) -> None:
         os.dup2(file, fd)
     os.close(null)
     _parents.extend((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
-    sys.stdin = sys.__stdin__ = _stream(0, "r")  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = _stream(1, "w")  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _stream(_STDERR, "w")  # type: ignore[misc]
+    stdin = open(0, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115  # stays open
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = LossyStream(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = LossyStream(_STDERR)  # type: ignore[misc]
 
 
 _parents: list[object] = []
-
-
-def _stream(fd: int, mode: Literal["r", "w"]) -> TextIOWrapper:
-    return open(fd, mode, encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
 def _release(keep: Sequence[int]) -> None:

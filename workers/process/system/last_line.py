@@ -31,6 +31,7 @@ _end_process = os._exit
 def install() -> None:
     """From now on this process tells on stderr where it is: at a crash, at SIGUSR1, and when `os._exit` is called."""
     faulthandler.enable(_LOG, all_threads=False)
+    faulthandler.unregister(_DUMP)  # in a fork, whose handlers are others than those that `faulthandler` remembers
     faulthandler.register(_DUMP, _LOG, all_threads=False)
     os._exit = _telling(lambda status: status)  # type: ignore[assignment]
 

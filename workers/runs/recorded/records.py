@@ -84,7 +84,10 @@ class RecordedRun:
             return RunOutcome(RunPhase.FINISHED, early or "all steps are done", ExitCode.OK, digest, early=bool(early))
         kept = self.stored.facts.get("outcome")
         resumed = self.alive and self.owner is not None and self.owner.began > self.as_of
-        return msgspec.convert(kept, RunOutcome) if kept and not resumed else None
+        if kept and not resumed:
+            return msgspec.convert(kept, RunOutcome)
+        ended = self.owner is not None and not self.alive and self.owner.ended
+        return RunOutcome(RunPhase.FAILED, self.owner.ended, self.owner.code) if self.owner and ended else None
 
     @property
     def state(self) -> RecordedState:

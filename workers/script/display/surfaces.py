@@ -39,14 +39,17 @@ class OnTerminal:
     def show(self, text: str, waits: str) -> None:
         from rich.text import Text
 
-        self._live.update(Text(f"{text}\n  waits: {waits}" if waits else text), refresh=True)
+        with suppress(OSError):  # the terminal may be gone
+            self._live.update(Text(f"{text}\n  waits: {waits}" if waits else text), refresh=True)
 
     def say(self, line: str) -> None:
-        self._live.console.print(f"stageline: {line}", markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):
+            self._live.console.print(f"stageline: {line}", markup=False, highlight=False, soft_wrap=True)
 
     def close(self, text: str) -> None:
         self.show(text, "")
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
 
 class NewsAlone:

@@ -26,6 +26,7 @@ from stageline.workers.launch.children import ScriptProcess, broker_url
 from stageline.workers.launch.forked_template import ForkedTemplate
 from stageline.workers.launch.launch import keep_result, local_run
 from stageline.workers.launch.supervisor import supervise
+from stageline.workers.process.system import last_line
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.code import write_code
 from stageline.workers.runs.owner import write_owner
@@ -100,6 +101,7 @@ class LauncherTask:
 
 def run_launcher(task: LauncherTask, report: LauncherReport) -> int:
     """Runs it to its end, in a process that was forked for it and has no thread but one; returns its exit code."""
+    last_line.install()
     here = task.plan.workers if task.code is None else ()
     obstacle = gpu_obstacle(worker.device for worker in here)
     try:

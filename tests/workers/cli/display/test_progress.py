@@ -1,14 +1,17 @@
 """What the progress displays show of a status, and the lines where stderr is no terminal."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from stageline.workers.cli.display import progress
+from stageline.workers.cli.display.news import News
 from stageline.workers.cli.display.progress import INTERVAL, Lines, Pace, finished_loss, progress_of, stage_activity
 
 LAUNCH = SimpleNamespace(
     steps=100,
+    folder=Path("runs/tiny-1"),
     plan=SimpleNamespace(
         data=SimpleNamespace(batch_size=16), schedule=SimpleNamespace(accumulate=2), workers=[None, None]
     ),
@@ -22,6 +25,7 @@ def status(finished: int = 0, **changes: object) -> dict[str, object]:
         "finished_floor": finished,
         "recollecting": False,
         "missing": [],
+        "recovering": [],
         "damaged": [],
         "finished_loss": None,
         "evaluations": [],
@@ -54,40 +58,6 @@ def test_steps_that_are_done_again_make_no_rate_below_zero(clock):
     assert pace.rate == "96 samples/s"
 
 
-def test_a_round_of_evaluation_is_told_once(clock):
-    pace = Pace(LAUNCH)
-    found = {"step": 3, "rows": 8, "loss": 0.25, "metrics": {"accuracy": 0.5, "lost": "nan"}}
-    later = {**found, "step": 6}
-    best = {"step": 3, "metric": "loss", "value": 0.25, "since": 0}
-    told = "evaluation after step 3: loss 0.25, accuracy 0.5, lost nan, the best so far"
-    assert pace.record(status(evaluations=[found], best=best)) == [told]
-    assert pace.record(status(evaluations=[found], best=best)) == []
-    assert pace.record(status(evaluations=[found, later], best=best)) == [
-        "evaluation after step 6: loss 0.25, accuracy 0.5, lost nan"
-    ]
-
-
-def test_rounds_of_evaluation_between_two_statuses_are_all_told(clock):
-    found = {"step": 3, "rows": 8, "loss": 0.25, "metrics": {}}
-    pace, later = Pace(LAUNCH), {**found, "step": 6, "loss": 0.5}
-    assert not pace.record(status())
-    told = pace.record(status(evaluations=[found, later], best=None))
-    assert told == ["evaluation after step 3: loss 0.25", "evaluation after step 6: loss 0.5"]
-
-
-def test_of_the_rounds_before_a_run_was_resumed_the_last_is_told(clock):
-    found = {"step": 3, "rows": 8, "loss": 0.25, "metrics": {}}
-    told = Pace(LAUNCH).record(status(evaluations=[{**found, "step": 1}, found], best=None))
-    assert told == ["evaluation after step 3: loss 0.25"]
-
-
-def test_a_damage_is_reported_once(clock):
-    pace = Pace(LAUNCH)
-    assert pace.record(status(damaged=["a"])) == ["a"]
-    assert pace.record(status(damaged=["a", "b"])) == ["b"]
-    assert pace.record(status(damaged=["a", "b"])) == []
-
-
 @pytest.mark.parametrize(
     ("changes", "phase"),
     [
@@ -95,6 +65,7 @@ def test_a_damage_is_reported_once(clock):
         ({"phase": "waiting", "missing": [1]}, "waiting for worker 1"),
         ({"phase": "waiting", "missing": [0, 1, 3]}, "waiting for workers 0, 1 and 3"),
         ({"phase": "waiting"}, "waiting for the workers to connect their queues"),
+        ({"listening": True}, "the broker was started again: waiting for the workers to reconnect"),
         ({"recollecting": True}, "the broker has no records of the run: asking the workers how far it is"),
         ({"finished": 100}, "evaluating"),
         ({"phase": "failed", "code": 75}, "interrupted"),
@@ -117,7 +88,7 @@ def test_a_worker_of_two_stages_is_shown_at_the_one_that_it_computes():
 
 
 def test_a_change_of_phase_is_printed_at_once_and_progress_every_few_seconds(capsys, clock):
-    lines = Lines(LAUNCH)
+    lines = Lines(LAUNCH, News("", lambda: None))
     lines(status())
     lines(status(1))
     assert capsys.readouterr().err == "stageline: running\n"
@@ -126,6 +97,14 @@ def test_a_change_of_phase_is_printed_at_once_and_progress_every_few_seconds(cap
     printed = capsys.readouterr().err
     assert printed.startswith("stageline: step 2 of 100, loss 0.5, ")
     assert printed.endswith("samples/s, idle 0 %, 0 %\n")
+
+
+def test_progress_that_does_not_change_is_printed_once(capsys, clock):
+    """A full disk, or a worker that hung, filled a log with the same line every five seconds."""
+    lines = Lines(LAUNCH, News("", lambda: None))
+    for clock.now in (0.0, INTERVAL, 2 * INTERVAL, 3 * INTERVAL):
+        lines(status(2))
+    assert capsys.readouterr().err.count("step 2 of 100") == 1
 
 
 def test_without_a_terminal_lines_are_printed(monkeypatch):

@@ -9,7 +9,6 @@ from stageline.pipeline import plan as plans
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.control.lifeline import Lifeline
-from stageline.workers.process.system import last_line
 
 GRACE = 5.0  # seconds beyond its bound, in which the process that started it ends it
 
@@ -26,7 +25,6 @@ def trial(
     config: str, sets: tuple[str, ...], mark: str, bound: float, layouts: bool, costs: bool, lifeline: int
 ) -> int:
     """Try the plan CONFIG: load the model and the data, train one microbatch, and write the result to the log."""
-    last_line.install()
     faulthandler.dump_traceback_later(bound + GRACE, exit=True)  # even if user code holds the interpreter's lock
     Lifeline(lifeline).end_process_when_cut(after=0.0)
     from stageline.workers.preflight.trial import TrialWriter, carry_out_trial

@@ -49,10 +49,7 @@ def broker(
     from stageline.broker.control.records import RunLength
     from stageline.workers.control.lifeline import Lifeline
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
-    from stageline.workers.process.system import last_line
     from stageline.workers.runs import folder as runs
-
-    last_line.install()  # to count the stages, it may have to load the model
 
     def announce(endpoint: str) -> None:
         records = runs.folder(plan, place.run) if plan.broker.store == runs.IN_FOLDER else masked(plan.broker.store)

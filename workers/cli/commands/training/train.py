@@ -1,6 +1,7 @@
 """`stageline train`: trains a plan on this machine, in one terminal."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from stageline.workers.cli.display.tables import counted, summary
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
 from stageline.workers.process.system.signals import Signals, exit_at_once
+from stageline.workers.process.system.streams import lost_output
+from stageline.workers.runs.folder import RESULT
 from stageline.workers.runs.owner import StartingRun
 
 if TYPE_CHECKING:
@@ -113,6 +116,10 @@ def _train(
         say(summary(ended.result, launch.folder))
         if ended.timed:
             say(_timetable(launch.plan.schedule.name, launch.schedule, ended.timed))
+    sys.stdout.flush()
+    if (lost := lost_output()) is not None:
+        kept = f"The run has finished; its result is in {launch.folder / RESULT}"
+        raise CommandFailed(f"cannot write to stdout: {lost.strerror}. {kept}", ExitCode.FAILED, answered=True)
 
 
 def _timetable(name: str, schedule: "Schedule", timed: Sequence[Timed]) -> str:

@@ -80,12 +80,10 @@ def worker(
         command = (*command, "--broker", broker)
 
     def work(plan: "Plan") -> int:
-        from stageline.workers.process.system import last_line
         from stageline.workers.process.worker_process import WorkerOptions, run_worker
 
         if spare:
             options.require_restarts(plan)
-        last_line.install()
         return run_worker(
             plan,
             WorkerOptions(
