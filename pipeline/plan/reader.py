@@ -1,4 +1,4 @@
-"""Where a plan comes from: a file or a mapping, the environment and `--set`. The one place where a file is read.
+"""Where a plan comes from: a file or a mapping, the environment and `--set`.
 
 text -> tables -> settings, the later over the earlier -> keys, one by one -> checks of the whole -> plan
 

@@ -40,12 +40,14 @@ def close_pipes() -> Iterator[None]:
 
 
 def start_hanging(template: Template, log: TextIO, folder: Path) -> ForkedProcess:
-    """A process that is known to have started its command, which waits for the rest of its plan."""
-    fifo = folder / "hangs.toml"
+    """A process that is known to have started its command, which waits in the model's file."""
+    plan = shutil.copytree(TESTS / "support" / "tiny", folder / "hangs")
+    fifo = plan / "fifo"
     os.mkfifo(fifo)
-    hanging = template(("broker", str(fifo)), log)
-    with fifo.open("w") as plan:  # opened once the command reads it
-        _open.append(os.dup(plan.fileno()))
+    (plan / "model.py").write_text(f"open({str(fifo)!r}).read()")
+    hanging = template(["worker", str(plan), "--patience", "0"], log)
+    with fifo.open("w") as file:  # opened once the command reads it
+        _open.append(os.dup(file.fileno()))
     while not hanging.pid:
         assert hanging.poll() is None
     return hanging
