@@ -32,7 +32,7 @@ from .records import (
     WorkerRecord,
 )
 
-CONTROL_VERSION = 11
+CONTROL_VERSION = 12
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_ROUNDS = 500  # of evaluation, in one report
 LONGEST_TEXT = 100_000  # characters of a reason

@@ -7,8 +7,10 @@
 The run's life is the table in `run_state.py`. No clock either; `now` is seconds since the epoch and never goes back.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from stageline.broker.control.channel import Envelope
 from stageline.broker.control.messages import (
     MOST_STEPS,
     Answer,
@@ -45,6 +47,7 @@ from .registration import FromMember, Registration
 from .restart import Restart
 from .run import ResumeMode, RunConfig, RunOutcome, RunPhase
 from .run_state import RunEvent, RunState
+from .seals import OutgoingSeals
 from .shutdown import Shutdown
 from .supervision import Supervision
 
@@ -71,6 +74,7 @@ class Coordinator:
         self.run = RunRecords(run, config, store)
         self._authenticity = Authenticity(self.run)
         self.is_proven = self._authenticity.is_proven
+        self._seals = OutgoingSeals(self.run)
         self._strangers: set[bytes] = set()  # who have said something in this turn, and proven nothing
         self._questions = 0  # theirs
         self._restart = Restart(self.run)
@@ -106,9 +110,15 @@ class Coordinator:
         if verdict.refusal:
             answer = refusal_to(sealed)
             return Reception([] if answer is None else [(sender, answer)], trusted=False)
+        if verdict.proven and isinstance(sealed.message, Report | Finished | Failed | Goodbye | Hello):
+            self._seals.note_proven(sender, sealed.message.incarnation)
         outgoing = self.handle(sender, sealed.message, now)
         placed = any(to == sender and isinstance(message, Assigned | Standby) for to, message in outgoing)
         return Reception(outgoing, trusted=verdict.proven or placed)
+
+    def envelopes(self, outgoing: Iterable[Outgoing], now: float) -> list[Envelope]:
+        """What was decided on, as it travels: sealed for those who can check it."""
+        return [self._seals.envelope(each, now) for each in outgoing]
 
     def _hears(self, sender: bytes, message: ToBroker) -> bool:
         """It repeats what matters."""

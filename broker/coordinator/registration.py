@@ -35,7 +35,7 @@ from .restart import Restart
 from .run import RunConfig
 from .run_state import RunState
 
-UNDECIDED = 3.0  # seconds that a newcomer stands by at most until all who have a place are heard again
+UNDECIDED = 3.0  # seconds beyond a lease that a newcomer stands by until all who have a place are heard again
 
 FromMember = Report | Finished | Failed | Goodbye
 
@@ -66,8 +66,8 @@ class Registration:
                 self._run.note_declined(hello.host, hello.pid, refused.reason)
                 self._run.outgoing.append((sender, refused))
             case Standby() as standby:
-                if (predecessor := self._predecessor(hello)) is not None:  # lost as soon as it is silent
-                    predecessor.superseded = True
+                if (predecessor := self._predecessor(hello)) is not None:
+                    predecessor.superseded = not predecessor.sender
                 self._stand_by(hello, sender, now)
                 self._run.outgoing.append((sender, standby))
 
@@ -173,8 +173,9 @@ class Registration:
         if isinstance(found, Refused):
             silent = self._silent_owners(hello, now)
             for owner in silent:
-                # One that loads its model is silent meanwhile.
-                owner.superseded = owner.introduced and owner.host == hello.host
+                # One that loads its model is silent meanwhile. One that this broker has heard has its lease: a name and
+                # a host prove nothing, and a paused process is silent too.
+                owner.superseded = owner.introduced and owner.host == hello.host and not owner.sender
             if silent or self._may_stand_by(hello):
                 return Standby(found.reason)
         self._run.standby.pop(process_key(hello), None)
@@ -206,14 +207,14 @@ class Registration:
 
     def _silent_owners(self, hello: Hello, now: float) -> list[Member]:
         """Owners of the places that a newcomer could have from which nothing has come since the newcomer came: a worker
-        that was killed and started again by hand comes while its predecessor still has the place. Only processes of its
-        own host, and only until each of them either has sent a message or is declared lost.
+        that was killed and started again by hand comes while its predecessor still has the place, for a lease. Only
+        processes of its own host, and only until each of them either has sent a message or is declared lost.
         Another script may come from any host, and wait until the one before it is lost.
         """
         came = self._came(hello, now)
         replaces = self._run.config.restarts > 0 or not self._run.registry.begun
         script = self._claims_script(hello)
-        if hello.incarnation or not replaces or (now - came >= UNDECIDED and not script):
+        if hello.incarnation or not replaces or (now - came >= self._run.config.lease + UNDECIDED and not script):
             return []
         reachable = self._run.registry.reachable()
         owners = [owner for owner in reachable if may_take(hello.claim, owner.index, owner.stages)]

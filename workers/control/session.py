@@ -181,6 +181,13 @@ class Session:
         self._known = False
         self.reporter.resend_all(self.reporter.incarnation)
 
+    def may_hear(self, message: FromBroker) -> bool:
+        """True if `message` counts though it is not sealed for this worker: its place was given by a broker whose
+        records are lost, and with them the secrets, or another broker refuses it. Only as long as no broker has proven
+        over this connection that it is the former one."""
+        renews = isinstance(message, Assigned) and message.keep and message.incarnation > self.reporter.incarnation
+        return not self._known and (renews or isinstance(message, Refused))
+
     def due(self, now: float) -> Iterator[WorkerMessage]:
         """What to send in this beat."""
         if now - self.last_received > UNANSWERED:
