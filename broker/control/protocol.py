@@ -1,9 +1,9 @@
 """The bytes of control messages: msgpack behind a seal (see `seal.py`).
 
 What a worker says under an incarnation is sealed with the incarnation's secret, StopRun and Exited with the run's
-control secret; who may say what is decided in `coordinator/authenticity.py`. What the broker sends to a worker is sealed
-with the same secret of its incarnation (`coordinator/seals.py`); answers to commands are not sealed. No message of one
-direction can be decoded as one of the other.
+control secret; who may say what is decided in `coordinator/authenticity.py`. What the broker sends to a worker is
+sealed with the same secret of its incarnation (`coordinator/seals.py`); answers to commands are not sealed. No message
+of one direction can be decoded as one of the other.
 """
 
 from collections.abc import Callable

@@ -34,10 +34,10 @@ from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, t
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.stores.base import Store
-from stageline.pipeline.digest import differing_copies, weights_sha256
 from stageline.pipeline.errors import ExitCode, failure_code
 
 from .authenticity import Authenticity, refusal_to
+from .finishing import Finishing
 from .observation import OBSERVED, observe, recall_result
 from .ordering import Ordering
 from .plausibility import implausible, is_due
@@ -45,7 +45,7 @@ from .queries import RunView, answer
 from .records import Outgoing, RunRecords
 from .registration import FromMember, Registration
 from .restart import Restart
-from .run import ResumeMode, RunConfig, RunOutcome, RunPhase
+from .run import ResumeMode, RunConfig, RunPhase
 from .run_state import RunEvent, RunState
 from .seals import OutgoingSeals
 from .shutdown import Shutdown
@@ -80,6 +80,7 @@ class Coordinator:
         self._restart = Restart(self.run)
         self._registration = Registration(self.run, self._restart)
         self._shutdown = Shutdown(self.run)
+        self._finishing = Finishing(self.run, self._shutdown)
         self._supervision = Supervision(self.run, self._shutdown)
         self.ordering = Ordering(self.run)
         self.is_interrupted = False  # a person has stopped the run before its end
@@ -193,6 +194,7 @@ class Coordinator:
     def _supervise(self, now: float) -> None:
         self._shutdown.note_progress(now)
         self._supervision.check(now)
+        self._finishing.check(now)
         if self.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
             self._restart.choose_checkpoint(now)
         self._shutdown.stop_if_due(now)
@@ -205,8 +207,7 @@ class Coordinator:
     def _reconcile(self, now: float) -> None:
         if self._restart.reconcile(now):
             self._start_if_all_present()
-            for member in self.run.registry.reachable():
-                self._registration.assign(member)
+            self._registration.assign_again()
 
     def _handle_member(self, sender: bytes, message: FromMember, now: float) -> None:
         member = self.run.registry.current(message.incarnation)
@@ -267,8 +268,8 @@ class Coordinator:
     def _note_training_steps(self, member: Member, steps: int) -> None:
         """How many steps a script trains is known to it alone, when it makes no more calls; it may still be resumed."""
         if not self.run.config.scripted:
-            early = self.run.early_end
-            self.run.training_steps = steps if early is None else early.step
+            self.run.training_steps = steps
+            self.run.training_steps = self.run.steps_to_train  # of a run whose length is known, no worker tells another
         elif member.is_script:
             self._shutdown.called_for = steps
 
@@ -334,24 +335,12 @@ class Coordinator:
         if member.is_script:
             self.run.events.count("illegal", f"{member.label} has no stages, and says that it has finished them")
             return
-        member.status = MemberStatus.FINISHED
-        member.digests, member.copies = finished.digests, finished.copies
-        members = self.run.registry.members.values()
-        parts = [each.digests for each in members if each.digests is not None]
-        if len(parts) == len(self.run.config.schedule.placement):
-            copies = {name: first for each in members for name, first in each.copies.items()}
-            if why := differing_copies(parts, copies):
-                self.run.fail(why, ExitCode.FAILED)
-                return
-            digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
-            early = self.run.early_end
-            reason = "all steps are done" if early is None else early.reason
-            outcome = RunOutcome(RunPhase.FINISHED, reason, ExitCode.OK, digest, early=early is not None)
-            if early is not None:
-                self.run.training_steps = early.step
-            if self.run.config.scripted:  # the script has ended it here
-                self.run.training_steps = self.run.ledger.finished_floor
-            self.keep_observation(now)  # first: records that say that it has finished have its whole result
+        outcome = self._finishing.note(member, finished, now)
+        if outcome is not None and outcome.code:
+            self.run.fail(outcome.reason, outcome.code)
+        elif outcome is not None:
+            self.run.training_steps = self.run.ledger.finished_floor  # of which the result tells
+            self.keep_observation(now)  # first: records that say that it has finished have their whole result
             self.run.end(RunEvent.ALL_FINISHED, outcome)
 
     def _trim(self, now: float) -> None:

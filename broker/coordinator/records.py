@@ -152,6 +152,13 @@ class RunRecords:
         early = standing is not None and (self.length is None or standing.step < self.length.training)
         return standing if standing is not None and standing.stops and early else None
 
+    @property
+    def steps_to_train(self) -> int:
+        """After how many steps the run has finished; 0 as long as no worker that has the data has come."""
+        early = self.early_end
+        known = self.training_steps if self.length is None else self.length.training
+        return known or 0 if early is None else early.step
+
     def announcement(self, step: int) -> Trim | None:
         """What lets go of all that comes before the complete checkpoint of `step`, but for the snapshots of the best
         round of evaluation before it. None as long as one of those rounds is not known: a broker that has lost its

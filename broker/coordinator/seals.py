@@ -1,4 +1,4 @@
-"""Seals what the broker says to its workers: each message with the secret of the incarnation that its recipient has proven.
+"""Seals what the broker says to its workers, with the secret of the incarnation that the recipient has proven.
 
 A process without a place has no secret yet, and a command needs none: what they are told is not sealed.
 """

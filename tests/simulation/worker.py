@@ -94,6 +94,8 @@ class SimulatedWorker(SimulatedMember):
             return 1
         finally:
             control.close()
+            if control.ignored.keys() - {"Assigned"}:  # a Hello that came late may have got a replaced worker a place
+                self._environment.report(f"messages of the broker were not believed: {control.ignored}")
         return 0
 
     def _work(self, control: ControlThread, assigned: Assigned) -> None:
