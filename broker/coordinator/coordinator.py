@@ -32,9 +32,9 @@ from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
-from stageline.broker.membership.member import Member, MemberStatus
+from stageline.broker.membership.member import Member
 from stageline.broker.stores.base import Store
-from stageline.pipeline.errors import ExitCode, failure_code
+from stageline.pipeline.errors import ExitCode
 
 from .authenticity import Authenticity, refusal_to
 from .finishing import Finishing
@@ -170,6 +170,7 @@ class Coordinator:
             case RunState.RECONCILING:
                 self._reconcile(now)
             case RunState.RECONNECTING:
+                self._supervision.check_partings(now)
                 self._restart.reconnect(now)
                 self._start_if_all_present()
                 if self.run.lifecycle.state is RunState.RECONNECTING:
@@ -225,16 +226,15 @@ class Coordinator:
             self._registration.answer_unknown(message, sender)
             return
         self.run.registry.note_contact(member, sender, now)
+        if isinstance(message, Report | Finished):
+            self._supervision.note_alive(member)
         match message:
             case Report():
                 self._ingest(member, message, now)
             case Finished():
                 self._finish(member, message, now)
-            case Failed():
-                member.status = MemberStatus.LEFT
-                self.run.fail(f"{member.label} failed: {message.reason}", failure_code(message.code))
-            case Goodbye():
-                self._supervision.note_goodbye(member, message, now)
+            case Failed() | Goodbye():
+                self._supervision.note_parting(member, message, now)
 
     def _ingest(self, member: Member, report: Report, now: float) -> None:
         if wrong := implausible(report):

@@ -45,7 +45,7 @@ class Finishing:
                 del self._refused[incarnation]
             elif now - since >= GRACE and (lacking := self._lacking(member)):
                 self._refused[incarnation] = float("inf")
-                self._run.events.count("unsupported", f"refused: {member.label} has not finished: {lacking}")
+                self._run.events.count_once("unsupported", f"refused: {member.label} has not finished: {lacking}")
 
     def _lacking(self, member: Member) -> str:
         """What the ledger does not have of a worker that has finished; "" if it has all."""

@@ -43,6 +43,7 @@ class EventLog:
         self.warnings: list[str] = []
         self.anomalies: Counter[str] = Counter()
         self._lately: Counter[str] = Counter()
+        self._once: set[str] = set()
         self._since = 0.0
 
     def count(self, kind: str, line: str) -> None:
@@ -50,6 +51,13 @@ class EventLog:
         self.anomalies[kind] += 1
         self._lately[kind] += 1
         if self._lately[kind] <= _LOGGED:
+            self.warnings.append(line)
+
+    def count_once(self, kind: str, line: str) -> None:
+        """The same, of what one who means harm may repeat: each line is logged once."""
+        self.anomalies[kind] += 1
+        if line not in self._once:
+            self._once.add(line)
             self.warnings.append(line)
 
     def turn(self, now: float) -> None:
