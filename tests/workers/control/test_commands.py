@@ -141,6 +141,19 @@ def test_a_trim_frees_messages_and_older_snapshots() -> None:
     assert worker.hooks.forgotten == [2]
 
 
+def test_a_trim_beyond_what_the_worker_has_finished_frees_nothing() -> None:
+    worker = CommandedWorker(JOINED, at={3: Trim(10**6)})
+    worker.run()
+    assert (worker.loop.progress.complete, worker.hooks.forgotten) == (0, [])
+
+
+def test_a_trim_to_a_checkpoint_that_the_worker_has_no_snapshot_of_frees_nothing() -> None:
+    worker = CommandedWorker(JOINED, at={3: Trim(2)})
+    worker.hooks.may_be_complete = lambda step: False
+    worker.run()
+    assert (worker.loop.progress.complete, worker.hooks.forgotten) == (0, [])
+
+
 def test_a_stop_ends_the_loop_before_the_next_action() -> None:
     worker = CommandedWorker(JOINED, at={1: Stop("enough", 1)})
     with pytest.raises(Stopped, match="enough") as stopped:
