@@ -143,6 +143,20 @@ def test_what_strangers_request_of_a_queue_is_not_believed(workspace: Workspace)
         assert "from a process outside the run" in logs[name], logs[name]
 
 
+def test_a_request_in_the_name_of_an_incarnation_that_the_broker_has_not_given_takes_no_queue(
+    workspace: Workspace,
+) -> None:
+    """One packet with the run's queue key shut out a worker, and every replacement of it."""
+    digest = undisturbed_digest(workspace)
+    run = RunUnderAttack(workspace, listened=True)
+    key, facts = run.listeners[0].assigned.queue_key, run.status()
+    for url in run.worker_urls:
+        for request in requests(facts["run"], LARGEST):
+            say(url, pack(request, key))
+    ended, _ = run.end()
+    assert ended == digest
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [lambda message, dice: message, altered], ids=["replayed", "altered"])
 def test_what_was_said_before_is_not_believed_again(

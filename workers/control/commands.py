@@ -50,6 +50,7 @@ class CommandHandler:
         self._joined = False
         self._refused = False  # an announced checkpoint, and said so
         self._finished = False  # nothing is left but to serve the others
+        queues.admit(0)  # before the broker has told of any
         self._producers = loop.program.queues.producers(assigned.index)
         self._inbound = [queues.inbound(key) for key in loop.program.queues.inbound(assigned.index)]
         self._outbound = [queues.outbound(key) for key in loop.program.queues.outbound(assigned.index)]
@@ -78,6 +79,7 @@ class CommandHandler:
             match commands.popleft():
                 case Peers(workers):
                     there = {key: workers[index][1] for key, index in self._producers.items() if index in workers}
+                    self._queues.admit(max(incarnation for incarnation, _ in workers.values()))
                     self._queues.connect(there)
                     self._joined = True
                 case Trim(step) if not self._may_be_complete(step):

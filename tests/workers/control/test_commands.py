@@ -36,6 +36,9 @@ class WiredQueues(MemoryQueues):
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         self.connected = peers
 
+    def admit(self, newest: int) -> None:
+        self.admitted = newest
+
 
 class AnsweringBroker:
     """In place of a control thread: `commands` for the worker; answers Finished with the end of the run."""
