@@ -90,10 +90,11 @@ class Supervision:
                 self._part(member, message, now)
 
     def _part(self, member: Member, message: Failed | Goodbye, now: float) -> None:
+        why, code = f"{member.label} failed: {message.reason}", int(ExitCode.FAILED)
         if isinstance(message, Failed):
-            why, code = f"{member.label} failed: {message.reason}", failure_code(message.code)
+            code = failure_code(message.code)
         else:
-            why, code = self._lose(WorkerLoss(member, f"left: {message.reason}"), now), int(ExitCode.FAILED)
+            why = self._lose(WorkerLoss(member, f"left: {message.reason}"), now)
         member.status = MemberStatus.LEFT
         if why:
             self._run.fail(why, code)

@@ -59,7 +59,7 @@ worker_process.reachable = _recorded
 _DIGESTS: list[str] = []
 
 
-class Listener(Proxy):
+class Eavesdropper(Proxy):
     """On the path between a worker and its broker: it hears what both say, and can say more in the broker's name."""
 
     def __init__(self, broker: str) -> None:
@@ -114,7 +114,7 @@ class RunUnderAttack:
         self.broker_url = f"tcp://127.0.0.1:{free_port()}"
         self.broker = workspace.start("broker", *plan, "--bind", self.broker_url)
         until(self.broker.stderr, "broker at")
-        self.listeners = [Listener(self.broker_url) for _ in range(2)] if recorded or listened else []
+        self.listeners = [Eavesdropper(self.broker_url) for _ in range(2)] if recorded or listened else []
         urls = [each.endpoint for each in self.listeners] or 2 * [self.broker_url]
         self.workers = [workspace.start("worker", *plan, "--broker", url) for url in urls]
         self.wait_until_it_trains()

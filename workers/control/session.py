@@ -201,6 +201,9 @@ class Session:
             self._hello_sent = now
             yield self._hello()
         yield from self.unsent()
+        yield from self._reports(now)
+
+    def _reports(self, now: float) -> Iterator[WorkerMessage]:
         if self._parting is not None:
             return
         # Finished steps can be many bytes, and the broker limits what comes before it knows from whom.
