@@ -1,7 +1,9 @@
 """The bytes of control messages: msgpack behind a seal (see `seal.py`).
 
 What a worker says under an incarnation is sealed with the incarnation's secret, StopRun and Exited with the run's
-control secret; who may say what is decided in `coordinator/authenticity.py`. What the broker sends is not sealed.
+control secret; who may say what is decided in `coordinator/authenticity.py`. What the broker sends to a worker is
+sealed with the same secret of its incarnation (`coordinator/seals.py`); answers to commands are not sealed. No message
+of one direction can be decoded as one of the other.
 """
 
 from collections.abc import Callable
@@ -37,6 +39,13 @@ class SealedMessage(NamedTuple):
     seal: MessageSeal
 
 
+class SealedAnswer(NamedTuple):
+    """A message from the broker, and the seal that came with it."""
+
+    message: FromBroker
+    seal: MessageSeal
+
+
 def encode(message: ToBroker | FromBroker, secret: bytes = b"", serial: int = 0) -> bytes:
     """The bytes that travel, sealed with `secret` unless that is empty."""
     return sealed(_encode(message), secret, serial)
@@ -56,9 +65,10 @@ def decode_to_broker(
     return SealedMessage(_decode(body, _to_broker), seal)
 
 
-def decode_from_broker(frame: bytes) -> FromBroker:
+def decode_from_broker(frame: bytes) -> SealedAnswer:
     """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version."""
-    return _decode(opened(frame)[0], _from_broker)
+    body, seal = opened(frame)
+    return SealedAnswer(_decode(body, _from_broker), seal)
 
 
 def _decode(body: bytes, decoder: "msgspec.msgpack.Decoder[_AnyMessage]") -> _AnyMessage:

@@ -30,7 +30,7 @@ class RunKeys:
     key: bytes = field(default=b"", repr=False)
 
     def of_incarnation(self, incarnation: int) -> bytes:
-        """With which the worker of this incarnation seals its messages to the broker."""
+        """With which the worker of this incarnation and the broker seal their messages to each other."""
         return self._derived(f"incarnation {incarnation}")
 
     @property

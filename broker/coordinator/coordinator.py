@@ -7,8 +7,10 @@
 The run's life is the table in `run_state.py`. No clock either; `now` is seconds since the epoch and never goes back.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from stageline.broker.control.channel import Envelope
 from stageline.broker.control.messages import (
     MOST_STEPS,
     Answer,
@@ -30,12 +32,12 @@ from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
-from stageline.broker.membership.member import Member, MemberStatus
+from stageline.broker.membership.member import Member
 from stageline.broker.stores.base import Store
-from stageline.pipeline.digest import differing_copies, weights_sha256
-from stageline.pipeline.errors import ExitCode, failure_code
+from stageline.pipeline.errors import ExitCode
 
 from .authenticity import Authenticity, refusal_to
+from .finishing import Finishing
 from .observation import OBSERVED, observe, recall_result
 from .ordering import Ordering
 from .plausibility import implausible, is_due
@@ -43,8 +45,9 @@ from .queries import RunView, answer
 from .records import Outgoing, RunRecords
 from .registration import FromMember, Registration
 from .restart import Restart
-from .run import ResumeMode, RunConfig, RunOutcome, RunPhase
+from .run import ResumeMode, RunConfig, RunPhase
 from .run_state import RunEvent, RunState
+from .seals import OutgoingSeals
 from .shutdown import Shutdown
 from .supervision import Supervision
 
@@ -71,11 +74,13 @@ class Coordinator:
         self.run = RunRecords(run, config, store)
         self._authenticity = Authenticity(self.run)
         self.is_proven = self._authenticity.is_proven
+        self._seals = OutgoingSeals(self.run)
         self._strangers: set[bytes] = set()  # who have said something in this turn, and proven nothing
         self._questions = 0  # theirs
         self._restart = Restart(self.run)
         self._registration = Registration(self.run, self._restart)
         self._shutdown = Shutdown(self.run)
+        self._finishing = Finishing(self.run, self._shutdown)
         self._supervision = Supervision(self.run, self._shutdown)
         self.ordering = Ordering(self.run)
         self.is_interrupted = False  # a person has stopped the run before its end
@@ -106,9 +111,15 @@ class Coordinator:
         if verdict.refusal:
             answer = refusal_to(sealed)
             return Reception([] if answer is None else [(sender, answer)], trusted=False)
+        if verdict.proven and isinstance(sealed.message, Report | Finished | Failed | Goodbye | Hello):
+            self._seals.note_proven(sender, sealed.message.incarnation)
         outgoing = self.handle(sender, sealed.message, now)
         placed = any(to == sender and isinstance(message, Assigned | Standby) for to, message in outgoing)
         return Reception(outgoing, trusted=verdict.proven or placed)
+
+    def envelopes(self, outgoing: Iterable[Outgoing], now: float) -> list[Envelope]:
+        """What was decided on, as it travels: sealed for those who can check it."""
+        return [self._seals.envelope(each, now) for each in outgoing]
 
     def _hears(self, sender: bytes, message: ToBroker) -> bool:
         """It repeats what matters."""
@@ -159,6 +170,7 @@ class Coordinator:
             case RunState.RECONCILING:
                 self._reconcile(now)
             case RunState.RECONNECTING:
+                self._supervision.check_partings(now)
                 self._restart.reconnect(now)
                 self._start_if_all_present()
                 if self.run.lifecycle.state is RunState.RECONNECTING:
@@ -183,6 +195,7 @@ class Coordinator:
     def _supervise(self, now: float) -> None:
         self._shutdown.note_progress(now)
         self._supervision.check(now)
+        self._finishing.check(now)
         if self.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
             self._restart.choose_checkpoint(now)
         self._shutdown.stop_if_due(now)
@@ -195,8 +208,7 @@ class Coordinator:
     def _reconcile(self, now: float) -> None:
         if self._restart.reconcile(now):
             self._start_if_all_present()
-            for member in self.run.registry.reachable():
-                self._registration.assign(member)
+            self._registration.assign_again()
 
     def _handle_member(self, sender: bytes, message: FromMember, now: float) -> None:
         member = self.run.registry.current(message.incarnation)
@@ -214,16 +226,15 @@ class Coordinator:
             self._registration.answer_unknown(message, sender)
             return
         self.run.registry.note_contact(member, sender, now)
+        if isinstance(message, Report | Finished):
+            self._supervision.note_alive(member)
         match message:
             case Report():
                 self._ingest(member, message, now)
             case Finished():
                 self._finish(member, message, now)
-            case Failed():
-                member.status = MemberStatus.LEFT
-                self.run.fail(f"{member.label} failed: {message.reason}", failure_code(message.code))
-            case Goodbye():
-                self._supervision.note_goodbye(member, message, now)
+            case Failed() | Goodbye():
+                self._supervision.note_parting(member, message, now)
 
     def _ingest(self, member: Member, report: Report, now: float) -> None:
         if wrong := implausible(report):
@@ -257,8 +268,8 @@ class Coordinator:
     def _note_training_steps(self, member: Member, steps: int) -> None:
         """How many steps a script trains is known to it alone, when it makes no more calls; it may still be resumed."""
         if not self.run.config.scripted:
-            early = self.run.early_end
-            self.run.training_steps = steps if early is None else early.step
+            self.run.training_steps = steps
+            self.run.training_steps = self.run.steps_to_train  # of a run whose length is known, no worker tells another
         elif member.is_script:
             self._shutdown.called_for = steps
 
@@ -324,24 +335,12 @@ class Coordinator:
         if member.is_script:
             self.run.events.count("illegal", f"{member.label} has no stages, and says that it has finished them")
             return
-        member.status = MemberStatus.FINISHED
-        member.digests, member.copies = finished.digests, finished.copies
-        members = self.run.registry.members.values()
-        parts = [each.digests for each in members if each.digests is not None]
-        if len(parts) == len(self.run.config.schedule.placement):
-            copies = {name: first for each in members for name, first in each.copies.items()}
-            if why := differing_copies(parts, copies):
-                self.run.fail(why, ExitCode.FAILED)
-                return
-            digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
-            early = self.run.early_end
-            reason = "all steps are done" if early is None else early.reason
-            outcome = RunOutcome(RunPhase.FINISHED, reason, ExitCode.OK, digest, early=early is not None)
-            if early is not None:
-                self.run.training_steps = early.step
-            if self.run.config.scripted:  # the script has ended it here
-                self.run.training_steps = self.run.ledger.finished_floor
-            self.keep_observation(now)  # first: records that say that it has finished have its whole result
+        outcome = self._finishing.note(member, finished, now)
+        if outcome is not None and outcome.code:
+            self.run.fail(outcome.reason, outcome.code)
+        elif outcome is not None:
+            self.run.training_steps = self.run.ledger.finished_floor  # of which the result tells
+            self.keep_observation(now)  # first: records that say that it has finished have their whole result
             self.run.end(RunEvent.ALL_FINISHED, outcome)
 
     def _trim(self, now: float) -> None:

@@ -43,6 +43,7 @@ class EventLog:
         self.warnings: list[str] = []
         self.anomalies: Counter[str] = Counter()
         self._lately: Counter[str] = Counter()
+        self._once: set[str] = set()
         self._since = 0.0
 
     def count(self, kind: str, line: str) -> None:
@@ -50,6 +51,13 @@ class EventLog:
         self.anomalies[kind] += 1
         self._lately[kind] += 1
         if self._lately[kind] <= _LOGGED:
+            self.warnings.append(line)
+
+    def count_once(self, kind: str, line: str) -> None:
+        """The same, of what one who means harm may repeat: each line is logged once."""
+        self.anomalies[kind] += 1
+        if line not in self._once:
+            self._once.add(line)
             self.warnings.append(line)
 
     def turn(self, now: float) -> None:
@@ -151,6 +159,13 @@ class RunRecords:
         standing = self.evaluations.standing()
         early = standing is not None and (self.length is None or standing.step < self.length.training)
         return standing if standing is not None and standing.stops and early else None
+
+    @property
+    def steps_to_train(self) -> int:
+        """After how many steps the run has finished; 0 as long as no worker that has the data has come."""
+        early = self.early_end
+        known = self.training_steps if self.length is None else self.length.training
+        return known or 0 if early is None else early.step
 
     def announcement(self, step: int) -> Trim | None:
         """What lets go of all that comes before the complete checkpoint of `step`, but for the snapshots of the best

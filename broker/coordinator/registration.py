@@ -35,7 +35,7 @@ from .restart import Restart
 from .run import RunConfig
 from .run_state import RunState
 
-UNDECIDED = 3.0  # seconds that a newcomer stands by at most until all who have a place are heard again
+UNDECIDED = 3.0  # seconds that a newcomer stands by at most until those that load their models are heard again
 
 FromMember = Report | Finished | Failed | Goodbye
 
@@ -66,8 +66,8 @@ class Registration:
                 self._run.note_declined(hello.host, hello.pid, refused.reason)
                 self._run.outgoing.append((sender, refused))
             case Standby() as standby:
-                if (predecessor := self._predecessor(hello)) is not None:  # lost as soon as it is silent
-                    predecessor.superseded = True
+                if (predecessor := self._predecessor(hello)) is not None:
+                    predecessor.superseded = not predecessor.sender
                 self._stand_by(hello, sender, now)
                 self._run.outgoing.append((sender, standby))
 
@@ -115,7 +115,19 @@ class Registration:
             self._run.events.infos.append(
                 f"{member.label} is {member.process}, generation {member.generation}, incarnation {member.incarnation}"
             )
-        place = Assigned(
+        self._run.outgoing.append((member.sender, self._place_of(member)))
+        self._inform(member)
+
+    def assign_again(self) -> None:
+        """After the records were lost: sends all workers that keep running their places. First of all: what else they
+        are told is sealed with secrets that come with these."""
+        members = self._run.registry.reachable()
+        self._run.outgoing += [(member.sender, self._place_of(member)) for member in members]
+        for member in members:
+            self._inform(member)
+
+    def _place_of(self, member: Member) -> Assigned:
+        return Assigned(
             self._run.id,
             member.index,
             member.incarnation,
@@ -128,7 +140,8 @@ class Registration:
             orders=tuple(self._run.orders.orders),
             closed=self._run.orders.closed,
         )
-        self._run.outgoing.append((member.sender, place))
+
+    def _inform(self, member: Member) -> None:
         self._send_peers(member.sender)
         complete = self._run.checkpoints.complete if self._run.config.snapshots else 0
         if complete and (announcement := self._run.announcement(complete)) is not None:  # it may have been missed
@@ -173,8 +186,9 @@ class Registration:
         if isinstance(found, Refused):
             silent = self._silent_owners(hello, now)
             for owner in silent:
-                # One that loads its model is silent meanwhile.
-                owner.superseded = owner.introduced and owner.host == hello.host
+                # One that loads its model is silent meanwhile. One that this broker has heard has its lease: a name and
+                # a host prove nothing, and a paused process is silent too.
+                owner.superseded = owner.introduced and owner.host == hello.host and not owner.sender
             if silent or self._may_stand_by(hello):
                 return Standby(found.reason)
         self._run.standby.pop(process_key(hello), None)
@@ -208,17 +222,19 @@ class Registration:
     def _silent_owners(self, hello: Hello, now: float) -> list[Member]:
         """Owners of the places that a newcomer could have from which nothing has come since the newcomer came: a worker
         that was killed and started again by hand comes while its predecessor still has the place. Only processes of its
-        own host, and only until each of them either has sent a message or is declared lost.
+        own host, and only until each of them either has sent a message or is declared lost, which one that loads its
+        model may take long for.
         Another script may come from any host, and wait until the one before it is lost.
         """
         came = self._came(hello, now)
         replaces = self._run.config.restarts > 0 or not self._run.registry.begun
         script = self._claims_script(hello)
-        if hello.incarnation or not replaces or (now - came >= UNDECIDED and not script):
+        if hello.incarnation or not replaces:
             return []
         reachable = self._run.registry.reachable()
         owners = [owner for owner in reachable if may_take(hello.claim, owner.index, owner.stages)]
-        return [owner for owner in owners if (script or owner.host == hello.host) and owner.last_seen <= came]
+        silent = [owner for owner in owners if owner.last_seen <= came and (script or owner.host == hello.host)]
+        return [owner for owner in silent if script or owner.introduced or now - came < UNDECIDED]
 
     def _claims_script(self, hello: Hello) -> bool:
         return hello.claim is not None and hello.claim == self._run.config.script

@@ -6,14 +6,14 @@ lost ──(may be replaced)──────────> its place is empty �
 For the script there are other rules: see script_place.py.
 """
 
-from stageline.broker.control.messages import Exited, Goodbye
+from stageline.broker.control.messages import Exited, Failed, Goodbye
 from stageline.broker.diagnosis.explain import Diagnosis, diagnose
 from stageline.broker.diagnosis.failure_report import failure_report, how_lost
 from stageline.broker.diagnosis.wait_graph import ClusterState, Starts
-from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit
+from stageline.broker.membership.failure_detector import PARTING, Standstill, WorkerLoss, describe_exit
 from stageline.broker.membership.member import Member, MemberStatus, worker_label
 from stageline.broker.membership.replacements import Replacement
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import ExitCode, failure_code
 
 from .records import RunRecords
 from .run import RunConfig
@@ -35,6 +35,7 @@ class Supervision:
 
     def check(self, now: float) -> None:
         """Finds lost workers; the first loss that the run cannot survive ends it, once all have been recorded."""
+        self.check_partings(now)
         found = [(self._lose(loss, now), loss.result) for loss in self._run.registry.losses(now)]
         reason, result = next((fatal for fatal in found if fatal[0]), ("", None))
         if reason:
@@ -63,16 +64,40 @@ class Supervision:
             finished = loss.member.status is MemberStatus.FINISHED
             loss.member.status = MemberStatus.LEFT if finished else MemberStatus.LOST
 
-    def note_goodbye(self, member: Member, goodbye: Goodbye, now: float) -> None:
-        if self._run.lifecycle.over or member.is_script:
+    def note_parting(self, member: Member, message: Failed | Goodbye, now: float) -> None:
+        """A worker says that it ends. It says nothing else from then on, and its process ends soon: see
+        `check_partings`. The script makes no more calls, and may stay until the workers have carried out the last."""
+        if member.is_script and isinstance(message, Goodbye):
             member.status = MemberStatus.LEFT
-            if member.is_script:
-                self._script.leave(member, goodbye, now)
-            return
-        reason = self._lose(WorkerLoss(member, f"left: {goodbye.reason}"), now)
+            self._script.leave(member, message, now)
+        elif self._run.lifecycle.over:
+            member.status = MemberStatus.LEFT
+        else:
+            member.parting = member.parting or (now, message)
+            self.check_partings(now)
+
+    def note_alive(self, member: Member) -> None:
+        """A worker that goes on has not said that it ends: a process did that has read its secret."""
+        if member.parting is not None:
+            kind, member.parting = type(member.parting[1]).__name__, None
+            self._run.events.count_once("contradicted", f"refused: {kind} of {member.label}, which goes on")
+
+    def check_partings(self, now: float) -> None:
+        """Believes the workers that said that they end, once their processes have ended, or they are silent."""
+        parting = [(*member.parting, member) for member in self._run.registry.reachable() if member.parting is not None]
+        for since, message, member in sorted(parting, key=lambda each: each[0]):
+            if (member.exited is not None or now - since >= PARTING) and not self._run.lifecycle.over:
+                self._part(member, message, now)
+
+    def _part(self, member: Member, message: Failed | Goodbye, now: float) -> None:
+        why, code = f"{member.label} failed: {message.reason}", int(ExitCode.FAILED)
+        if isinstance(message, Failed):
+            code = failure_code(message.code)
+        else:
+            why = self._lose(WorkerLoss(member, f"left: {message.reason}"), now)
         member.status = MemberStatus.LEFT
-        if reason:
-            self._run.fail(reason, ExitCode.FAILED)
+        if why:
+            self._run.fail(why, code)
 
     def note_exit(self, exited: Exited, now: float) -> None:
         """A process ended. While the run lasts, its worker is lost once its last messages have had time to arrive."""
@@ -85,6 +110,7 @@ class Supervision:
                 member.status = MemberStatus.LEFT
             elif member.reachable:
                 member.exited = now, exited
+                self.check_partings(now)
 
     def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
         """Why the run waits, or why `worker` does."""

@@ -14,6 +14,7 @@ from stageline.broker.control.messages import Exited
 from .member import Member, MemberStatus
 
 EXIT_GRACE = 0.5  # seconds that a process's last messages may arrive after the news of its exit
+PARTING = 1.0  # seconds of silence after which a worker is believed that it ends: it reports ten times a second
 KILL_GRACE = 0.1  # likewise for a process that was killed
 SUPERSEDED_AFTER = 2.0  # seconds of silence after which a worker counts as lost while another asks for its place
 STANDSTILL_LEASES, STANDSTILL_LEAST = 6, 60.0  # a standstill ends the run after that many leases, and that many seconds

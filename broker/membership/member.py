@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stageline.broker.control.messages import Exited, Report
+from stageline.broker.control.messages import Exited, Failed, Goodbye, Report
 from stageline.pipeline.digest import TensorDigest
 
 SCRIPT = "the script"
@@ -51,6 +51,7 @@ class Member:
     digests: Mapping[str, TensorDigest] | None = None  # of its stages' weights, once it has finished
     copies: Mapping[str, str] = field(default_factory=dict)  # names there of what stages share, with that in the first
     exited: tuple[float, Exited] | None = None  # when its process ended, and how
+    parting: tuple[float, Failed | Goodbye] | None = None  # when it said that it ends, and how; nothing since
     labels: tuple[str, ...] = ()  # its stages for people, where stages have replicas: "1.0", "1.1"
 
     @property

@@ -167,5 +167,8 @@ class WorkerQueues(Queues, Protocol):
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         """Take each of these queues from its producer's endpoint, from now on."""
 
+    def admit(self, newest: int) -> None:
+        """No worker of the run has a higher incarnation than `newest`, from now on: a request of a higher one waits."""
+
     def ring(self) -> None:
         """Wakes a caller that waits in `take` or `pump`. For any thread, and for signal handlers."""

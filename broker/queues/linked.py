@@ -73,6 +73,9 @@ class LinkedQueues(QueueEnds):
             self._links.pop(endpoint).close()
         self._send_requests()
 
+    def admit(self, newest: int) -> None:
+        self.outbound_link.admit(newest)
+
     def pump(self, timeout: float) -> None:
         self.check_open()
         if timeout > 0:

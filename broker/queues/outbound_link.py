@@ -7,6 +7,7 @@ its senders have due. What a connection is, a transport knows.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from time import monotonic
 
 import structlog
@@ -18,7 +19,7 @@ from stageline.broker.network.rate_limit import RateLimit
 from .delivery import Sender
 from .requests import CreditRequest, RetentionReply, pack, reply_to, run_named_in, unpack
 
-EARLY = 64  # requests for queues that have no sender yet which are kept for it, the newest
+EARLY = 64  # requests for queues that have no sender yet, or of unknown incarnations, which are kept, the newest
 INTRODUCED = 20  # consumers of another run or version that are answered in a second; the others repeat their request
 REFUSALS = 5  # log lines in a second about requests that are not of this run
 
@@ -40,6 +41,7 @@ class OutboundLink(ABC):
         self._key = key
         self._senders: dict[tuple[Flow, int], Sender] = {}  # by what their queues are called on the wire
         self._early: dict[tuple[Flow, int], tuple[bytes, CreditRequest]] = {}
+        self._newest: float = inf  # incarnation of the run's workers
         self._refusals = RateLimit(REFUSALS)
         self._introductions = RateLimit(INTRODUCED)
 
@@ -56,10 +58,14 @@ class OutboundLink(ABC):
         """Does nothing if the connection is gone or takes nothing now: the consumer repeats its request."""
 
     def add(self, sender: Sender) -> None:
-        key = sender.log.key.wire
-        self._senders[key] = sender
-        if key in self._early:
-            self._answer(sender, *self._early.pop(key))
+        self._senders[sender.log.key.wire] = sender
+        self._answer_early()
+
+    def admit(self, newest: int) -> None:
+        """A request of an incarnation above `newest` is kept until there is one: its consumer may be known here sooner
+        than the broker's news of it. Without that, one request of the highest number would shut out all others."""
+        self._newest = newest
+        self._answer_early()
 
     def flush_all(self) -> None:
         """Sends everything that is due, as far as the connections take it."""
@@ -95,13 +101,22 @@ class OutboundLink(ABC):
 
     def _grant(self, route: bytes, request: CreditRequest) -> None:
         key = request.key.wire
-        if key in self._senders:
+        if self._is_known(request):
             self._answer(self._senders[key], route, request)
             return
         early = self._early.pop(key, (route, request))
         if len(self._early) == EARLY:
             del self._early[next(iter(self._early))]
         self._early[key] = max(early, (route, request), key=lambda each: each[1].stamp)
+
+    def _is_known(self, request: CreditRequest) -> bool:
+        return request.key.wire in self._senders and request.incarnation <= self._newest
+
+    def _answer_early(self) -> None:
+        for key, (route, request) in list(self._early.items()):
+            if self._is_known(request):
+                del self._early[key]
+                self._answer(self._senders[key], route, request)
 
     def _send(self, sender: Sender, number: int) -> bool:
         """False if the connection takes nothing now or is gone."""

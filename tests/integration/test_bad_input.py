@@ -71,7 +71,7 @@ def test_a_worker_of_another_version_is_refused(workspace):
     with zmq.Context() as context, context.socket(zmq.DEALER) as worker:
         worker.connect(address_of(broker))
         worker.send(encode(Hello(CONTROL_VERSION + 1, read_plan(workspace.folder).digest(), "new", "host", 1, "")))
-        refused = decode_from_broker(worker.recv())
+        refused = decode_from_broker(worker.recv()).message
     assert isinstance(refused, Refused)
     assert refused.code == 1
     assert "install the same stageline" in refused.reason
@@ -106,7 +106,7 @@ def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(f
 def join_as_worker_0(control, plan, endpoint):
     """Says hello until it is assigned, and then where its queues are, as a worker does."""
     control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0)))
-    while not isinstance(said := decode_from_broker(control.recv()), Assigned):
+    while not isinstance(said := decode_from_broker(control.recv()).message, Assigned):
         continue
     hello = Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0, said.incarnation)
     control.send(encode(hello, said.secret, serial=1))

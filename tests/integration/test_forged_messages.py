@@ -1,9 +1,12 @@
 """Strangers who know the protocol, and all that was ever sent: none of what they say is believed, and the run ends as
 if they had said nothing."""
 
+import json
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
+from time import time_ns
 
 import pytest
 
@@ -15,9 +18,13 @@ from stageline.broker.control.messages import (
     Finished,
     Goodbye,
     Hello,
+    Peers,
+    Refused,
     Report,
+    Stop,
     StopRun,
     ToBroker,
+    Trim,
 )
 from stageline.broker.control.protocol import encode
 from stageline.broker.control.records import StepRecord
@@ -27,6 +34,7 @@ from support.run_under_attack import STEPS, RunUnderAttack, undisturbed_digest
 from support.workspace import Workspace, wait_for
 
 LARGEST = 2**53 - 1  # of the numbers in a message
+AHEAD = 200_000_000  # of a forged serial, before those of the worker's next reports: nanoseconds
 
 
 def lies(incarnation: int) -> Iterator[ToBroker]:
@@ -78,6 +86,49 @@ def test_what_strangers_say_to_the_broker_is_not_believed(workspace: Workspace) 
         assert f"refused: {kind}" in logs["broker"], logs["broker"]
 
 
+def test_an_end_that_is_forged_with_the_secrets_of_both_workers_is_not_believed(workspace: Workspace) -> None:
+    """A listener ended the run as finished, with a result that told of steps which were never trained, or as failed,
+    with a text of its own; or emptied a place."""
+    digest = undisturbed_digest(workspace)
+    run = RunUnderAttack(workspace, listened=True)
+    places = [listener.assigned for listener in run.listeners]
+    weights = {"0.weight": ("float32", (8, 4), "a" * 64)}
+    forgeries: list[tuple[str, int, Callable[[int], ToBroker]]] = [
+        ("unsupported", 2, lambda of: Finished(of, weights)),
+        ("contradicted", 2, lambda of: Failed(of, "a text of its own", 1)),
+        ("contradicted", 4, lambda of: Goodbye(of, "a text of its own")),
+    ]
+    for counted, times, forge in forgeries:
+        for place in places:
+            say(run.broker_url, encode(forge(place.incarnation), place.secret, time_ns() + AHEAD))
+        wait_for(partial(lambda kind, count: run.status()["oddities"].get(kind) == count, counted, times))
+    assert (run.status()["phase"], run.status()["training_steps"]) == ("running", STEPS)
+    ended, logs = run.end()
+    assert ended == digest
+    (result,) = (json.loads(file.read_bytes()) for file in workspace.folder.glob("runs/*/result.json"))
+    assert (result["steps"], result["weights_sha256"]) == (STEPS, digest)
+    for index in (0, 1):
+        assert logs["broker"].count(f"refused: worker {index} (stage {index}) has not finished") == 1
+        for kind in ("Failed", "Goodbye"):
+            assert logs["broker"].count(f"refused: {kind} of worker {index} (stage {index}), which goes on") == 1
+
+
+@pytest.mark.slow
+def test_what_is_put_between_the_brokers_messages_is_not_believed(workspace: Workspace) -> None:
+    """Two announcements deleted a stage's snapshots, an address diverted a queue, and a Stop ended a worker."""
+    digest = undisturbed_digest(workspace)
+    run = RunUnderAttack(workspace, listened=True)
+    listener = run.listeners[0]
+    nowhere = Peers(dict.fromkeys((0, 1), (LARGEST, "tcp://127.0.0.1:9")))
+    lies = [nowhere, Trim(10**6), Trim(2 * 10**6), Stop("so it is", 0), Refused("so it is", 1)]
+    for said in (map(encode, lies), (encode(lie, b"a guess".ljust(32), LARGEST) for lie in lies), listener.recorded):
+        listener.inject(*said)
+    ended, logs = run.end()
+    assert ended == digest
+    for kind in ("Peers", "Trim", "Stop", "Refused", "Assigned"):
+        assert logs["worker 0"].count(f"{kind} that the broker has not sealed") == 1, logs["worker 0"]
+
+
 def test_what_strangers_request_of_a_queue_is_not_believed(workspace: Workspace) -> None:
     digest = undisturbed_digest(workspace)
     run = RunUnderAttack(workspace)
@@ -90,6 +141,20 @@ def test_what_strangers_request_of_a_queue_is_not_believed(workspace: Workspace)
     assert ended == digest
     for name in ("worker 0", "worker 1"):
         assert "from a process outside the run" in logs[name], logs[name]
+
+
+def test_a_request_in_the_name_of_an_incarnation_that_the_broker_has_not_given_takes_no_queue(
+    workspace: Workspace,
+) -> None:
+    """One packet with the run's queue key shut out a worker, and every replacement of it."""
+    digest = undisturbed_digest(workspace)
+    run = RunUnderAttack(workspace, listened=True)
+    key, facts = run.listeners[0].assigned.queue_key, run.status()
+    for url in run.worker_urls:
+        for request in requests(facts["run"], LARGEST):
+            say(url, pack(request, key))
+    ended, _ = run.end()
+    assert ended == digest
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ class SimulatedBroker(SimulatedProcess):
         ):
             self._fired[CONTINUES if self.core.run.registry.members else STARTS_OVER] += 1
         self._watch(sends)
-        for recipient, message in sends:
+        for (recipient, message), (_, frame) in zip(sends, self.core.envelopes(sends, self.clock.now), strict=True):
             connection, client = self._connections.get(recipient, (None, None))
             if connection is not None and client is not None:
-                self._network.carry(connection, client.process, partial(client.deliver, connection, message))
+                self._network.carry(connection, client.process, partial(client.deliver, connection, message, frame))

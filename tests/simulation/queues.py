@@ -63,6 +63,7 @@ class SimulatedQueues(QueueEnds):
         self.received: deque[tuple[Connection, Item]] = deque()
         self._environment = environment
         self.fired = environment.fired
+        self._newest = 0  # incarnation of the run's workers; what a higher one requests, it requests again
         self._senders: dict[QueueKey, Sender] = {}
         self._requesters: dict[QueueKey, Requester] = {}
         self._peers: dict[str, Peer] = {}
@@ -81,6 +82,9 @@ class SimulatedQueues(QueueEnds):
             requester.introduce()
         self._peers = {endpoint: peer for endpoint, peer in self._peers.items() if peer.requesters}
         self._request()
+
+    def admit(self, newest: int) -> None:
+        self._newest = newest
 
     def pump(self, timeout: float) -> None:
         self.serve()
@@ -146,7 +150,7 @@ class SimulatedQueues(QueueEnds):
 
     def _answer(self, connection: Connection, request: CreditRequest) -> None:
         sender = self._senders.get(request.key)
-        if sender is None:  # a former process at this endpoint had another place
+        if sender is None or request.incarnation > self._newest:  # a former process at this endpoint had another place
             return
         self._connections[connection.name] = connection
         sender.update(request.to_credit(), connection.name)

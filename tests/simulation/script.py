@@ -103,6 +103,7 @@ class SimulatedScript(SimulatedMember):
             opened.append((number, driver.submit(call.kind, call.inputs, call.targets)))
             if len(opened) == AHEAD:
                 self._check(*opened.popleft())
+        driver.leave()
         while opened:
             self._check(*opened.popleft())
         while not driver.ended.is_set():

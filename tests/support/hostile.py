@@ -136,14 +136,24 @@ def peak_memory(pids: Sequence[int]) -> Iterator[dict[int, int]]:
 
 def frames_in(stream: bytes) -> list[bytes]:
     """The bodies of the messages, each of one frame, that were sent over a connection."""
+    return _parsed(stream)[0]
+
+
+def is_between_frames(stream: bytes) -> bool:
+    """True if what was sent over a connection so far ends with a frame."""
+    return _parsed(stream)[1] == len(stream)
+
+
+def _parsed(stream: bytes) -> tuple[list[bytes], int]:
+    """The bodies of the whole messages, and where the first begins that is not whole."""
     found, at = [], 64  # after the greeting
     while at + 2 <= len(stream):
         flags, long = stream[at], stream[at] & LONG
         size = int.from_bytes(stream[at + 1 : at + (9 if long else 2)], "big")
-        at += 9 if long else 2
-        if at + size > len(stream):
+        begin = at + (9 if long else 2)
+        if begin + size > len(stream):
             break
+        at = begin + size
         if not flags & COMMAND:
-            found.append(stream[at : at + size])
-        at += size
-    return found
+            found.append(stream[begin:at])
+    return found, at

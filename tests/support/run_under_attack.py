@@ -2,15 +2,19 @@
 
 import json
 import signal
+from collections import deque
 from collections.abc import Mapping
 from time import monotonic, sleep
 
 import psutil
 
+from stageline.broker.control.messages import Assigned
+from stageline.broker.control.protocol import decode_from_broker
 from stageline.workers.control.client import Client
+from support.hostile import frame, frames_in, is_between_frames
 from support.paths import TESTS
 from support.proxy import Proxy
-from support.workspace import Command, Workspace, free_port, until
+from support.workspace import Command, Workspace, free_port, until, wait_for
 
 STEPS = 60
 PATIENCE = 60.0  # seconds for its workers to join
@@ -55,13 +59,54 @@ worker_process.reachable = _recorded
 _DIGESTS: list[str] = []
 
 
+class Eavesdropper(Proxy):
+    """On the path between a worker and its broker: it hears what both say, and can say more in the broker's name."""
+
+    def __init__(self, broker: str) -> None:
+        super().__init__(broker)
+        self.said = bytearray()
+        self._heard = bytearray()
+        self._injected: deque[bytes] = deque()
+        self.change_there = self._note
+        self.change = self._inject
+
+    @property
+    def recorded(self) -> list[bytes]:
+        """What the broker has said to the worker so far."""
+        return frames_in(bytes(self._heard))
+
+    @property
+    def assigned(self) -> Assigned:
+        """The worker's place, with its secret."""
+        heard = (decode_from_broker(each).message for each in self.recorded)
+        return next(each for each in heard if isinstance(each, Assigned))
+
+    def inject(self, *messages: bytes) -> None:
+        """The worker gets these messages before the broker's next one. Returns once they are on their way."""
+        self._injected.extend(map(frame, messages))
+        wait_for(lambda: not self._injected)
+
+    def _note(self, passing: bytes) -> bytes:
+        self.said += passing
+        return passing
+
+    def _inject(self, passing: bytes) -> bytes:
+        between = len(self._heard) > 64 and is_between_frames(bytes(self._heard))
+        self._heard += passing
+        injected = b"".join(self._injected) if between else b""
+        if between:
+            self._injected.clear()
+        return injected + passing
+
+
 class RunUnderAttack:
     """`broker` and `workers` are its processes, `broker_url` and `worker_urls` where they listen.
 
     `recorded`: what worker 0 sends to the broker, and what each worker's queues are sent, is kept for `records`.
+    `listened`: there is one of `listeners` between each worker and the broker.
     """
 
-    def __init__(self, workspace: Workspace, *, recorded: bool = False) -> None:
+    def __init__(self, workspace: Workspace, *, recorded: bool = False, listened: bool = False) -> None:
         self._workspace = workspace
         self._recorded = recorded
         workspace.write("model.py", SLOW_MODEL + (RECORDING if recorded else ""))
@@ -69,11 +114,8 @@ class RunUnderAttack:
         self.broker_url = f"tcp://127.0.0.1:{free_port()}"
         self.broker = workspace.start("broker", *plan, "--bind", self.broker_url)
         until(self.broker.stderr, "broker at")
-        self._proxy = Proxy(self.broker_url) if recorded else None
-        self._said = bytearray()  # by worker 0 to the broker
-        if self._proxy is not None:
-            self._proxy.change_there = self._keep
-        urls = (self._proxy.endpoint if self._proxy is not None else self.broker_url, self.broker_url)
+        self.listeners = [Eavesdropper(self.broker_url) for _ in range(2)] if recorded or listened else []
+        urls = [each.endpoint for each in self.listeners] or 2 * [self.broker_url]
         self.workers = [workspace.start("worker", *plan, "--broker", url) for url in urls]
         self.wait_until_it_trains()
         self.worker_urls = [] if recorded else [_listens_at(worker.pid) for worker in self.workers]
@@ -83,7 +125,7 @@ class RunUnderAttack:
         """What has come to each endpoint over one connection so far."""
         files = self._workspace.folder.glob("requests-*")
         queues = {f"tcp://127.0.0.1:{file.name.rpartition('-')[2]}": file.read_bytes() for file in files}
-        return {self.broker_url: bytes(self._said), **queues}
+        return {self.broker_url: bytes(self.listeners[0].said), **queues}
 
     @property
     def processes(self) -> Mapping[str, Command]:
@@ -105,10 +147,6 @@ class RunUnderAttack:
             sleep(0.02)
         raise AssertionError(f"it does not train: {self.status()}")
 
-    def _keep(self, passing: bytes) -> bytes:
-        self._said += passing
-        return passing
-
     def end(self) -> tuple[str, dict[str, str]]:
         """Lets the run end. Its digest, and what each process has logged."""
         self._workspace.write(CALM, "")
@@ -116,8 +154,8 @@ class RunUnderAttack:
         for name, worker in list(self.processes.items())[1:]:
             _, logs[name] = worker.communicate()
             assert worker.returncode == 0, logs[name]
-        if self._proxy is not None:
-            self._proxy.__exit__(None, None, None)
+        for listener in self.listeners:
+            listener.__exit__(None, None, None)
         digest = str(self.status()["weights_sha256"])
         self.broker.send_signal(signal.SIGTERM)
         _, logs["broker"] = self.broker.communicate()

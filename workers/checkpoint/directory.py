@@ -28,6 +28,7 @@ from .snapshot import (
 )
 
 FOLDER = "checkpoints"
+KEPT = 2  # newest snapshots of a stage, which no announcement deletes
 
 _STAGE = re.compile(r"stage-(\d+)")
 _STEP = re.compile(r"step-(\d{10,})")
@@ -97,9 +98,10 @@ class SnapshotDirectory:
 
     def delete_before(self, stage: int, complete: int, best: int | None = None) -> None:
         """Deletes the stage's snapshots of steps before `complete`, an announced complete checkpoint, but for that of
-        step `best`. Never by count: a stage that is ahead by several intervals has several newer ones. Raises
-        `SnapshotFailed`."""
-        self._delete(stage, [step for step in self.steps(stage) if step < complete and step != best])
+        step `best`, and for the newest two, whatever was announced. Never by count: a stage that is ahead by several
+        intervals has several newer ones. Raises `SnapshotFailed`."""
+        old = self.steps(stage)[:-KEPT]
+        self._delete(stage, [step for step in old if step < complete and step != best])
 
     def delete_after(self, stage: int, start: int) -> None:
         """Deletes the stage's snapshots of steps after `start`: for a run that is resumed from there as a whole,

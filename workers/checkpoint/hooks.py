@@ -62,6 +62,10 @@ class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
         """Called when the broker announces the checkpoint of step `complete`: older ones may be deleted, but for that
         of step `best`."""
 
+    def may_be_complete(self, step: int) -> bool:
+        """False if the checkpoint of `step` cannot be complete: this worker has no snapshot of it, nor a newer one."""
+        return True
+
     def learns_from(self, announced: Callable[[], Iterable[Announced]]) -> None:
         """What the broker has announced and `forget` has yet to be called for: looked at while the disk is waited for,
         which may need the room of older snapshots."""
@@ -157,6 +161,7 @@ class SnapshotHooks(CheckpointHooks):
         self.start = start
         self._newest = start.step  # the newest complete checkpoint that was announced
         self._taken = dict.fromkeys(stages, start.step)  # of which step each stage's newest snapshot is
+        self._written = dict.fromkeys(stages, start.step)  # likewise, of those on the disk; set by the writing thread
         self._loss: float | None = None  # of the newest step; on the last stage
         self._steps = steps
         self._stop_at: int | None = None
@@ -232,14 +237,24 @@ class SnapshotHooks(CheckpointHooks):
 
     def forget(self, complete: int, best: int | None = None) -> None:
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
-        damaged; and that of step `best`. Newer snapshots are kept in any case."""
-        if complete > self._newest:
+        damaged; and that of step `best`. Newer snapshots are kept in any case, and all if `complete` cannot be."""
+        if complete > self._newest and self.may_be_complete(complete):
             for stage in self._stages:  # before the snapshots that wait: it makes space on the disk
                 delete = partial(self._snapshots.delete_before, stage, self._newest, best)
                 what = f"delete snapshots of stage {stage} before step {self._newest} in {self._snapshots.folder}"
                 self._writer.submit(delete, first=True, what=what)
             self._forgotten(self._newest)
             self._newest = complete
+
+    def may_be_complete(self, step: int) -> bool:
+        """A snapshot that another incarnation has written counts too, if the broker asked what is on the disks."""
+        return all(step <= written or self._is_there(stage, step) for stage, written in list(self._written.items()))
+
+    def _is_there(self, stage: int, step: int) -> bool:
+        try:
+            return step in self._snapshots.steps(stage)
+        except OSError:
+            return False
 
     def flush(self) -> None:
         self._require(in_turns(self._writer.flush, LONGEST_WRITE, self._forget_announced))
@@ -259,6 +274,7 @@ class SnapshotHooks(CheckpointHooks):
                 f"it is not on the disk: {error}. Older snapshots are untouched; repair this and resume the run"
             ) from error
         self._snapshots.write(snapshot)
+        self._written[snapshot.stage] = snapshot.step
         self._progress.durable(snapshot.stage, snapshot.step)
 
 

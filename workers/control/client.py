@@ -124,6 +124,6 @@ class Client(AbstractContextManager["Client"]):
     def _receive(self, timeout: float) -> FromBroker | None:
         frame = self._channel.receive(timeout)
         try:
-            return None if frame is None else decode_from_broker(frame)
+            return None if frame is None else decode_from_broker(frame).message
         except BadMessage:
             return None

@@ -48,7 +48,9 @@ class CommandHandler:
         self._stop: tuple[Stop, float] | None = None  # what ends the run after a step, and until when it may wait
         self._ends: float | None = None  # of a run that is to end: until when the disk is waited for
         self._joined = False
+        self._refused = False  # an announced checkpoint, and said so
         self._finished = False  # nothing is left but to serve the others
+        queues.admit(0)  # before the broker has told of any
         self._producers = loop.program.queues.producers(assigned.index)
         self._inbound = [queues.inbound(key) for key in loop.program.queues.inbound(assigned.index)]
         self._outbound = [queues.outbound(key) for key in loop.program.queues.outbound(assigned.index)]
@@ -77,8 +79,11 @@ class CommandHandler:
             match commands.popleft():
                 case Peers(workers):
                     there = {key: workers[index][1] for key, index in self._producers.items() if index in workers}
+                    self._queues.admit(max(incarnation for incarnation, _ in workers.values()))
                     self._queues.connect(there)
                     self._joined = True
+                case Trim(step) if not self._may_be_complete(step):
+                    self._refuse(step)
                 case Trim(step, best):
                     self._trim(self._loop.progress.position(step))
                     self._loop.progress.completed(step)
@@ -94,6 +99,19 @@ class CommandHandler:
                     raise stopped
         if self._stop is not None:
             self._end_with_the_step(*self._stop)
+
+    def _may_be_complete(self, step: int) -> bool:
+        """False if this worker's stages have not come to `step`, or have no snapshot of it."""
+        finished = min(self._loop.progress.finished.values(), default=step)
+        return step <= finished and self._hooks.may_be_complete(step)
+
+    def _refuse(self, step: int) -> None:
+        """Keeps all that the announced checkpoint would let go of."""
+        if not self._refused:
+            log.warning(
+                "refused", reason=f"the broker says that checkpoint {step} is complete, which this worker lacks"
+            )
+        self._refused = True
 
     def _look_meanwhile(self) -> list[Announced]:
         """The announced checkpoints among the commands, while the loop waits for the disk. Raises `Stopped` if that

@@ -10,7 +10,7 @@ the broker has confirmed them.
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
@@ -36,6 +36,7 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import decode_from_broker
+from stageline.broker.control.seal import MessageSeal
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
@@ -45,7 +46,7 @@ from stageline.workers.runtime.progress import Progress
 from .client import BrokerUnreachable
 from .lifeline import Lifeline
 from .sealer import Sealer
-from .session import BEAT, JOIN, Joining, Session, Stopped, WorkerIdentity
+from .session import BEAT, JOIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
 
 log = structlog.get_logger()
 
@@ -95,6 +96,7 @@ class ControlThread:
         self._spawn = spawn
         self._exit_process = exit_process
         self._outbox: deque[Failed | Finished | Goodbye] = deque()
+        self.ignored: Counter[str] = Counter()  # messages that were not the broker's, by kind
         self._closing = False
         self._thread: threading.Thread | None = None
         self._session: Session | None = None
@@ -195,8 +197,11 @@ class ControlThread:
         while not self._closing:
             now = self._clock.monotonic()
             self._stop_without_lifeline()
-            if self._channel.renewed():
+            renewed = self._channel.renewed()
+            if renewed:
                 session.reconnected()
+            if renewed or self.silence > UNANSWERED:
+                self._sealer.forget_serials()
             for message in session.due(now):
                 self._send(message)
             self._receive_until(now + BEAT, session)
@@ -246,7 +251,24 @@ class ControlThread:
         while not stop() and (left := deadline - self._clock.monotonic()) > 0:
             if frame := self._channel.receive(left):
                 with suppress(BadMessage):
-                    message = decode_from_broker(frame)
+                    message, seal = decode_from_broker(frame)
+                    if not self._is_believed(message, seal):
+                        continue
                     if isinstance(message, Assigned):
                         self._sealer.learn(message)
                     yield message
+
+    def _is_believed(self, message: FromBroker, seal: MessageSeal) -> bool:
+        """A process without a place believes all: nothing can be proven to it yet."""
+        session = self._session
+        if session is None or self._sealer.is_proven(seal) or session.may_hear(message):
+            return True
+        name = type(message).__name__
+        self.ignored[name] += 1
+        if self.ignored[name] == 1:
+            log.warning(
+                "ignored",
+                reason=f"{name} that the broker has not sealed for this worker, or that came before: a process between "
+                f"the two changes what passes. Others of its kind are counted, and not logged",
+            )
+        return False

@@ -1,10 +1,14 @@
-"""Seals what a process sends to the broker: a worker with its incarnation's secret, a command with the run's."""
+"""Seals what a process sends to the broker: a worker with its incarnation's secret, a command with the run's.
+
+With the same secret a worker checks what the broker says.
+"""
 
 from collections.abc import Callable
 from time import time
 
 from stageline.broker.control.messages import Assigned, Failed, Finished, Goodbye, Hello, Report, ToBroker
 from stageline.broker.control.protocol import encode
+from stageline.broker.control.seal import MessageSeal, Serials
 
 
 class Sealer:
@@ -15,11 +19,23 @@ class Sealer:
         self._clock = clock
         self._serial = 0
         self._secrets: dict[int, bytes] = {}  # by incarnation
+        self._heard = Serials()
 
     def learn(self, assigned: Assigned) -> None:
         """The worker's messages under this incarnation are sealed from now on."""
         if assigned.secret:
             self._secrets[assigned.incarnation] = assigned.secret
+
+    def is_proven(self, seal: MessageSeal) -> bool:
+        """True if the broker made the seal, for a message that has not come before. A worker whose place came without
+        a secret can prove nothing, and believes all."""
+        if not self._secrets:
+            return True
+        return any(map(seal.is_of, self._secrets.values())) and self._heard.is_new(seal.serial)
+
+    def forget_serials(self) -> None:
+        """There may be another broker, on a machine whose clock is behind."""
+        self._heard = Serials()
 
     def worker_message(self, message: Hello | Report | Failed | Finished | Goodbye) -> bytes:
         """The frame of a worker's message; not sealed if it is under no incarnation."""

@@ -174,6 +174,7 @@ class Session:
         self._hello_sent = float("-inf")
         self._outbox = outbox
         self._finished: Finished | None = None
+        self._parting: Failed | Goodbye | None = None  # of a worker: it says nothing else any more
 
     def reconnected(self) -> None:
         """There is a new connection, perhaps to another broker, which knows neither this worker nor its endpoint; and
@@ -181,14 +182,30 @@ class Session:
         self._known = False
         self.reporter.resend_all(self.reporter.incarnation)
 
+    def may_hear(self, message: FromBroker) -> bool:
+        """True if `message` counts though it is not sealed for this worker: its place was given by a broker whose
+        records are lost, and with them the secrets, or another broker refuses it. Only as long as no broker has proven
+        over this connection that it is the former one."""
+        renews = isinstance(message, Assigned) and message.keep and message.incarnation > self.reporter.incarnation
+        return not self._known and (renews or isinstance(message, Refused))
+
     def due(self, now: float) -> Iterator[WorkerMessage]:
-        """What to send in this beat."""
+        """What to send in this beat. Once a worker has said that it ends, it repeats that: if it said anything else,
+        the broker would take it for alive."""
+        if self._parting is not None:
+            yield self._parting
+            return
         if now - self.last_received > UNANSWERED:
             self._known = False
         if not self._known and now - self._hello_sent >= AGAIN:
             self._hello_sent = now
             yield self._hello()
         yield from self.unsent()
+        yield from self._reports(now)
+
+    def _reports(self, now: float) -> Iterator[WorkerMessage]:
+        if self._parting is not None:
+            return
         # Finished steps can be many bytes, and the broker limits what comes before it knows from whom.
         yield self.reporter.report(now) if self._known else self.reporter.heartbeat(now)
         if self._finished is not None and self.reporter.all_confirmed:
@@ -201,7 +218,10 @@ class Session:
             if isinstance(message, Finished):
                 self._finished = message
             else:
-                yield msgspec.structs.replace(message, incarnation=self.reporter.incarnation)
+                message = msgspec.structs.replace(message, incarnation=self.reporter.incarnation)
+                if not self._progress.said:  # a script that leaves goes on to report until the run is over
+                    self._parting = message
+                yield message
 
     def receive(self, message: FromBroker, now: float) -> FromBroker | None:
         """The broker's message, if it is a command for the compute loop."""

@@ -16,12 +16,12 @@ import structlog
 from stageline.broker.control.channel import Envelope, Received, ServerChannel
 from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, StopRun
 from stageline.broker.control.open import REDIS, open_server
-from stageline.broker.control.protocol import decode_to_broker, encode
+from stageline.broker.control.protocol import decode_to_broker
 from stageline.broker.control.records import RunLength
 from stageline.broker.control.seal import KEY_BYTES
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.observation import EVERY
-from stageline.broker.coordinator.records import EventLog, Outgoing, RunRecords
+from stageline.broker.coordinator.records import EventLog, RunRecords
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
@@ -164,19 +164,15 @@ def _turn(
         except BadMessage as error:  # its sender repeats what matters
             coordinator.run.events.count("damaged", f"dropped: {error}")
         else:
-            said = _encoded(reception.outgoing)
+            said = coordinator.envelopes(reception.outgoing, clock())
             if reception.trusted:
                 channel.trust(sender)
             if reception.trusted or answers.allows(clock(), sum(len(message) for _, message in said)):
                 sends += said
-    sends += _encoded([(sender, _UNREADABLE) for sender in list(strangers)[:UNREADABLE]])
-    sends += _encoded(coordinator.tick(clock()))
+    sends += coordinator.envelopes([(sender, _UNREADABLE) for sender in list(strangers)[:UNREADABLE]], clock())
+    sends += coordinator.envelopes(coordinator.tick(clock()), clock())
     channel.send(sends)
     _write_log(coordinator.run.events)
-
-
-def _encoded(outgoing: Sequence[Outgoing]) -> list[Envelope]:
-    return [(recipient, encode(message)) for recipient, message in outgoing]
 
 
 def _write_log(events: EventLog) -> None:

@@ -83,6 +83,9 @@ class RedisQueues(QueueEnds):
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         """Nothing to do: all workers connect to the server."""
 
+    def admit(self, newest: int) -> None:
+        """Nothing to do: no worker requests anything of another."""
+
     @property
     def trouble(self) -> Trouble | None:
         """Why messages do not move now, if the server is away or refuses them. For any thread."""

@@ -16,7 +16,7 @@ from stageline.broker.control.messages import (
     StopRun,
     Trim,
 )
-from stageline.broker.control.records import Event
+from stageline.broker.control.records import Event, RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState
@@ -85,6 +85,29 @@ def test_the_run_is_finished_when_all_workers_are(talk: Conversation):
     status = talk.status()
     assert (status["phase"], status["code"]) == ("finished", 0)
     assert status["weights_sha256"] == weights_sha256(dict(finished(0).digests) | dict(finished(1).digests))
+
+
+def test_an_end_that_the_ledger_does_not_have_is_refused_and_named_once():
+    """Two forged messages ended a run of 150 steps after 25 of them, as finished, and its result told of 150."""
+    talk = Conversation(terms=replace(TERMS, length=RunLength(150, 0)))
+    talk.join(0), talk.join(1)
+    for index in (0, 1):
+        talk.send(name(index), report(index, steps=steps(index, *range(25)), training_steps=25))
+    for index in (0, 1):
+        assert talk.send(b"stranger", finished(index)) == []
+    for _ in range(20):
+        talk.send(name(0), report(0)), talk.send(name(1), report(1)), talk.after(0.1)
+    status = talk.status()
+    assert (status["phase"], status["training_steps"], status["weights_sha256"]) == ("running", 150, None)
+    assert talk.core.run.events.warnings == [
+        f"refused: worker {index} (stage {index}) has not finished: stage {index} has trained 25 of 150 steps"
+        for index in (0, 1)
+    ]
+    for index in (0, 1):
+        talk.send(name(index), report(index, steps=steps(index, *range(25, 150))))
+        talk.send(name(index), finished(index))
+    status = talk.status()
+    assert (status["phase"], status["training_steps"], status["finished_floor"]) == ("finished", 150, 150)
 
 
 def test_a_run_whose_stages_have_different_copies_of_one_parameter_fails(talk: Conversation):

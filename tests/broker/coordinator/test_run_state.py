@@ -10,6 +10,7 @@ from stageline.broker.control.messages import Exited, Failed, StopRun
 from stageline.broker.control.records import WorkerRecord
 from stageline.broker.coordinator.run import run_of
 from stageline.broker.coordinator.run_state import OVER, TRANSITIONS, IllegalRunEvent, RunEvent, RunLifecycle, RunState
+from stageline.broker.membership.failure_detector import PARTING
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, Conversation, finished, having_read, hello, name, report, steps
 
@@ -101,7 +102,11 @@ def finish(talk: Conversation) -> None:
 
 
 def fail(talk: Conversation) -> None:
-    talk.send(name(1), Failed(2, "out of memory", 1))
+    talk.send(name(1), Failed(2, "out of memory", 1)), talk.after(PARTING)
+
+
+def end_worker_1(talk: Conversation) -> None:
+    talk.send(b"supervisor", Exited(1, 101, 1, 1))
 
 
 def refuse_to_start(talk: Conversation) -> None:
@@ -168,7 +173,7 @@ CONVERSATIONS: dict[str, Callable[[], object]] = {
     "no worker reconnects": lambda: none_reconnects(reconnecting()),
     "a run is stopped while workers reconnect": lambda: stop(reconnecting()),
     "workers finish while they reconnect": lambda: finish(reconnecting()),
-    "a worker fails while it reconnects": lambda: fail(reconnecting()),
+    "a worker fails while it reconnects": lambda: (talk := reconnecting(), end_worker_1(talk), fail(talk)),
     "records are lost while workers reconnect": lambda: lose_records(reconnecting()),
     "snapshots are verified": lambda: verify(choosing()),
     "a run is stopped while snapshots are verified": lambda: stop(choosing()),

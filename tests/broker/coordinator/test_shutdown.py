@@ -7,6 +7,7 @@ from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
 from stageline.broker.coordinator.shutdown import DELAY
+from stageline.broker.membership.failure_detector import PARTING
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, name, report, steps
 
@@ -65,7 +66,7 @@ def test_a_checkpoint_that_workers_leave_behind_makes_the_outcome_better():
 
 def test_a_failure_is_not_made_better():
     talk = talk_at(7)
-    talk.send(name(1), Goodbye(2, "told")), talk.send(b"supervisor", Exited(1, 9, 78, 78))
+    talk.send(name(1), Goodbye(2, "told")), talk.after(PARTING), talk.send(b"supervisor", Exited(1, 9, 78, 78))
     before = talk.core.run.outcome
     tell(talk, 8, snapshot=8)
     assert talk.core.run.outcome == before is not None
@@ -196,7 +197,7 @@ def test_a_worker_from_before_the_restart_is_refused():
 
 def test_losses_in_a_row_are_counted_from_zero_and_all_restarts_on():
     talk = talk_at(37, snapshot=20)
-    talk.send(name(1), Goodbye(2, "the machine is wanted back"))
+    talk.send(name(1), Goodbye(2, "the machine is wanted back")), talk.after(PARTING)
     stop_of(talk)
     again = resumed(talk)
     assert (again.status()["recovering"], again.status()["restarts"], again.core.run.replacements.in_a_row[1]) == (

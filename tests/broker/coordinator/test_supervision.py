@@ -5,7 +5,7 @@ import pytest
 from stageline.broker.control.messages import Assigned, Exited, Failed, Goodbye, Stop
 from stageline.broker.control.records import Event
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.membership.failure_detector import EXIT_GRACE
+from stageline.broker.membership.failure_detector import EXIT_GRACE, PARTING
 from support.conversation import WAITING, Conversation, hello, name, report, stop_reason
 from support.replacements import Sends, kill, reach, replacement, said, stops, talk_of
 
@@ -25,8 +25,31 @@ def test_a_process_that_would_fail_again_ends_the_run(talk: Conversation, status
 
 
 def test_a_worker_that_reports_its_failure_ends_the_run(talk: Conversation):
-    (stop,) = stops(talk.send(name(1), Failed(2, "the loss of microbatch 3 of step 7 is nan", 1)))
+    talk.send(name(1), Failed(2, "the loss of microbatch 3 of step 7 is nan", 1))
+    (stop,) = stops(talk.after(PARTING))
     assert stop.reason == "worker 1 (stage 1) failed: the loss of microbatch 3 of step 7 is nan"
+
+
+@pytest.mark.parametrize("parting", [Failed(2, "so it is", 1), Goodbye(2, "so it is")], ids=["failed", "goodbye"])
+def test_the_end_of_a_worker_that_goes_on_is_not_believed_and_named_once(parting: Failed | Goodbye, talk: Conversation):
+    """A process that had read the worker's secret ended the run with a text of its own, or emptied the place."""
+    for _ in range(30):
+        assert talk.send(b"stranger", parting) == []
+        assert stops(talk.after(0.1)) == []
+        talk.send(name(1), report(1)), talk.send(name(0), report(0))
+    assert (talk.core.run.phase, talk.core.run.registry.missing) == (RunPhase.RUNNING, [])
+    warning = f"refused: {type(parting).__name__} of worker 1 (stage 1), which goes on"
+    assert talk.core.run.events.warnings.count(warning) == 1
+    assert talk.status()["oddities"] == {"contradicted": 30}
+
+
+@pytest.mark.parametrize("exited_first", [True, False])
+def test_the_end_of_a_worker_is_believed_at_once_when_its_process_has_ended(talk: Conversation, exited_first: bool):
+    said = [(b"supervisor", Exited(1, 101, 1, 1)), (name(1), Failed(2, "it is full", 1))]
+    first, second = said if exited_first else said[::-1]
+    assert stops(talk.send(*first)) == []
+    (stop,) = stops(talk.send(*second))
+    assert stop.reason == "worker 1 (stage 1) failed: it is full"
 
 
 def lose_again(talk: Conversation, times: int) -> Sends:
@@ -176,12 +199,13 @@ def test_a_process_that_exits_before_it_joined_ends_the_run_with_its_code():
 
 def test_the_first_cause_stays(final: Conversation):
     final.send(name(1), Failed(2, "out of memory", 1))
-    final.send(name(0), Failed(1, "stopped", 1))
+    final.after(0.1), final.send(name(0), Failed(1, "stopped", 1)), final.after(PARTING)
     assert final.status()["reason"] == "worker 1 (stage 1) failed: out of memory"
 
 
 def test_a_worker_that_leaves_before_the_run_is_over_ends_it(final: Conversation):
-    sends = final.send(name(1), Goodbye(2, "interrupted"))
+    final.send(name(1), Goodbye(2, "interrupted"))
+    sends = final.after(PARTING)
     assert stop_reason(sends, name(0)).startswith(
         "worker 1 (stage 1), worker-1 (pid 101, host desk), left: interrupted."
     )
@@ -200,5 +224,5 @@ def test_while_the_run_waits_a_lost_worker_only_leaves_its_place():
 def test_a_failed_run_never_ends_with_0_whatever_its_worker_says(code: int, meant: int):
     talk = Conversation()
     talk.join(0), talk.join(1)
-    talk.send(name(1), Failed(2, "so it is", code))
+    talk.send(name(1), Failed(2, "so it is", code)), talk.after(PARTING)
     assert talk.status()["code"] == meant

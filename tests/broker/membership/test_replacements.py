@@ -20,6 +20,7 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.records import Event
 from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.membership.failure_detector import PARTING
 from support.conversation import Conversation, finished, hello, name, report, steps
 from support.replacements import REPLACING, kill, reach, replacement, said, stops, talk_of
 
@@ -135,7 +136,7 @@ def test_a_finished_worker_that_is_lost_has_to_finish_again(talk: Conversation):
 
 
 def test_a_worker_that_leaves_on_purpose_may_be_replaced(talk: Conversation):
-    assert stops(talk.send(name(1), Goodbye(2, "the machine is wanted back"))) == []
+    assert stops(talk.send(name(1), Goodbye(2, "the machine is wanted back")) + talk.after(PARTING)) == []
     assert talk.assigned(b"new", replacement(1, 201)) == Assigned("run-1", 1, 3, 0)
 
 

@@ -102,6 +102,12 @@ def test_only_what_is_older_than_the_complete_checkpoint_is_deleted(checkpoints)
     assert not list(checkpoints.folder.glob("*/.*"))
 
 
+def test_the_newest_two_stay_whatever_is_said_to_be_complete(checkpoints):
+    write(checkpoints, *((0, step) for step in (0, 20, 40, 60)))
+    checkpoints.delete_before(0, 10**6)
+    assert checkpoints.steps(0) == [40, 60]
+
+
 def test_a_run_that_is_resumed_as_a_whole_deletes_what_is_newer(checkpoints):
     write(checkpoints, (0, 20), (0, 40), (0, 60))
     checkpoints.delete_after(0, 40)

@@ -199,6 +199,23 @@ def test_only_an_announced_checkpoint_lets_older_ones_go(tmp_path):
         assert checkpoints.steps(1) == [20]
 
 
+def test_a_checkpoint_that_the_worker_has_no_snapshot_of_lets_nothing_go(tmp_path):
+    """Two forged announcements, the second far beyond the first, deleted all snapshots of a stage."""
+    checkpoints = SnapshotDirectory(tmp_path, ORIGIN)
+    with Watched(checkpoints, (0,)) as hooks:
+        for step in (20, 40, 60):
+            hooks.write(step)
+        hooks.flush()
+        for forged in (10**6, 2 * 10**6, 61):
+            assert not hooks.may_be_complete(forged)
+            hooks.forget(forged)
+        hooks.forget(60)
+        hooks.flush()
+        assert checkpoints.steps(0) == [20, 40, 60]
+        SnapshotDirectory(tmp_path, ORIGIN).write(Snapshot(0, 80, 9, SMALL))  # of an incarnation before, as disks tell
+        assert hooks.may_be_complete(80)
+
+
 @pytest.mark.parametrize("waits_for", [(), (0,)])
 def test_a_full_disk_gets_the_room_of_older_snapshots_while_the_compute_loop_waits_for_it(
     tmp_path, monkeypatch, waits_for
@@ -316,7 +333,7 @@ def test_a_script_has_no_snapshots_and_begins_where_all_stages_have_theirs(tmp_p
     plan = read_plan("examples/mlp", sets=["run.steps=20", f"run.dir={tmp_path}"], environment={}).resolved(2)
     local, script = LocalSnapshots(plan), len(plan.workers)
     checkpoints = SnapshotDirectory(tmp_path / "run-1" / checkpoint_hooks.FOLDER, Origin("run-1", plan.digest()))
-    for stage, step in ((0, 20), (1, 20), (0, 40), (1, 40)):
+    for stage, step in ((0, 20), (1, 20), (0, 40), (1, 40), (0, 60), (1, 60)):
         checkpoints.write(Snapshot(stage, step, 1, SMALL))
     assert local.inspect("run-1", 20, script).stages == []
     local.abandon(Assigned("run-1", script, 7, 20))

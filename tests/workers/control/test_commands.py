@@ -36,6 +36,9 @@ class WiredQueues(MemoryQueues):
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         self.connected = peers
 
+    def admit(self, newest: int) -> None:
+        self.admitted = newest
+
 
 class AnsweringBroker:
     """In place of a control thread: `commands` for the worker; answers Finished with the end of the run."""
@@ -139,6 +142,19 @@ def test_a_trim_frees_messages_and_older_snapshots() -> None:
     worker.run()
     assert worker.loop.progress.complete == 2
     assert worker.hooks.forgotten == [2]
+
+
+def test_a_trim_beyond_what_the_worker_has_finished_frees_nothing() -> None:
+    worker = CommandedWorker(JOINED, at={3: Trim(10**6)})
+    worker.run()
+    assert (worker.loop.progress.complete, worker.hooks.forgotten) == (0, [])
+
+
+def test_a_trim_to_a_checkpoint_that_the_worker_has_no_snapshot_of_frees_nothing() -> None:
+    worker = CommandedWorker(JOINED, at={3: Trim(2)})
+    worker.hooks.may_be_complete = lambda step: False
+    worker.run()
+    assert (worker.loop.progress.complete, worker.hooks.forgotten) == (0, [])
 
 
 def test_a_stop_ends_the_loop_before_the_next_action() -> None:

@@ -6,6 +6,7 @@ from contextlib import closing
 from threading import Event
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from stageline.broker.control.messages import (
@@ -14,7 +15,10 @@ from stageline.broker.control.messages import (
     FromBroker,
     Goodbye,
     Hello,
+    Peers,
+    Refused,
     Report,
+    Stop,
     ToBroker,
     Trim,
 )
@@ -29,6 +33,8 @@ from support.control_channels import PATIENCE, received
 
 IDENTITY = WorkerIdentity(Hello(CONTROL_VERSION, "d" * 64, "worker-0", "host", 1, "", 0))
 PLACE = Assigned("run-1", 0, 7, 0)
+SECRET = b"s" * 32
+SEALED_PLACE = Assigned("run-1", 0, 7, 0, secret=SECRET)
 
 
 class BrokerEnd:
@@ -37,10 +43,18 @@ class BrokerEnd:
     def __init__(self) -> None:
         self.server = open_server("tcp://127.0.0.1:0")
         self.sender = b""
+        self._serial = 0
+        self._sent = b""
         self._arrived: list[tuple[bytes, bytes | None]] = []
 
-    def send(self, message: FromBroker) -> None:
-        self.server.send([(self.sender, encode(message))])
+    def send(self, message: FromBroker, secret: bytes = b"") -> None:
+        self._serial += 1
+        self._sent = encode(message, secret, self._serial)
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Sends the newest message again."""
+        self.server.send([(self.sender, self._sent)])
 
     def until(self, wanted: type[ToBroker]) -> ToBroker:
         """The worker's next message of that kind."""
@@ -98,6 +112,58 @@ def test_a_command_gets_the_loops_attention_and_ends_its_waiting(broker: BrokerE
     assert rung.wait(PATIENCE)
     assert loop.attention
     assert control.commands.popleft() == Trim(3)
+
+
+@pytest.fixture
+def placed(broker: BrokerEnd) -> Iterator[tuple[ControlThread, Event]]:
+    """A worker that has joined with a secret, and has been answered; and what ends its loop's waiting."""
+    joining = threading.Thread(target=lambda: (broker.until(Hello), broker.send(SEALED_PLACE)))
+    joining.start()
+    loop, rung = SimpleNamespace(progress=Progress(), attention=False), Event()
+    with closing(ControlThread(broker.server.endpoint, IDENTITY)) as control:
+        control.start(control.join(PATIENCE), "ipc://0", loop, steps=10, ring=rung.set)
+        joining.join()
+        broker.until(Report)
+        broker.send(SEALED_PLACE, SECRET)
+        yield control, rung
+
+
+def test_a_worker_obeys_what_its_broker_has_sealed_once_and_nothing_else(broker: BrokerEnd, placed) -> None:
+    """Two unsealed announcements deleted all snapshots of a stage."""
+    control, rung = placed
+    for message in (Trim(10**6), Stop("so it is", 0), Peers({1: (8, "tcp://127.0.0.1:9")}), Refused("so it is", 1)):
+        broker.send(message), broker.send(message, b"a guess".ljust(32))
+    broker.send(Trim(3), SECRET)
+    broker.repeat()
+    broker.send(Trim(4), SECRET)
+    while len(control.commands) < 2:
+        assert rung.wait(PATIENCE)
+        rung.clear()
+    assert list(control.commands) == [Trim(3), Trim(4)]
+    assert control.ignored == {"Trim": 3, "Stop": 2, "Peers": 2, "Refused": 2}
+
+
+@pytest.mark.parametrize(
+    "renewal", [Refused("the run is over", 1), msgspec.structs.replace(SEALED_PLACE, incarnation=9, keep=True)]
+)
+def test_a_broker_that_has_lost_the_secrets_is_obeyed_until_one_has_proven_that_it_has_them(
+    broker: BrokerEnd, renewal: FromBroker
+) -> None:
+    joining = threading.Thread(target=lambda: (broker.until(Hello), broker.send(SEALED_PLACE)))
+    joining.start()
+    loop, rung = SimpleNamespace(progress=Progress(), attention=False), Event()
+    with closing(ControlThread(broker.server.endpoint, IDENTITY)) as control:
+        control.start(control.join(PATIENCE), "ipc://0", loop, steps=10, ring=rung.set)
+        joining.join()
+        broker.until(Report)
+        broker.send(renewal)
+        if isinstance(renewal, Refused):
+            assert rung.wait(PATIENCE)
+            assert list(control.commands) == [renewal]
+        else:
+            while broker.until(Report).incarnation != 9:
+                continue
+    assert not control.ignored
 
 
 def test_what_the_compute_loop_sends_goes_out_with_its_reports(broker: BrokerEnd, start) -> None:

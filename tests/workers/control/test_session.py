@@ -241,9 +241,21 @@ def test_a_new_incarnation_is_taken_and_everything_sent_again_under_it(session, 
     (report,) = session.due(1.0)
     assert (report.incarnation, len(report.steps)) == (9, 4)
     session.receive(Confirmed(report.number), 1.1)
+    _, finished = session.due(1.2)
     outbox.append(Failed(7, "the disk is full", 1))
-    failed, _, finished = session.due(1.2)
-    assert (failed.incarnation, finished.incarnation) == (9, 9)
+    (failed,) = session.due(1.3)
+    assert (finished.incarnation, failed.incarnation) == (9, 9)
+
+
+@pytest.mark.parametrize("parting", [Failed(7, "the disk is full", 1), Goodbye(7, "interrupted")])
+def test_a_worker_that_has_said_that_it_ends_says_that_again_and_nothing_else(session, outbox, parting):
+    """The broker takes one that says anything else for alive."""
+    list(session.due(1.0))
+    outbox.append(parting)
+    session.reconnected()
+    for now in (1.1, 1.2, 9.0):
+        assert list(session.due(now))[-1] == parting
+        assert Hello not in kinds(list(session.due(now)))
 
 
 def test_finished_is_sent_when_all_else_is_confirmed_and_until_the_run_is_stopped(session, progress, outbox):

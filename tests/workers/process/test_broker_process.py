@@ -87,7 +87,7 @@ class BrokerPeer:
 
     def hear(self) -> FromBroker:
         assert self.socket.poll(PATIENCE), "the broker is silent"
-        heard = decode_from_broker(self.socket.recv())
+        heard = decode_from_broker(self.socket.recv()).message
         if isinstance(heard, Assigned):
             self._sealer.learn(heard)
         return heard
@@ -304,7 +304,7 @@ def test_no_order_of_sentences_stops_the_core_and_all_it_says_can_be_sent(
     for sender, sentence, passes in talk:
         now += passes
         for _, said in [*broker.handle(sender, sentence, now), *broker.tick(now)]:  # type: ignore[arg-type]
-            assert decode_from_broker(encode(said)) == said or "nan" in repr(said)
+            assert decode_from_broker(encode(said)).message == said or "nan" in repr(said)
         phases.append(broker.run.phase)
     over = [phase for phase in phases if phase in ("finished", "failed")]
     assert len(set(over)) <= 1

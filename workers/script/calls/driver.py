@@ -177,6 +177,7 @@ class Driver:
             self._queues.close()
 
     def _begin(self) -> None:
+        self._queues.admit(0)  # before the broker has told of any
         for key in self._producers:
             self._queues.inbound(key).rewind(self._start.of(key.flow))
 
@@ -186,6 +187,7 @@ class Driver:
         while self._commands:
             match self._commands.popleft():
                 case Peers(workers):
+                    self._queues.admit(max(incarnation for incarnation, _ in workers.values()))
                     self._queues.connect({key: workers[index][1] for key, index in self._producers.items()})
                 case Trim(step):
                     self._trim(step)

@@ -121,7 +121,9 @@ class ProcessRun:
     def close(self) -> None:
         self._open.detach()
         with self._stack:
-            self._driver.submit(CallKind.STOP).result()
+            last = self._driver.submit(CallKind.STOP)
+            self._driver.leave()  # the broker ends the run once it knows that this was the last call
+            last.result()
             if not self._driver.ended.wait(FINISH_TIMEOUT):
                 raise self._failure(f"the run has not ended {FINISH_TIMEOUT:g} s after its last call", ExitCode.FAILED)
             self._driver.raise_failure()
