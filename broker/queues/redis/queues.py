@@ -57,7 +57,7 @@ class RedisQueues(QueueEnds):
     """All queue ends of one worker, over the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`.
 
     A server that cannot be reached is waited for, at the start for the options' `patience`, later without end;
-    `trouble` says so. Announcements of producers of the incarnation `since` or an older one are ignored.
+    `trouble` says so. What producers of the incarnation `since` or an older one have left is ignored, and replaced.
 
     Only the thread that made it may use it, except for `ring`. Raises `RedisUnfit` for a URL that cannot be understood;
     its methods raise `RedisAway` if the server never came, `RedisUnfit` if it cannot be used as it is.
@@ -192,7 +192,7 @@ class RedisQueues(QueueEnds):
         self.check_open()
 
     def _new_outbound(self, log: Log) -> "RedisOutbound":
-        writer = StreamWriter(Sender(log), self.incarnation)
+        writer = StreamWriter(Sender(log), self.incarnation, self._since)
         with self.lock:
             self._shared.writers.append(writer)
             self.kick()

@@ -44,8 +44,9 @@ class WholeMessage(msgspec.Struct, frozen=True):
 class StreamReader:
     """Decides what to read for `receiver`, of the queue of `run`, whose steps have `microbatches`.
 
-    Announcements of producers of the incarnation `since` or an older one are ignored: the run may have gone back to an
-    older checkpoint than those that trimmed the queue.
+    Messages and announcements of producers of the incarnation `since` or an older one are ignored: the run was resumed
+    as a whole, perhaps at an older checkpoint than those that trimmed the queue, and every producer puts its messages
+    again.
     """
 
     def __init__(
@@ -134,9 +135,17 @@ class StreamReader:
             )
         return _filled(header, whole.data), fingerprint(header)
 
-    def accept(self, whole: WholeMessage, message: Message, bits: Hashable) -> None:
-        """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits."""
-        if not self._is_next(whole) or not self.receiver.accepts(whole.number, bits):
+    def accept(self, whole: WholeMessage, message: Message, bits: Hashable, now: float) -> None:
+        """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits.
+
+        What an ended life of the run has left is not accepted: its script may have called for other things.
+        """
+        if not self._is_next(whole):
+            return
+        if message.incarnation <= self._since:
+            self._read_again(now)  # until its producer has removed it
+            return
+        if not self.receiver.accepts(whole.number, bits):
             return
         if self.receiver.missing is not None:  # its producer need not look after it any more
             self.receiver.must_report = True
