@@ -12,7 +12,7 @@ import pytest
 from support.fork_server import ForkServer
 from support.redis_server import RedisServer
 from support.whole_run import WholeRun, expected, plan_in
-from support.workspace import Workspace, until
+from support.workspace import Workspace, until, wait_for
 
 STEPS = 12
 Disturbance = Callable[[RedisServer], None]
@@ -212,6 +212,23 @@ with line:
     for _ in range(4):
         line.step(torch.ones(8, 4), torch.ones(8, 3))
 """
+
+
+@pytest.mark.parametrize(
+    "command", ["script", *(pytest.param(each, marks=pytest.mark.slow) for each in ("worker", "plan"))]
+)
+def test_a_server_that_all_on_the_network_can_use_is_warned_of(workspace: Workspace, command: str) -> None:
+    """An address of tcp was, and a server without password and TLS was not."""
+    (workspace.folder / "script.py").write_text(SCRIPT)
+    url = "redis://192.0.2.1:6379/0"  # of no machine
+    started = (
+        workspace.start("script", "script.py", url)
+        if command == "script"
+        else workspace.start(command, ".", "--set", f"queues.url={url}")
+    )
+    until(started.stderr, f'queues.url = "{url}" names a server on the network, without a password and without TLS')
+    workspace.kill()
+    wait_for(lambda: not workspace.processes())
 
 
 @pytest.mark.slow
