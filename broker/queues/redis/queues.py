@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from time import monotonic
 
-from stageline.broker.codec.message import Message
+from stageline.broker.codec.message import Message, fingerprint, read_header
 from stageline.broker.errors import QueueClosed
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
@@ -29,6 +29,7 @@ from .entries import layout, prefix
 from .receiver_thread import ReceiverThread
 from .redis_thread import SharedEnds
 from .sender_thread import SenderThread
+from .step_digests import StepDigests
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
 
@@ -200,7 +201,8 @@ class RedisQueues(QueueEnds):
 
     def _new_inbound(self, key: QueueKey, window: int) -> "RedisInbound":
         receiver = Receiver(key, window)
-        reader = StreamReader(self.run, receiver, self.incarnation, self.options.microbatches, self._since)
+        count = self.options.microbatches
+        reader = StreamReader(self.run, receiver, self.incarnation, count, self.digests, self._since)
         with self.lock:
             self._shared.readers.append(reader)
             self.kick()
@@ -218,11 +220,14 @@ class RedisOutbound:
         self.key = writer.log.key
         self._queues = queues
         self._writer = writer
+        self._digests = StepDigests(self.key, queues.options.microbatches, queues.digests)
 
     def put(self, message: Message) -> None:
         self._queues.check_open()
         with self._queues.lock:
-            self._writer.log.put(message, monotonic())
+            if frames := self._writer.log.put(message, monotonic()):
+                header = read_header(frames[0])
+                self._digests.add(self._writer.log.end - 1, fingerprint(header))
             self._queues.kick()
         self._queues.ask_ahead()
 
