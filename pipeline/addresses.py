@@ -8,7 +8,7 @@ import ipaddress
 import re
 import sys
 from collections.abc import Collection, Mapping
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import parse_qs, unquote_plus, urlsplit
 
 # Scheme -> how such an address looks. A new backend in broker/queues/ joins the first.
 REDIS = {
@@ -46,11 +46,24 @@ def open_to_others(url: str) -> bool:
     found = _TCP.fullmatch(url.removeprefix("tcp://"))
     if not url.startswith("tcp://") or found is None:
         return False
-    host = found["host"].strip("[]")
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, or `*`: every interface
-        return host != "localhost"
+    return _is_elsewhere(found["host"].strip("[]"))
+
+
+def lacking_protection(url: str) -> tuple[str, ...]:
+    """Return what the Redis server at `url` is used without, of "a password" and "TLS".
+
+    Nothing is lacking for a Unix socket or a loopback address, or if the address is not one of Redis. A client
+    certificate counts as a password.
+    """
+    scheme, _, _ = url.partition("://")
+    if scheme not in ("redis", "rediss") or fault(url, REDIS) is not None:
+        return ()
+    parts = urlsplit(url)
+    if not _is_elsewhere(parts.hostname or ""):
+        return ()
+    proofs = ("password", "ssl_certfile") if scheme == "rediss" else ("password",)
+    is_proven = bool(parts.password or any(parse_qs(parts.query).get(each) for each in proofs))
+    return (*(() if is_proven else ("a password",)), *(() if scheme == "rediss" else ("TLS",)))
 
 
 def host_of(url: str) -> str:
@@ -103,6 +116,14 @@ def unclear_password(url: str) -> str | None:
         return f"host and port cannot be told apart: a port is 0 to 65535, an IPv6 address stands in []; {_ESCAPE}"
     rest = parts.path + parts.fragment + (parts.query if parts.netloc else "")
     return f"user and password stand before the host; {_ESCAPE}" if "@" in rest else None
+
+
+def _is_elsewhere(host: str) -> bool:
+    """Return False for a loopback address. A name other than localhost, and `*` (every interface), count as others."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 def _redis_fault(url: str) -> str | None:

@@ -28,7 +28,7 @@ class FormerFingerprint:
 
 def emptied(was: Hashable = FormerFingerprint(None), rest: Tree = None) -> Tree:
     """The payload in place of one whose message had the fingerprint `was`; `rest` has no tensors."""
-    return {_MARK[0]: _MARK[1], "was": _digest(was), "rest": rest}
+    return {_MARK[0]: _MARK[1], "was": digest_of(was), "rest": rest}
 
 
 def is_emptied(payload: Tree) -> bool:
@@ -55,11 +55,12 @@ def agree(one: Hashable, other: Hashable) -> bool:
         return True
     if not isinstance(one, FormerFingerprint) and not isinstance(other, FormerFingerprint):
         return False
-    digests = _digest(one), _digest(other)
+    digests = digest_of(one), digest_of(other)
     return None in digests or digests[0] == digests[1]
 
 
-def _digest(fingerprint: Hashable) -> str | None:
+def digest_of(fingerprint: Hashable) -> str | None:
+    """Return the digest of a message's content, also of one that has none any more; None if it is not known."""
     if isinstance(fingerprint, FormerFingerprint):
         return fingerprint.digest
     return blake2b(_encode(fingerprint), digest_size=16).hexdigest()

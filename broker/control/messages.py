@@ -35,6 +35,7 @@ from .records import (
 CONTROL_VERSION = 12
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_ROUNDS = 500  # of evaluation, in one report
+MOST_DIGESTS = 5000  # of steps of queues, in one report
 LONGEST_TEXT = 100_000  # characters of a reason
 WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute
 
@@ -42,6 +43,7 @@ Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 Token = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+StepDigest = tuple[Name, Count, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]]  # of a queue's step
 
 
 class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
@@ -104,6 +106,8 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     `layer`: where in the model it computes ("layer 30"). `trouble`: why the server of its queues does not move
     messages, for `troubled` seconds now; "" if it does. `fault`: what the worker cannot do for want of disk space,
     descriptors or memory, and tries again; "" if there is nothing. It continues "worker 1".
+    `digests`: of the messages that this end has put into a queue at a server, or has taken from there, in each step;
+    they come with the snapshots of the steps after those or before, and are repeated until they are confirmed.
     """
 
     incarnation: Count
@@ -128,6 +132,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     orders: Count = 0
     closed: Count | None = None
     stage_bytes: list[tuple[Count, Count, Count, Count | None]] = []
+    digests: list[StepDigest] = []
 
     @property
     def waiting(self) -> bool:

@@ -10,6 +10,8 @@ The run's life is the table in `run_state.py`. No clock either; `now` is seconds
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from stageline.broker.control.channel import Envelope
 from stageline.broker.control.messages import (
     MOST_STEPS,
@@ -53,6 +55,11 @@ from .supervision import Supervision
 
 TRIM_EVERY = 0.05  # seconds between two announcements
 QUESTIONS = 20  # of strangers that are answered in a turn: an answer can be long, and takes a while
+_DIFFERING = (
+    "what was taken from {} in step {} is not what was put there: another client of the queues' server has replaced "
+    "messages, or what computed them was not deterministic. Let only this run's processes use that server (a password, "
+    "and TLS), and resume the run: it begins at its newest complete checkpoint, without those messages"
+)
 AWAY = 0.5  # seconds between two ticks from which on the broker counts as having been away, however short the lease
 
 
@@ -241,6 +248,9 @@ class Coordinator:
             self.run.events.count("implausible", f"{member.label} reports what cannot be: {wrong}")
             return
         self.run.registry.note_report(member, report, now)
+        if (place := self.run.digests.differing(report.digests)) is not None:
+            self.run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
+            report = msgspec.structs.replace(report, snapshots=[])  # no checkpoint has what came of it
         if report.training_steps is not None:
             self._note_training_steps(member, report.training_steps)
         holder = Holder(member.name, member.incarnation)

@@ -15,6 +15,7 @@ from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.ledger.orders import OrderBook
+from stageline.broker.ledger.queue_digests import QueueDigests
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry
 from stageline.broker.membership.replacements import Replacement, Replacements
@@ -101,6 +102,7 @@ class RunRecords:
         self.outcome: RunOutcome | None = None
         self.ledger = Ledger(schedule.copies, schedule.microbatches, config.log_every, last=schedule.stages - 1)
         self.registry = Registry(config.placement, config.leases, labels=config.labels)
+        self.digests = QueueDigests()  # of messages that lie at a server
         self.checkpoints = CheckpointTracker(complete=0, newer=[set() for _ in range(schedule.copies)])
         self.replacements = Replacements()
         self.lost_work: deque[LostAttempt] = deque(maxlen=KEPT_LOSSES)

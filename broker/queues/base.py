@@ -5,11 +5,13 @@ Its messages are numbered as `message_number` says: 0, 1, ... over all microbatc
 carries, where stages have replicas.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from stageline.broker.codec.message import Flow, Message, messages_per_step
+from stageline.broker.control.messages import StepDigest
 from stageline.pipeline.tree import Tree
 
 
@@ -155,6 +157,11 @@ class Queues(Protocol):
 
 class WorkerQueues(Queues, Protocol):
     """The queue ends of one worker among several processes."""
+
+    @property
+    def digests(self) -> deque[StepDigest]:
+        """Of the messages of each step that these ends have put to a server, or taken from there: for the broker, which
+        compares them. Taken away by another thread."""
 
     @property
     def endpoint(self) -> str:

@@ -3,6 +3,7 @@
 import os
 import socket
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from time import monotonic
 from typing import TypeVar
 
 from stageline.broker.codec.message import TO_SCRIPT, Message
+from stageline.broker.control.messages import StepDigest
 
 from .base import Inbound, Outbound, QueueKey
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
@@ -19,6 +21,7 @@ from .memory import MemoryQueue, MemoryQueues
 Found = TypeVar("Found")
 
 REPLIES = 8  # the part of `retain_bytes` that a worker's replies may take in memory besides
+DIGESTS = 100_000  # of steps that are kept while the broker is away
 ROOM_WAIT = 0.25  # seconds between two calls of `waiting` while a `put` waits for room
 
 
@@ -60,6 +63,7 @@ class QueueEnds(ABC):
             options.retain_bytes // REPLIES, UNLIMITED, options.spill_folder, self._wait_for_room
         )
         self._local = MemoryQueues(run, options.microbatches, self._budget)
+        self.digests: deque[StepDigest] = deque(maxlen=DIGESTS)
         self._looking = Looking(processors())
         self._outbounds: dict[QueueKey, Outbound] = {}
         self._inbounds: dict[QueueKey, Inbound] = {}

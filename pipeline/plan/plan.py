@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from stageline.pipeline.addresses import masked, open_to_others
+from stageline.pipeline.addresses import lacking_protection, masked, open_to_others
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.pipeline.schedule.ties import Ties
 
@@ -26,6 +26,11 @@ _EXPOSED = (
     "can be reached from other machines and nothing on it is encrypted: anyone who reaches it can read and change "
     "the run. Use 127.0.0.1, or an address inside a tunnel (WireGuard, ssh)."
 )
+_BARE = (
+    "names a server on the network, without {lacking}: anyone who {who} can read and change the run. Use rediss:// and "
+    "a password, or an address inside a tunnel (WireGuard, ssh)."
+)
+_WHO = {"a password": "can reach it", "TLS": "sees the traffic to it"}
 _SEEN = (
     "{key} was given with a password on the command line, where every user of this machine can read it (ps). Leave "
     "that --set out, and put the address into the environment, as {variable}, or into a plan file that only you can "
@@ -64,9 +69,14 @@ class Plan(PlanTables):
         """What is allowed but should be known before the run begins."""
         urls = {"queues.url": self.queues.url, "broker.url": self.broker.url, "broker.store": self.broker.store}
         exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in urls.items() if open_to_others(url))
+        bare = (
+            f'{key} = "{masked(url)}" {_bare(lacking)}'
+            for key, url in urls.items()
+            if (lacking := lacking_protection(url))
+        )
         typed = (key for key, url in urls.items() if masked(url) != url and self.origins.get(key) == "--set")
         seen = (_SEEN.format(key=key, variable=f"STAGELINE_{key.replace('.', '__').upper()}") for key in typed)
-        return (*exposed, *seen, *loose_stage_memory(self))
+        return (*exposed, *bare, *seen, *loose_stage_memory(self))
 
     def resolved(self, stages: int) -> "Plan":
         """The plan for a model that turned out to have `stages` stages; where no worker is named, one for each stage.
@@ -168,3 +178,7 @@ class Plan(PlanTables):
         while key and key not in self.places:
             key = key.rpartition(".")[0]
         return self.places[key] if key else str(self.file or "")
+
+
+def _bare(lacking: Sequence[str]) -> str:
+    return _BARE.format(lacking=" and without ".join(lacking), who=" or ".join(_WHO[each] for each in lacking))

@@ -18,6 +18,7 @@ from stageline.workers.runs.metrics.lines import StepMetrics, metrics_in
 from support.fork_server import ForkServer
 from support.paths import TESTS
 from support.plain_loop import PlainLoop, differing
+from support.redis_server import shared_server
 from support.script import overfitted
 from support.workspace import Workspace, free_port
 
@@ -116,8 +117,8 @@ def test_fit_is_the_plain_loop_with_evaluation_and_early_stopping() -> None:
     } == {name: came_to[name] for name in ("steps", "loss", "evaluations", "best")}
 
 
-def result(workspace: Workspace, *arguments: str) -> dict[str, Any]:
-    script = workspace.start("script", str(SCRIPT), *arguments)
+def result(workspace: Workspace, *arguments: str, **environment: str) -> dict[str, Any]:
+    script = workspace.start("script", str(SCRIPT), *arguments, **environment)
     said, errors = script.communicate()
     assert script.returncode == 0, errors
     return dict(json.loads(said))
@@ -162,6 +163,23 @@ def test_fit_that_was_killed_and_is_resumed_stops_at_the_same_step(workspace: Wo
     assert [line.step for line in metrics_in(workspace.folder / "best")] == known
     begun = next(run for run in workspace.runs() if run != folder)  # the run that went on from it
     assert [line.step for line in metrics_in(begun) if not isinstance(line, StepMetrics)] == known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [10, 13, 17])
+def test_fit_whose_processes_were_all_killed_is_resumed_over_redis(workspace: Workspace, at: int) -> None:
+    """Redis still had the calls of before: to save the best in a folder whose name was drawn, and evaluations that the
+    resumed fit had no need of. They were compared with the calls of the resumed one, and carried out by its workers."""
+    server = shared_server()
+    queues = server.tcp_url_of(server.own_number())
+    script = workspace.start("script", str(SCRIPT), "processes", "kill-all", str(at), QUEUES=queues)
+    script.communicate()
+    assert script.returncode == -signal.SIGKILL
+    found = result(workspace, "processes", "resume", QUEUES=queues)
+    assert found["first"] % 5 == 0
+    demand_plain(found)
+    best = result(workspace, "processes", "best", QUEUES=queues)
+    assert best == {"first": found["best"][0], "weights": plain()[0]["best_weights"]}
 
 
 @pytest.mark.slow

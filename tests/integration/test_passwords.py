@@ -80,7 +80,8 @@ def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(workspa
     assert "redis://trainer@redis.example:6379/0" in shown.out
     assert "into the environment, as STAGELINE_QUEUES__URL" in shown.err
     assert SECRET not in shown.out + shown.err
-    assert read_plan(workspace.folder, environment={"STAGELINE_QUEUES__URL": URL}).warnings == ()
+    in_environment = read_plan(workspace.folder, environment={"STAGELINE_QUEUES__URL": URL})
+    assert "command line" not in "".join(in_environment.warnings)
 
 
 def test_a_broker_prints_how_to_start_workers_without_the_password(workspace: Workspace) -> None:

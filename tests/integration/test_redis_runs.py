@@ -1,18 +1,23 @@
 """Whole runs over a Redis server to which something happens meanwhile."""
 
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
+import msgspec
 import pytest
+import redis
 
+from stageline.broker.codec.message import decode, encode
+from stageline.broker.queues.redis.entries import additions
 from support.fork_server import ForkServer
 from support.redis_server import RedisServer
 from support.whole_run import WholeRun, expected, plan_in
-from support.workspace import Workspace, until
+from support.workspace import Workspace, until, wait_for
 
 STEPS = 12
 Disturbance = Callable[[RedisServer], None]
@@ -212,6 +217,68 @@ with line:
     for _ in range(4):
         line.step(torch.ones(8, 4), torch.ones(8, 3))
 """
+
+
+def replaced(client: redis.Redis, run: str, queue: str) -> bool:
+    """Puts another stream in place of that of the run's queue in one instant; its newest message has other numbers, and
+    is as well-formed. False if there was none, or a worker changed it at that moment."""
+    key = f"stageline:{{{run}}}:{queue}".encode()
+    with client.pipeline() as unit, suppress(redis.WatchError):
+        unit.watch(key)
+        entries = unit.xrange(key)
+        if not entries:
+            return False
+        frames = [entries[-1][1][b"h"], entries[-1][1][b"d"]]
+        message = decode(frames)
+        other = msgspec.structs.replace(message, payload=message.payload.detach() + 1)
+        unit.multi()
+        unit.delete(key)
+        for entry_id, fields in entries[:-1]:
+            unit.xadd(key, fields, entry_id)
+        (addition,) = additions(key, int(entries[-1][0].partition(b"-")[0]), encode(other), 0, create=True)
+        unit.execute_command(*map(bytes, addition))
+        unit.execute()
+        return True
+    return False
+
+
+@pytest.mark.slow
+def test_a_stream_that_another_client_replaces_as_a_whole_ends_the_run_and_a_resumed_one_has_nothing_of_it(
+    fork_server: ForkServer, server: RedisServer, tmp_path: Path
+) -> None:
+    """The run trained on numbers that no worker had sent, to the end."""
+    plan = plan_in(tmp_path)
+    going = WholeRun(fork_server, plan, f"queues.url={server.url}", "run.steps=100")
+    going.until_checkpoint(2)
+    consumer = going.facts("status")["workers"][1]["pid"]
+    with closing(server.client()) as client, suppress(ProcessLookupError):
+        while going.goes_on:  # what the consumer has taken already may be replaced unnoticed, and does no harm
+            os.kill(consumer, signal.SIGSTOP)
+            wait_for(lambda: replaced(client, "tiny", "forward-1") or not going.goes_on)
+            os.kill(consumer, signal.SIGCONT)
+    outcome = going.end()
+    assert outcome["code"] == 1
+    assert "forward-1" in outcome["reason"]
+    assert "another client" in outcome["reason"]
+    resumed = WholeRun(fork_server, plan, f"queues.url={server.url}", "run.steps=100", resume=True)
+    assert resumed.digest() == expected(100)
+
+
+@pytest.mark.parametrize(
+    "command", ["script", *(pytest.param(each, marks=pytest.mark.slow) for each in ("worker", "plan"))]
+)
+def test_a_server_that_all_on_the_network_can_use_is_warned_of(workspace: Workspace, command: str) -> None:
+    """An address of tcp was, and a server without password and TLS was not."""
+    (workspace.folder / "script.py").write_text(SCRIPT)
+    url = "redis://192.0.2.1:6379/0"  # of no machine
+    started = (
+        workspace.start("script", "script.py", url)
+        if command == "script"
+        else workspace.start(command, ".", "--set", f"queues.url={url}")
+    )
+    until(started.stderr, f'queues.url = "{url}" names a server on the network, without a password and without TLS')
+    workspace.kill()
+    wait_for(lambda: not workspace.processes())
 
 
 @pytest.mark.slow

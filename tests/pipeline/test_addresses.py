@@ -47,6 +47,28 @@ def test_only_an_address_beyond_the_loopback_is_open_to_others(url: str, is_open
     assert addresses.open_to_others(url) is is_open
 
 
+@pytest.mark.parametrize(
+    ("url", "lacking"),
+    [
+        ("redis://10.0.0.9:6379/0", ("a password", "TLS")),
+        ("redis://trainer@10.0.0.9:6379/0", ("a password", "TLS")),
+        ("redis://:secret@redis.example:6379/0#name", ("TLS",)),
+        ("redis://redis.example?password=secret", ("TLS",)),
+        ("rediss://redis.example", ("a password",)),
+        ("rediss://trainer:secret@redis.example:6379/0", ()),
+        ("rediss://redis.example?ssl_certfile=/mine.pem&ssl_keyfile=/mine.key", ()),
+        ("redis://127.0.0.1:6379/0", ()),
+        ("redis://[::1]:6379/0", ()),
+        ("redis://localhost", ()),
+        ("unix:///run/redis.sock?db=0", ()),
+        ("tcp://10.0.0.9:5600", ()),
+        ("sqlite", ()),
+    ],
+)
+def test_a_redis_server_beyond_the_loopback_lacks_a_password_or_tls(url: str, lacking: tuple[str, ...]) -> None:
+    assert addresses.lacking_protection(url) == lacking
+
+
 URL = "redis://trainer:open-sesame@redis.example:6379/0"
 UNCLEAR = "redis://..."
 

@@ -61,6 +61,11 @@ class WholeRun:
         self._thread = threading.Thread(target=self._train, args=(fork_server, plan, sets, options))
         self._thread.start()
 
+    @property
+    def goes_on(self) -> bool:
+        """False once its processes have ended."""
+        return self._thread.is_alive()
+
     def entries(self) -> list[Entry]:
         """What its processes have done so far."""
         return action_log.read(self.folder) if (self.folder / action_log.FILE).exists() else []

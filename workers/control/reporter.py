@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import time
 
 from stageline.broker.codec.message import TO_SCRIPT
-from stageline.broker.control.messages import MOST_ROUNDS, MOST_STEPS, WAITS, Report
+from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, MOST_STEPS, WAITS, Report, StepDigest
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import QueueKey, Trouble
@@ -41,8 +41,9 @@ class Reporter:
         self._records: list[StepRecord] = []  # sent, not confirmed
         self._snapshots: list[tuple[int, int]] = []  # likewise
         self._rounds: list[EvaluationRecord] = []  # likewise
+        self._digests: list[StepDigest] = []  # likewise
         self._confirmed_rounds = 0
-        self._holds_snapshots = False  # until the rounds of evaluation before them are confirmed
+        self._holds_snapshots = False  # until the rounds of evaluation and the digests before them are confirmed
         self._resent: deque[StepRecord] = deque()  # what only a former broker may have received; sent after the news
         self._sent = float("-inf")
         self._busy, self._at = progress.busy, clock()
@@ -50,13 +51,16 @@ class Reporter:
     def report(self, now: float) -> Report:
         """What is new. `now` is monotonic, in seconds."""
         progress = self._progress
-        if (self._records or self._snapshots or self._rounds) and now - self._sent < AGAIN:
+        if (self._records or self._snapshots or self._rounds or self._digests) and now - self._sent < AGAIN:
             return self.heartbeat(now)
-        while progress.reportable:  # before the steps and rounds: those that they come after are there by now
+        while progress.reportable:  # first: the steps, rounds and digests that they come after are there by now
             self._snapshots.append(progress.snapshots.popleft())
         first = self._confirmed_rounds
         self._rounds = progress.evaluations[first : first + MOST_ROUNDS]
-        self._holds_snapshots = first + len(self._rounds) < len(progress.evaluations)
+        while progress.digests and len(self._digests) < MOST_DIGESTS:
+            self._digests.append(progress.digests.popleft())
+        more = first + len(self._rounds) < len(progress.evaluations)
+        self._holds_snapshots = more or len(self._digests) >= MOST_DIGESTS
         for source in (progress.steps, self._resent):
             while source and len(self._records) < MOST_STEPS:
                 self._records.append(source.popleft())
@@ -72,6 +76,7 @@ class Reporter:
         """The broker has stored the report of this number."""
         if number == self._number:
             self._records.clear()
+            self._digests.clear()
             self._confirmed_rounds += len(self._rounds)
             self._rounds = []
             if not self._holds_snapshots:
@@ -90,8 +95,9 @@ class Reporter:
     def all_confirmed(self) -> bool:
         """Whether nothing is left to send."""
         progress = self._progress
+        moved = progress.digests or self._digests
         new = progress.steps or progress.reportable or self._confirmed_rounds < len(progress.evaluations)
-        return not (self._records or self._resent or self._snapshots or new)
+        return not (self._records or self._resent or self._snapshots or moved or new)
 
     def _report(self, now: float, number: int) -> Report:
         progress, must_arrive = self._progress, number > 0
@@ -125,6 +131,7 @@ class Reporter:
             orders=len(orders),
             closed=closed,
             stage_bytes=[(stage, *taken) for stage, taken in list(progress.stage_bytes.items())],
+            digests=list(self._digests) if must_arrive else [],
         )
 
     def _waits(self) -> list[Wait]:

@@ -88,6 +88,7 @@ class AssignedWorker:
         offload_state(job.plan, executor.stages.values(), self._folder / "offload", self._note_offload)
         progress = self.loop.progress
         progress.stages, progress.queues, progress.stage_bytes = executor.stages, queues, found
+        progress.digests = queues.digests
         if self.taps is not None:
             self.taps.progress = progress
         if not self._joined:

@@ -12,6 +12,7 @@ from time import time
 import msgspec
 
 from stageline.broker.codec.message import Flow
+from stageline.broker.control.messages import StepDigest
 from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait, WorkerRecord
 from stageline.broker.ledger.step_times import packed_times
 from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
@@ -62,6 +63,7 @@ class Progress:
     written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
     stages: Mapping[int, Stage] = field(default_factory=dict)  # for the layer that they are in
     queues: WorkerQueues | None = None  # for the trouble that they have
+    digests: deque[StepDigest] = field(default_factory=deque)  # of what they put and take; taken away by the reader
     writes: str = ""  # what the loop waits for until it is written, "a snapshot is"; "" if it does not
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
     call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from time import monotonic
 
-from stageline.broker.codec.message import Message
+from stageline.broker.codec.message import Message, fingerprint, read_header
 from stageline.broker.errors import QueueClosed
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
@@ -29,6 +29,7 @@ from .entries import layout, prefix
 from .receiver_thread import ReceiverThread
 from .redis_thread import SharedEnds
 from .sender_thread import SenderThread
+from .step_digests import StepDigests
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
 
@@ -57,7 +58,7 @@ class RedisQueues(QueueEnds):
     """All queue ends of one worker, over the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`.
 
     A server that cannot be reached is waited for, at the start for the options' `patience`, later without end;
-    `trouble` says so. Announcements of producers of the incarnation `since` or an older one are ignored.
+    `trouble` says so. What producers of the incarnation `since` or an older one have left is ignored, and replaced.
 
     Only the thread that made it may use it, except for `ring`. Raises `RedisUnfit` for a URL that cannot be understood;
     its methods raise `RedisAway` if the server never came, `RedisUnfit` if it cannot be used as it is.
@@ -195,7 +196,7 @@ class RedisQueues(QueueEnds):
         self.check_open()
 
     def _new_outbound(self, log: Log) -> "RedisOutbound":
-        writer = StreamWriter(Sender(log), self.incarnation)
+        writer = StreamWriter(Sender(log), self.incarnation, self._since)
         with self.lock:
             self._shared.writers.append(writer)
             self.kick()
@@ -203,7 +204,8 @@ class RedisQueues(QueueEnds):
 
     def _new_inbound(self, key: QueueKey, window: int) -> "RedisInbound":
         receiver = Receiver(key, window)
-        reader = StreamReader(self.run, receiver, self.incarnation, self.options.microbatches, self._since)
+        count = self.options.microbatches
+        reader = StreamReader(self.run, receiver, self.incarnation, count, self.digests, self._since)
         with self.lock:
             self._shared.readers.append(reader)
             self.kick()
@@ -221,11 +223,14 @@ class RedisOutbound:
         self.key = writer.log.key
         self._queues = queues
         self._writer = writer
+        self._digests = StepDigests(self.key, queues.options.microbatches, queues.digests)
 
     def put(self, message: Message) -> None:
         self._queues.check_open()
         with self._queues.lock:
-            self._writer.log.put(message, monotonic())
+            if frames := self._writer.log.put(message, monotonic()):
+                header = read_header(frames[0])
+                self._digests.add(self._writer.log.end - 1, fingerprint(header))
             self._queues.kick()
         self._queues.ask_ahead()
 

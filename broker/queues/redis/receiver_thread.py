@@ -178,7 +178,7 @@ class ReceiverThread(RedisThread):
                 reader.count_damage(whole, str(error), monotonic())
             return
         with self._ends.lock:
-            reader.accept(whole, message, bits)
+            reader.accept(whole, message, bits, monotonic())
         self._wake()
 
 

@@ -4,6 +4,7 @@ Entries are read in the order of their ids, from any place again. An entry that 
 if that does not help, the message is announced as missing.
 """
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -21,12 +22,14 @@ from stageline.broker.codec.message import (
     message_number,
     read_header,
 )
+from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueGap
 from stageline.broker.network.redis_units import Exchange
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Receiver, Retention
 
 from .entries import Announcer, EntryId, Keys, StreamEntry, pour, read_entry
+from .step_digests import StepDigests
 
 AGAIN = 0.1  # seconds before what was passed over or damaged is read again
 IN_VAIN = 3  # times that the same message was read without success, after which it is announced as missing
@@ -44,8 +47,9 @@ class WholeMessage(msgspec.Struct, frozen=True):
 class StreamReader:
     """Decides what to read for `receiver`, of the queue of `run`, whose steps have `microbatches`.
 
-    Announcements of producers of the incarnation `since` or an older one are ignored: the run may have gone back to an
-    older checkpoint than those that trimmed the queue.
+    Messages and announcements of producers of the incarnation `since` or an older one are ignored: the run was resumed
+    as a whole, perhaps at an older checkpoint than those that trimmed the queue, and every producer puts its messages
+    again. Of the messages that it accepts it adds to `digests`.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class StreamReader:
         receiver: Receiver,
         incarnation: int,
         microbatches: int,
+        digests: deque[StepDigest],
         since: int = 0,
     ) -> None:
         self.receiver = receiver
@@ -66,6 +71,7 @@ class StreamReader:
         self._run = run
         self._per_step = receiver.key.per_step(microbatches)
         self._since = since
+        self._digests = StepDigests(receiver.key, microbatches, digests)
         self._announced = 0  # all messages before it were announced as taken
         self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
         self._after = EntryId(0, 0)
@@ -134,12 +140,21 @@ class StreamReader:
             )
         return _filled(header, whole.data), fingerprint(header)
 
-    def accept(self, whole: WholeMessage, message: Message, bits: Hashable) -> None:
-        """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits."""
-        if not self._is_next(whole) or not self.receiver.accepts(whole.number, bits):
+    def accept(self, whole: WholeMessage, message: Message, bits: Hashable, now: float) -> None:
+        """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits.
+
+        What an ended life of the run has left is not accepted: its script may have called for other things.
+        """
+        if not self._is_next(whole):
+            return
+        if message.incarnation <= self._since:
+            self._read_again(now)  # until its producer has removed it
+            return
+        if not self.receiver.accepts(whole.number, bits):
             return
         if self.receiver.missing is not None:  # its producer need not look after it any more
             self.receiver.must_report = True
+        self._digests.add(whole.number, bits)
         self.receiver.accept(message, bits)
         self.has_doubts, self.gap = False, None
 

@@ -6,7 +6,9 @@
 
 Messages of a queue are added by one transaction at a time, so that a refused message is never followed by the next one.
 What the server has forgotten is added again from the log. A stream with a hole cannot be mended, since its ids only
-grow: it is deleted and filled again. Consumers take messages only in order, whatever happens to the stream meanwhile.
+grow: it is deleted and filled again. So is one that an ended life of the run has left: no worker has taken anything of
+it that still counts, and a script that is resumed may call for other things. Consumers take messages only in order,
+whatever happens to the stream meanwhile.
 """
 
 from functools import partial
@@ -31,13 +33,17 @@ _PASSED = "equal or smaller"  # what the server answers to an id that is not bey
 
 
 class StreamWriter:
-    """Decides what to ask of the server for `sender`: what that has sent is on the server."""
+    """Decides what to ask of the server for `sender`: what that has sent is on the server.
 
-    def __init__(self, sender: Sender, incarnation: int) -> None:
+    Messages of the incarnation `since` or an older one are of an ended life of the run.
+    """
+
+    def __init__(self, sender: Sender, incarnation: int, since: int = 0) -> None:
         self.sender = sender
         self.log = sender.log
         self.keys = Keys(self.log.run, self.log.key)
         self._addition = Addition(self.keys.entries)
+        self._since = since
         self.forgotten = 0  # messages that the server had and forgot
         self._announcer = Announcer(self.keys.kept, f"{self.log.key} is filled", incarnation)
         self._length: int | None = None  # entries of the stream as it was left; None: look at it first
@@ -101,7 +107,8 @@ class StreamWriter:
         sent = self.sender.sent
         self._exists, self._length = bool(exists), length
         self._newest = read_id(newest[0][0]).number if newest else -1
-        if self._newest < self._passed or (self._newest + 1 >= sent and length < self._least):
+        lacks = self._newest < self._passed or (self._newest + 1 >= sent and length < self._least)
+        if lacks or self._is_former(_header(newest)):
             self._has_hole = True
         elif self._newest + 1 < sent:
             self._send_again(self._newest + 1)
@@ -163,12 +170,16 @@ class StreamWriter:
     def _compared(self, numbers: range, answers: list[Any]) -> None:
         for number, found in zip(numbers, sound(answers), strict=True):
             header = _header(found)
-            if header is None:
+            if header is None or self._is_former(header):
                 self._has_hole = True
                 return
             if number in self._retained(numbers):
                 self.log.check_same(number, header, _FOREIGN_BITS)
             self.sender.sent = number + 1
+
+    def _is_former(self, header: Header | None) -> bool:
+        """Whether the message with this header is of an ended life of the run."""
+        return header is not None and header.incarnation <= self._since
 
     def _begin_again(self) -> Exchange:
         self._announced = Retention(self.log.first, self.log.first)

@@ -22,7 +22,7 @@ from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.membership.failure_detector import Leases
 from stageline.pipeline.digest import weights_sha256
-from support.conversation import TERMS, Conversation, finished, hello, name, report, steps, stop_reason
+from support.conversation import SNAPSHOTS, TERMS, Conversation, finished, hello, name, report, steps, stop_reason
 
 
 @pytest.fixture
@@ -224,3 +224,16 @@ def test_a_restarted_broker_knows_how_the_run_ended(talk: Conversation):
     again = Coordinator(TERMS, talk.store, "run-1", 2000.0)
     assert again.run.outcome == talk.core.run.outcome
     assert again.handle(b"a", finished(0), 2000.0) == [(b"a", Stop("all steps are done", 0))]
+
+
+def test_a_consumer_that_took_what_its_producer_has_not_put_ends_the_run_and_completes_no_checkpoint():
+    """Another client of the server replaced a queue's stream, and the run trained on what was in it."""
+    talk = Conversation(terms=SNAPSHOTS)
+    talk.join(0), talk.join(1)
+    put = [("forward-1", step, f"{step:016x}") for step in range(6)]
+    talk.send(name(0), report(0, number=1, steps=steps(0, *range(6)), snapshots=[(0, 3)], digests=put))
+    taken = [*put[:2], ("forward-1", 2, "f" * 16)]
+    sends = talk.send(name(1), report(1, number=1, steps=steps(1, 0, 1, 2), snapshots=[(1, 3)], digests=taken))
+    assert "forward-1 in step 2" in stop_reason(sends, name(0))
+    assert talk.status()["phase"] == "failed"
+    assert talk.core.run.checkpoints.complete == 0

@@ -58,6 +58,17 @@ def test_an_address_that_others_can_reach_gives_a_warning(url: str) -> None:
     assert f'broker.url = "{url}" can be reached from other machines' in warning
 
 
+@pytest.mark.parametrize("key", ["queues.url", "broker.url", "broker.store"])
+def test_a_redis_server_on_the_network_without_password_or_tls_gives_a_warning(key: str) -> None:
+    name = key.replace(".", "__")
+    (both,) = plan(**{name: "redis://10.0.0.9:6379/0"}).warnings
+    assert all(fact in both for fact in (f'{key} = "redis://10.0.0.9:6379/0"', "a password", "TLS", "rediss://"))
+    (clear,) = plan(**{name: "redis://:secret@10.0.0.9:6379/0"}).warnings
+    assert "without TLS" in clear
+    assert "secret" not in clear
+    assert plan(**{name: "rediss://:secret@10.0.0.9:6379/0"}).warnings == ()
+
+
 @pytest.mark.parametrize("url", ["tcp://127.0.0.1:*", "tcp://localhost:0", "tcp://[::1]:5600", "ipc:///tmp/x"])
 def test_an_address_of_this_machine_gives_none(url: str) -> None:
     assert plan(queues__url=url).warnings == ()

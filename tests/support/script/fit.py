@@ -6,6 +6,8 @@ fit.py processes kill worker-2 9      that process is killed once the loss of st
 fit.py processes resume               goes on with the newest run in ./runs
 fit.py processes raise 6              a callback raises then
 fit.py processes interrupt 6          Ctrl-C comes then
+fit.py processes kill-all 10          all processes of the run are killed then, and this one
+QUEUES=redis://... fit.py processes   over those queues
 fit.py inline
 fit.py tcp://127.0.0.1:7000           with workers that join there
 """
@@ -15,16 +17,19 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from glob import glob
 from hashlib import sha256
 
 import overfitted
+import psutil
 import torch
 from pids import processes
 from torch import Tensor, nn
 
 from stageline import Callback, Line
+from stageline.pipeline.addresses import LOCAL_QUEUES
 from stageline.workers.script.calls.step_loss import StepLoss
 
 WORKERS, *HAPPENS = sys.argv[1:]
@@ -43,6 +48,11 @@ class Happening(Callback):
             case ["kill", *places] if str(step) in places:
                 name = places[places.index(str(step)) - 1]
                 os.kill(os.getpid() if name == "script" else processes("runs")[name], signal.SIGKILL)
+            case ["kill-all", at] if step == int(at):
+                for pid in (*psutil.Process().children(), *map(psutil.Process, processes("runs").values())):
+                    with suppress(psutil.NoSuchProcess):
+                        pid.kill()
+                os.kill(os.getpid(), signal.SIGKILL)
             case ["raise", at] if step == int(at):
                 raise ValueError("a mistake in a callback")
             case ["interrupt", at] if step == int(at):
@@ -72,7 +82,11 @@ def main() -> None:
         metrics=[overfitted.accuracy],
         workers="processes" if joins else WORKERS,
         broker=WORKERS if joins else None,
-        settings={"recovery.snapshot_every": 5, "recovery.lease": "3s"},
+        settings={
+            "recovery.snapshot_every": 5,
+            "recovery.lease": "3s",
+            "queues.url": os.environ.get("QUEUES", LOCAL_QUEUES),
+        },
     ) as line:
         first = line.position
         if HAPPENS == ["best"]:

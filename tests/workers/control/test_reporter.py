@@ -1,5 +1,6 @@
 """What a worker reports of its compute loop while that waits: for messages, room, or the server of its queues."""
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import WAITS, Report
+from stageline.broker.control.messages import MOST_DIGESTS, WAITS, Report
 from stageline.broker.control.records import EvaluationRecord, Wait
 from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
@@ -199,3 +200,21 @@ def test_a_snapshot_that_comes_before_its_replies_keeps_nothing_from_being_confi
     progress.answered[Flow.LOSS] = 2
     assert not reporter.all_confirmed
     assert reporter.report(5.0).snapshots == [(0, 2)]
+
+
+def test_digests_of_queues_are_repeated_until_they_are_confirmed_and_no_snapshot_overtakes_them() -> None:
+    moved = [("forward-1", step, f"{step:016x}") for step in range(MOST_DIGESTS + 1)]
+    progress = Progress(digests=deque(moved))
+    progress.durable(0, 2)
+    reporter = Reporter(progress, 1, 10)
+    assert not reporter.all_confirmed
+    first = reporter.report(0.0)
+    assert (first.digests, first.snapshots) == (moved[:-1], [])
+    assert reporter.heartbeat(0.1).digests == []
+    again = reporter.report(5.0)
+    assert again.digests == moved[:-1]
+    reporter.confirmed(again.number)
+    last = reporter.report(10.0)
+    assert (last.digests, last.snapshots) == (moved[-1:], [(0, 2)])
+    reporter.confirmed(last.number)
+    assert reporter.all_confirmed

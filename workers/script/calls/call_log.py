@@ -15,7 +15,7 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.program.calls import Call, CallKind, Position, encode_call
 from stageline.workers.runtime.program.program import Program
 
-WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_dict entries
+WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_dict entries; in no order: hashes differ
 
 
 class CallLog:
@@ -64,7 +64,7 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
             call.evaluation,
             call.inputs if 0 in owned or not call.kind.takes_batch else None,
             call.targets if program.last in owned else None,
-            None if call.state is None else {name: call.state[name] for name in names[worker]},
+            None if call.state is None else {name: call.state[name] for name in sorted(names[worker])},
             call.ema,
         )
         number = call.number

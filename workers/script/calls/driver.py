@@ -73,6 +73,7 @@ class Driver:
     ) -> None:
         self.attention = True
         self.progress = Progress(complete=start.step, called_for=start.step, waits=False, said="has not called yet")
+        self.progress.digests = queues.digests
         self.calls = CallLog(start)
         self.ended = threading.Event()  # the run is over, well or not
         self.at_end: Callable[[], object] = lambda: None  # called when no more calls are made, or the run is over

@@ -188,6 +188,7 @@ class ProcessRun:
             self._processes.wait(END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
+        say(*(f"warning: {warning}" for warning in self._plan.warnings))
         return start_processes(self._plan, run, resume=resume)
 
     def _tell_early_end(self) -> None:

@@ -5,8 +5,9 @@ import random
 import re
 import signal
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import torch
@@ -222,3 +223,39 @@ def test_only_the_queues_of_the_run_that_is_named_are_forgotten(stack: ExitStack
     before = set(client.keys())
     forget(server.url_of(number), "a*")
     assert set(client.keys()) == {key for key in before if key.startswith(b"stageline:{ab}:")} != before
+
+
+def test_a_run_that_was_resumed_as_a_whole_may_put_other_messages_than_before(stack: ExitStack, hasty: None) -> None:
+    """The script of a run may call for other things when it is resumed. What it called for before lay in Redis: the
+    consumer took that, and the producer was said to be not deterministic."""
+    url = shared_server().own_database()
+    with ExitStack() as workers:
+        before = line_at(workers, url)
+        before.put(*range(8))
+        before.settle()
+    consumer = worker(stack, 4, url, since=2)
+    consumer.inbound(KEY).rewind(1)
+    until = monotonic() + 0.5
+    while monotonic() < until:
+        assert consumer.inbound(KEY).take(0.1) is None  # though the messages of before are there
+    resumed = QueuePair(worker(stack, 3, url, since=2), consumer, 4)
+    tensors = payloads(12)
+    for number, tensor in enumerate(tensors, start=4):
+        resumed.outbound.put(resumed.message(number, tensor, incarnation=3))
+    take_all(resumed, tensors)
+    resumed.settle()
+
+
+def test_what_a_worker_of_before_still_adds_to_a_run_that_was_resumed_is_removed(stack: ExitStack, hasty: None) -> None:
+    url = shared_server().own_database()
+    before = line_at(stack, url)
+    before.put(*range(4))
+    assert before.take_numbers(4) == list(range(4))
+    resumed = QueuePair(worker(stack, 3, url, since=2), worker(stack, 4, url, since=2), 4)
+    tensors = payloads(12)
+    for number, tensor in enumerate(tensors, start=4):
+        with suppress(Fenced):
+            before.put(number)
+        resumed.outbound.put(resumed.message(number, tensor, incarnation=3))
+    resumed.inbound.rewind(1)
+    take_all(resumed, tensors)

@@ -36,7 +36,8 @@ def test_a_run_that_goes_back_finds_a_queue_that_was_trimmed_further(stack: Exit
         assert consumer.inbound(KEY).take(0.1) is None
     line = QueuePair(producer or worker(stack, 3, url), consumer, 4)
     line.outbound.trim(2)
-    line.put(*range(8, 40))
+    for number in range(8, 40):
+        line.outbound.put(line.message(number, incarnation=3))
     assert line.take_numbers(32) == list(range(8, 40))
     line.settle()
 

@@ -1,11 +1,25 @@
-"""The numbers of a script's calls."""
+"""The numbers of a script's calls, and the messages that they become."""
 
+from collections.abc import Iterator
+
+import torch
+
+from stageline.broker.codec.message import Message, encode
+from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.program.calls import CallKind, Position
-from stageline.workers.script.calls.call_log import CallLog
+from stageline.workers.runtime.program.program import ENDLESS, Program
+from stageline.workers.script.calls.call_log import CallLog, messages
 
 MIXED = [
     CallKind.TRAIN, CallKind.TRAIN, CallKind.EVALUATE, CallKind.PREDICT, CallKind.TRAIN, CallKind.STATE, CallKind.TRAIN,
 ]  # fmt: skip
+
+
+class Backwards(frozenset[str]):
+    """A set in the order that it may have in a process whose hashes are other ones."""
+
+    def __iter__(self) -> Iterator[str]:
+        return reversed(list(super().__iter__()))
 
 
 def test_calls_steps_and_evaluations_are_counted_apart():
@@ -32,3 +46,18 @@ def test_a_log_goes_on_from_a_checkpoint():
     call = log.call(CallKind.TRAIN)
     assert (call.number, call.step, call.evaluation) == (25, 20, 5)
     assert log.trim(21) == Position(21, 26, 5)
+
+
+def test_the_bytes_of_a_call_are_those_of_the_same_call_in_another_process():
+    """Weights went in the order of a set of their names, which differs between two processes of one script."""
+    names = frozenset(f"{layer}.{name}" for layer in range(8) for name in ("weight", "bias"))
+    state = {name: torch.full((2,), float(len(name))) for name in names}
+    program = Program(make_schedule("1f1b", [[0]], 2), ENDLESS, scripted=True)
+
+    def sent(order: frozenset[str]) -> list[bytes]:
+        call = CallLog(Position(0, 0, 0)).call(CallKind.LOAD, state=state)
+        found: list[Message] = list(messages(call, program, [order], "run", 1))
+        return [bytes(frame) for message in found for frame in encode(message)]
+
+    assert list(Backwards(names)) != list(names)
+    assert sent(names) == sent(Backwards(names))

@@ -9,7 +9,7 @@ import pytest
 
 from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.codec.message import Message
-from stageline.broker.control.messages import Assigned, Stop
+from stageline.broker.control.messages import Assigned, StepDigest, Stop
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
@@ -26,6 +26,10 @@ class InterruptedQueues(MemoryQueues):
     """The first `ring` is where Ctrl-C comes."""
 
     rung = 1
+
+    @property
+    def digests(self) -> deque[StepDigest]:
+        return deque()
 
     def ring(self) -> None:
         self.rung += 1
