@@ -34,7 +34,7 @@ FEATURES = {
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One place of the product that a count includes."""
+    """Place in the product that a count includes."""
 
     place: str
     what: str

@@ -154,6 +154,7 @@ def _replacement(view: RunView, pending: Replacement) -> Facts:
     return {
         "index": pending.index,
         "pid": pending.pid,
+        "host": pending.host,
         "stages": list(view.run.config.schedule.placement[pending.index]),
         "since": max(0.0, view.now - pending.since),  # seconds ago
         "why": pending.why,

@@ -34,7 +34,8 @@ class ScriptPlace:
         if not self._run.config.restarts:
             self._stop(why, now)
             return
-        self._run.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now)
+        gap = Replacement(member.index, now, why, member.pid, now, host=member.host)
+        self._run.replacements.pending[member.index] = gap
         self._run.save()
         lease = self._run.config.lease
         self._run.events.infos.append(f"{why}. The run stops in {lease:g} s unless another process takes its place")

@@ -155,7 +155,7 @@ class Supervision:
         self._run.registry.free(member)
         self._run.replacements.count(member.index)
         self._run.replacements.pending[member.index] = Replacement(
-            member.index, now, why, member.pid, now, how_lost(loss)
+            member.index, now, why, member.pid, now, how_lost(loss), member.host
         )
         self._run.add_lost_work([member], loss.why, now)
         self._run.go_back(member.stages)

@@ -10,7 +10,7 @@ import msgspec
 
 
 class Replacement(msgspec.Struct):
-    """Of the worker of place `index`, whose process was `pid`. Times are seconds since the epoch."""
+    """Of the worker of place `index`, whose process was `pid` on `host`. Times are seconds since the epoch."""
 
     index: int
     since: float  # when the worker was found to be lost
@@ -18,6 +18,7 @@ class Replacement(msgspec.Struct):
     pid: int
     awaited: float  # the deadline for a replacement to come counts from here
     how: str = ""  # its end or its silence alone, continuing a sentence about it
+    host: str = ""
 
 
 class Replacements:

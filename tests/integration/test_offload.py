@@ -13,6 +13,7 @@ from stageline.pipeline.stage.backward import offload
 from support.fine_tuning import FOLDER
 from support.fork_server import ForkServer, Kill
 from support.paths import EXAMPLES, ROOT
+from support.whole_run import WholeRun, expected, plan_in
 from support.workspace import Workspace
 
 BENCHMARK = ROOT / "benchmarks" / "stageline.toml"
@@ -83,6 +84,39 @@ def test_both_versions_of_the_weights_and_activations_in_files_change_no_bit(
         assert not list(scratch.iterdir())
         found.add(first)
     assert len(found) == 2
+
+
+FORKS = """
+import os
+from pathlib import Path
+
+import torch
+
+class Forks(torch.optim.AdamW):
+    def step(self, *arguments, **options):
+        fork = Path(__file__).parent / "fork"
+        if fork.exists():
+            fork.unlink(missing_ok=True)
+            os.fork()
+        return super().step(*arguments, **options)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sets", [(), (EVERYTHING,)])
+def test_a_fork_that_goes_on_with_an_optimizers_step_changes_no_weights(
+    sets: tuple[str, ...], fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """Both processes wrote to the same files: weights and moments were updated twice."""
+    plan = plan_in(tmp_path)
+    with (plan.parent / "model.py").open("a") as file:
+        file.write(EACH_TENSOR + FORKS)
+    going = WholeRun(fork_server, plan, "run.steps=60", "optimizer.factory=model.py:Forks", *sets)
+    going.until_checkpoint(2)
+    (plan.parent / "fork").touch()
+    assert going.digest() == expected(60)
+    assert not (plan.parent / "fork").exists()
+    assert going.end()["facts"]["restarts"] == 0
 
 
 def copied(name: str, folder: Path) -> Path:

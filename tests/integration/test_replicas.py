@@ -216,7 +216,7 @@ def own_model(folder: Path, targets: list[int]) -> str:
     [("*", "counting"), ("3.*", "counting"), ("[03].*", "counting"), ("*", "counting_unsaved")],
 )
 def test_a_layer_that_counts_what_it_sees_is_found_out(trained: str, factory: str, tmp_path: Path) -> None:
-    """What no state dict has, was not looked at."""
+    """State that is in no state dict was not compared."""
     sets = [f"model.factory={own_model(tmp_path, [])}:{factory}", "model.cut=[1, 3]", "stage.1.replicas=2"]
     sets.append(f'model.trainable=["{trained}"]')
     outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), "replicas", tmp_path / "run")
@@ -311,7 +311,7 @@ def test_a_lost_replica_goes_to_the_machine_of_another(workspace: Workspace, tmp
 def test_a_machine_that_has_taken_the_place_of_a_replica_may_be_lost_and_return(
     number: int, workspace: Workspace, tmp_path: Path
 ) -> None:
-    """What it had started for the other place ended the run, since the process that had started it was gone."""
+    """The worker that it had started for the other place ended the run, since its starter was gone."""
     run, lost, other = ByHand(workspace, tmp_path), 3, 1
     run.wait_for_snapshots(lost)
     run.kill(lost)

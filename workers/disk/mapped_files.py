@@ -20,6 +20,7 @@ from .background_writer import WriteFailed
 from .freed_memory import function_of_system
 
 _DESCRIPTORS = "/proc/self/fd"  # open files by their numbers, on Linux: a file without a name is mapped by this
+_DONTFORK = getattr(mmap, "MADV_DONTFORK", None)  # on Linux
 _advise = function_of_system("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
@@ -58,7 +59,19 @@ class MappedFiles:
             descriptor = file.fileno()
             _reserve(descriptor, size)
             name = f"{_DESCRIPTORS}/{descriptor}" if nameless else file.name
-            return torch.UntypedStorage.from_file(name, True, size)  # type: ignore[return-value]  # torch says any
+            storage: torch.UntypedStorage = torch.UntypedStorage.from_file(name, True, size)  # type: ignore[assignment]
+        _keep_from_forks(storage)
+        return storage
+
+
+def _keep_from_forks(storage: torch.UntypedStorage) -> None:
+    """Leave `storage` out of every process that is forked from this one, where the system can.
+
+    The memory is shared with the file: a fork of the user's code that went on with a step would change the weights of
+    this process. Without the memory, it ends by SIGSEGV there.
+    """
+    if _advise is not None and _DONTFORK is not None:
+        _advise(storage.data_ptr(), storage.nbytes(), _DONTFORK)
 
 
 def _reserve(descriptor: int, size: int) -> None:

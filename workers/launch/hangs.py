@@ -1,7 +1,8 @@
 """Workers that hang, lost or still loading: each is asked where it is, and killed, so that another can be started."""
 
 import signal
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
 from time import monotonic, sleep
 
 from stageline.workers.process.system import last_line
@@ -12,6 +13,12 @@ from .children import Children
 
 LOST_TIMEOUT = 1.0  # seconds for a lost worker to exit by itself, before it is killed
 TELL_TIMEOUT = 0.5  # seconds for a worker that hangs to tell where it is
+
+
+def on_this_machine(rows: Iterable[Facts]) -> list[Facts]:
+    """Return the rows of a status whose processes run here: another machine may have given their pids to others."""
+    here = socket.gethostname()
+    return [row for row in rows if row.get("host") == here]
 
 
 class Hangs:
@@ -32,9 +39,9 @@ class Hangs:
 
         A lost worker that hangs does not learn that it is lost. Its process must end before it is restarted.
         """
-        rows = (*facts.get("workers", ()), *facts.get("spares", ()))
-        self._joined |= {row["pid"] for row in rows if row.get("pid")}
-        for lost in facts.get("recovering", ()):
+        rows = on_this_machine((*facts.get("workers", ()), *facts.get("spares", ())))
+        self._joined |= {row["pid"] for row in rows}
+        for lost in on_this_machine(facts.get("recovering", ())):
             self._since.setdefault(lost["pid"], now - lost["since"])
         loading = self._children.local.loading
         for name, process in self._children.workers.items():
@@ -60,7 +67,8 @@ class Hangs:
 
     def where(self, facts: Facts) -> dict[str, str]:
         """Where workers are that were lost and go on: "in forward (model.py, line 12)". By name."""
-        lost = {row.get("pid") for row in facts.get("workers", ()) if row.get("standing") == "lost"}
+        rows = on_this_machine(facts.get("workers", ()))
+        lost = {row["pid"] for row in rows if row.get("standing") == "lost"}
         workers = self._children.workers.items()
         going = {name: process for name, process in workers if process.pid in lost and process.poll() is None}
         for process in going.values():

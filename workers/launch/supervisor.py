@@ -26,7 +26,7 @@ from stageline.workers.runs.owner import record_end
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
 from .children import Children, LocalRun
-from .hangs import TELL_TIMEOUT, Hangs
+from .hangs import TELL_TIMEOUT, Hangs, on_this_machine
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile
@@ -163,13 +163,15 @@ class Supervisor:
         return self._facts
 
     def _report_exits(self) -> None:
-        assigned = {row.get("pid"): row["index"] for row in self._facts.get("workers", ())}  # spares among them
+        rows = on_this_machine(self._facts.get("workers", ()))
+        assigned = {row["pid"]: row["index"] for row in rows}  # spares among them
         for name, process in self._children.workers.items():
             status = process.poll()
             if process.pid:
                 self._started.setdefault(name, monotonic())
             if status is None:
                 self._ends.pop(process.pid, None)  # the system may use a pid again
+                self._repeated.discard(process.pid)
             elif name not in self._exited:
                 self._exited[name] = monotonic()
                 index = assigned.get(process.pid, self._children.indexes.get(name))
@@ -182,7 +184,16 @@ class Supervisor:
             self._script = None
 
     def _report_exit(self, index: int | None, pid: int, status: int, result: int | None, detail: str) -> None:
-        """`index`: of the place that the process has or is to take, as far as that is known; None for a spare."""
+        """Tell the broker how a process has ended, and note it, since the broker may have to be told again.
+
+        Args:
+            index: Number of the place that the process has or is to take; None for a spare, of which the broker is told
+                once it has one.
+            pid: The process.
+            status: How it ended, as `subprocess` gives it.
+            result: The exit code that its command has returned; None if it ended without one.
+            detail: The continuation of a sentence about the end.
+        """
         self._ends[pid] = status, result, detail
         if index is not None:
             self._client.exited(index, pid, status, result, detail)
@@ -193,8 +204,8 @@ class Supervisor:
         A broker that was killed may not have stored the news of an exit. A spare may have exited before the broker gave
         it a place: then that place was not known when the exit was noticed.
         """
-        for row in (*self._facts.get("workers", ()), self._facts.get("script") or {}):
-            pid = row.get("pid")
+        for row in on_this_machine((*self._facts.get("workers", ()), self._facts.get("script") or {})):
+            pid = row["pid"]
             if pid in self._ends and pid not in self._repeated:
                 self._repeated.add(pid)
                 self._client.exited(row["index"], pid, *self._ends[pid])

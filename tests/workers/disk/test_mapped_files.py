@@ -1,6 +1,7 @@
 """Memory of a file is as any other, leaves neither names nor descriptors, and a disk that cannot have it is named."""
 
 import errno
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,24 @@ def test_where_the_system_lists_no_descriptors_a_file_has_a_name_until_it_is_map
     assert files.has(storage)
     torch.empty(0, dtype=torch.uint8).set_(storage, 0, (70_000,), (1,)).fill_(7)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTFORK"), reason="only Linux keeps memory from forks")
+def test_a_fork_of_the_process_has_no_memory_of_a_file_and_cannot_write_to_it(tmp_path: Path) -> None:
+    storage = files_in(tmp_path).storage(70_000)
+    view = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (70_000,), (1,)).fill_(7)
+    reads, writes = os.pipe()
+    if not (copy := os.fork()):
+        try:
+            os.readv(reads, [view.numpy().data])  # type: ignore[list-item]  # a write to memory that is not there fails
+        except OSError as error:
+            os._exit(error.errno or 0)
+        os._exit(0)
+    os.write(writes, b"other")
+    assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == errno.EFAULT
+    os.close(reads)
+    os.close(writes)
+    assert view.sum() == 7 * 70_000
 
 
 def test_it_is_known_which_memory_is_of_a_file(tmp_path: Path) -> None:

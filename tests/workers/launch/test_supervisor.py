@@ -1,6 +1,7 @@
 """What a supervisor does about processes that exit or hang, with a broker and processes that are played."""
 
 import signal
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,11 @@ from stageline.workers.launch.supervisor import (
     VERDICT_TIMEOUT,
     Supervisor,
 )
+
+
+def row(index: int, pid: int, host: str | None = None, **more: object) -> dict[str, object]:
+    """A row of the broker's status, of a process on this machine unless `host` names another."""
+    return {"index": index, "pid": pid, "host": host or socket.gethostname(), **more}
 
 
 class FakeChildren:
@@ -121,7 +127,7 @@ def test_a_spare_that_had_died_before_it_was_given_a_place_is_reported_once_it_h
     scene.children.end("spare-1", -signal.SIGKILL)
     scene.poll()
     assert scene.client.exits == []
-    scene.client.status["workers"] = [{"index": 1, "pid": 300}]
+    scene.client.status["workers"] = [row(1, 300)]
     for _ in range(3):
         scene.poll()
     assert scene.client.exits == [(1, 300, -9, None, "")]
@@ -129,7 +135,7 @@ def test_a_spare_that_had_died_before_it_was_given_a_place_is_reported_once_it_h
 
 def test_what_has_exited_is_reported_to_the_next_broker_too(monkeypatch):
     scene = Scene(monkeypatch, script=SimpleNamespace(index=2, pid=50, lifeline=SimpleNamespace(cut=True)))
-    scene.client.status["workers"] = [{"index": 0, "pid": 100}, {"index": 1, "pid": 101}]
+    scene.client.status["workers"] = [row(0, 100), row(1, 101)]
     scene.poll()
     scene.client.status = None
     scene.children.end("worker-1", -signal.SIGKILL)
@@ -137,8 +143,8 @@ def test_what_has_exited_is_reported_to_the_next_broker_too(monkeypatch):
     scene.poll()
     scene.children.broker.returncode = None
     told = len(scene.client.exits)
-    rows = [{"index": 0, "pid": 100}, {"index": 1, "pid": 101}]
-    scene.client.status = {"phase": "running", "workers": rows, "script": {"index": 2, "pid": 50}}
+    rows = [row(0, 100), row(1, 101)]
+    scene.client.status = {"phase": "running", "workers": rows, "script": row(2, 50)}
     for _ in range(3):
         scene.poll()
     assert scene.client.exits[told:] == [(1, 101, -9, None, ""), (2, 50, 0, None, "")]
@@ -151,10 +157,42 @@ def test_a_process_that_has_the_number_of_one_that_ended_is_not_reported(monkeyp
     scene.children.workers["worker-1"].pid = 101
     told = len(scene.client.exits)
     scene.poll()
-    scene.client.status["workers"] = [{"index": 1, "pid": 101}]
+    scene.client.status["workers"] = [row(1, 101)]
     for _ in range(3):
         scene.poll()
     assert scene.client.exits[told:] == []
+
+
+def test_a_number_that_is_used_twice_is_reported_again_to_the_same_broker(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.client.status["workers"] = [row(1, 101)]
+    for _ in range(2):
+        scene.children.workers["worker-1"].pid = 101
+        scene.poll()
+        scene.children.end("worker-1", -signal.SIGKILL)
+        told = len(scene.client.exits)
+        for _ in range(3):
+            scene.poll()
+        assert scene.client.exits[told:] == [(1, 101, -9, None, "")] * 2  # when it is noticed, and with its place
+
+
+def test_a_process_of_another_machine_with_the_same_number_is_not_taken_for_one_of_this(monkeypatch):
+    """Containers number their processes alike: the exit of a worker here was reported as that of one there, and a
+    worker here was killed since one there was lost."""
+    scene = Scene(monkeypatch, script=SimpleNamespace(index=2, pid=50, lifeline=SimpleNamespace(cut=True)))
+    scene.children.workers["spare-1"] = scene.children.process(300)
+    scene.client.status["workers"] = [row(0, 300, host="elsewhere"), row(1, 101, host="elsewhere", standing="lost")]
+    scene.client.status["script"] = row(3, 50, host="elsewhere")
+    scene.client.status["recovering"] = [row(1, 101, host="elsewhere", since=0.2)]
+    scene.poll()
+    scene.children.end("spare-1", -signal.SIGKILL)
+    for _ in range(3):
+        scene.poll(after=1.0)
+    assert scene.client.exits == [(2, 50, 0, None, "")]
+    assert (scene.asked, scene.children.workers["worker-1"].signals) == ([], [])
+    for _ in range(2):
+        scene.poll(after=60.0)
+    assert 101 in scene.asked  # it has not joined yet, though the one there has
 
 
 def test_a_worker_that_ran_for_long_is_restarted_at_once_again(monkeypatch):
@@ -224,7 +262,7 @@ def test_a_replacement_that_finds_no_broker_while_the_run_lasts_is_started_again
 
 def test_a_lost_worker_that_hangs_is_asked_where_it_is_and_killed(monkeypatch):
     scene = Scene(monkeypatch)
-    scene.client.status["recovering"] = [{"pid": 101, "since": 0.2}]
+    scene.client.status["recovering"] = [row(1, 101, since=0.2)]
     scene.poll()
     assert (scene.asked, scene.children.workers["worker-1"].signals) == ([], [])
     scene.poll(after=0.4)
@@ -236,7 +274,7 @@ def test_a_lost_worker_that_hangs_is_asked_where_it_is_and_killed(monkeypatch):
 
 def test_a_worker_that_hangs_while_loading_is_killed_and_its_loss_names_the_line(monkeypatch):
     scene = Scene(monkeypatch)
-    scene.client.status["workers"] = [{"index": 0, "pid": 100}]
+    scene.client.status["workers"] = [row(0, 100)]
     scene.poll()
     scene.poll(after=60.1)
     scene.poll(after=0.6)
@@ -254,7 +292,7 @@ def test_a_worker_that_hangs_while_loading_is_killed_and_its_loss_names_the_line
 def test_a_process_that_has_yet_to_start_does_not_load(monkeypatch):
     scene = Scene(monkeypatch)
     scene.children.workers["worker-1"].pid = 0
-    scene.client.status["workers"] = [{"index": 0, "pid": 100}]
+    scene.client.status["workers"] = [row(0, 100)]
     for _ in range(5):
         scene.poll(after=60.0)
     assert (scene.asked, scene.children.workers["worker-1"].signals) == ([], [])
@@ -263,7 +301,7 @@ def test_a_process_that_has_yet_to_start_does_not_load(monkeypatch):
 def test_the_reason_of_a_run_whose_worker_hangs_names_its_line(monkeypatch):
     scene = Scene(monkeypatch)
     scene.children.lines["worker-1"] = "forward (model.py, line 3)"
-    rows = [{"index": 0, "pid": 100, "standing": "present"}, {"index": 1, "pid": 101, "standing": "lost"}]
+    rows = [row(0, 100, standing="present"), row(1, 101, standing="lost")]
     scene.client.status = {"phase": "failed", "code": 1, "reason": "worker 1 completed no action", "workers": rows}
     assert scene.poll().reason == "worker 1 completed no action\nworker 1 is in forward (model.py, line 3)"
     assert scene.asked == [101]

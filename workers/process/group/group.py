@@ -173,7 +173,7 @@ def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int)
         return ExitCode.FAILED
     Lifeline(lifeline).end_process_when_cut(after=0.0)
     _die_with_parent()
-    failed = False
+    failed, call = False, without_copies(make_call)
     try:
         stage = place.make(SplitStage)
         while (received := receive_call(connection)) is not None:
@@ -181,7 +181,7 @@ def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int)
             if failed and name != "state":  # the leader has not failed: no more can be computed together
                 return ExitCode.FAILED
             try:
-                without_copies(make_call)(stage, name, arguments)
+                call(stage, name, arguments)
             except Exception as error:  # noqa: BLE001  # user code may raise anything; the leader's raises it too, and says so
                 if _is_of_group(error):
                     return ExitCode.FAILED

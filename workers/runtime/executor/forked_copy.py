@@ -18,29 +18,38 @@ from stageline.pipeline.errors import ExitCode
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_forked_in: list[CodeLine] = []  # the user's line that has forked this process, if it is known
+_forked_in: dict[int, CodeLine] = {}  # the user's line that has forked this process, by the pid that it was run in
 
 
 def without_copies(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Returns `call`, which runs the user's code, so that a process that is forked in it ends instead of returning."""
+    """Return `call`, which runs the user's code, so that a process that is forked in it ends instead of returning."""
 
     @wraps(call)
     def called(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
         process = os.getpid()
         try:
-            return call(*args, **options)
-        finally:
+            result = call(*args, **options)
+        except BaseException as error:
             if os.getpid() != process:
-                _end(process, sys.exception())
+                _end(process, error)
+            raise
+        if os.getpid() != process:
+            _end(process, None)
+        return result
 
     return called
 
 
 def _end(parent: int, error: BaseException | None) -> NoReturn:
-    """`error` is what the user's code has raised in the copy, or has that as its cause."""
-    where = f" in {_forked_in[0]}" if _forked_in else ""
+    """End this process, a copy, and say which line has forked it, or what it has raised.
+
+    Args:
+        parent: The process that goes on with the run.
+        error: The exception of the user's code in the copy, or one with that as its cause; None if the code returned.
+    """
     match error if error is None else error.__cause__ or error:
         case None:
+            where = f" in {_forked_in[parent]}" if parent in _forked_in else ""
             _say(
                 f"stageline: pid {os.getpid()}, which was forked from pid {parent}{where}, has come back from the "
                 f"user's code and was ended: pid {parent} alone goes on with the run. End it with os._exit there"
@@ -49,7 +58,7 @@ def _end(parent: int, error: BaseException | None) -> NoReturn:
         case SystemExit(code=None):
             os._exit(ExitCode.OK)
         case SystemExit(code=int(status)):
-            os._exit(status)
+            os._exit(status & 0xFF)
         case raised:
             _say("".join(traceback.format_exception(raised)))
             os._exit(ExitCode.FAILED)
@@ -62,7 +71,9 @@ def _say(text: str) -> None:
 
 def _note_place() -> None:
     line = innermost(stack_of(sys._getframe(1)))
-    _forked_in[:] = [] if line is None else [line]
+    _forked_in.clear()  # of the process that has forked this one
+    if line is not None:
+        _forked_in[os.getppid()] = line
 
 
 os.register_at_fork(after_in_child=_note_place)
