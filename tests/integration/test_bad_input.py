@@ -96,6 +96,7 @@ def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(f
         queues.send_multipart([peer, b"", answer(foreign, assigned.run)])
         _, errors = worker.communicate()
         with Client(url, partial(read_control_secret, workspace.runs()[-1])) as client:
+            wait_for(lambda: client.ask("status")["phase"] == "failed")
             client.dismiss()
         broker.communicate()
     assert worker.returncode == 1
