@@ -13,7 +13,7 @@ from functools import wraps
 from typing import NoReturn, ParamSpec, TypeVar
 
 from stageline.pipeline.code_lines import CodeLine, innermost, stack_of
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import ExitCode, cause_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -39,7 +39,8 @@ def without_copies(call: Callable[Arguments, Result]) -> Callable[Arguments, Res
 def _end(parent: int, error: BaseException | None) -> NoReturn:
     """`error` is what the user's code has raised in the copy, or has that as its cause."""
     where = f" in {_forked_in[0]}" if _forked_in else ""
-    match error if error is None else error.__cause__ or error:
+    cause = None if error is None else cause_of(error)
+    match error if cause is None else cause:
         case None:
             _say(
                 f"stageline: pid {os.getpid()}, which was forked from pid {parent}{where}, has come back from the "
