@@ -217,6 +217,6 @@ def _refuse_without_values(segments: Sequence[Segment]) -> None:
     for name, state in (each for part in segments for each in part.state):
         if state.is_meta:
             raise ModelRefused(
-                f"{name} has no values: the factory made it on torch's meta device. Make it on the CPU, or name files "
-                f"of weights (model.weights)"
+                f"{name} has no values: it is on torch's meta device. Make the model on the CPU, or name files of "
+                f"weights (model.weights; in a script, weights)"
             )
