@@ -43,7 +43,7 @@ def accuracy(outputs, targets):
 LATE = """
 from torch import nn
 
-class Late(nn.Module):
+class LateSum(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("late", None)
@@ -53,7 +53,7 @@ class Late(nn.Module):
         return x
 
 def build():
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Late(), nn.Linear(8, 2))
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), LateSum(), nn.Linear(8, 2))
 """
 
 

@@ -47,7 +47,7 @@ def test_a_worker_that_finds_no_broker_exits_with_the_code_for_that(workspace: W
     assert run_worker(read_plan(workspace.folder), options) == ExitCode.NO_BROKER
 
 
-class Odd(ValueError):
+class Truthless(ValueError):
     """An exception that cannot say whether it is true."""
 
     def __bool__(self) -> bool:
@@ -60,12 +60,12 @@ def test_an_exception_without_a_truth_value_of_its_own_is_logged_with_its_traceb
     """The worker ended with the exit code that the user's class chose, and logged nothing."""
 
     def fails(*_: object) -> int:
-        raise ComputeFailed("stage 0 failed in 0F0 of step 3") from Odd("no such row")
+        raise ComputeFailed("stage 0 failed in 0F0 of step 3") from Truthless("no such row")
 
     monkeypatch.setattr(process, "_run", fails)
     with capture_logs() as logged:
         assert run_worker(read_plan(workspace.folder), WorkerOptions("tcp://127.0.0.1:9", "w")) == ExitCode.FAILED
-    assert logged[-1]["exception"].endswith("Odd: no such row")
+    assert logged[-1]["exception"].endswith("Truthless: no such row")
 
 
 def test_a_device_that_this_machine_lacks_is_not_warmed_up(workspace: Workspace) -> None:

@@ -102,7 +102,7 @@ def test_what_no_file_has_is_what_the_factory_computes(tmp_path: Path) -> None:
     assert torch.equal(lstm(x)[0], whole(x)[0])  # it keeps its parameters in a list, too
 
 
-class Late(nn.Module):
+class LateBuffer(nn.Module):
     """Gets the tensor of its buffer in a forward."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def test_a_buffer_that_was_registered_as_none_gets_the_tensor_that_files_have_fo
     """A model that was trained and exported could not be trained on: "1.late is not the model's"."""
 
     def make() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(3, 3), Late(), nn.Linear(3, 3))
+        return nn.Sequential(nn.Linear(3, 3), LateBuffer(), nn.Linear(3, 3))
 
     save_file({**trained(make), "1.late": torch.arange(3.0)}, tmp_path / "m.safetensors")
     save_file(trained(make), tmp_path / "without.safetensors")
