@@ -28,7 +28,7 @@ from .claims import (
     zero_bubble,
 )
 from .measuring.finding import BenchmarkResult
-from .measuring.machine import machine
+from .measuring.machine import commit, machine
 from .measuring.rounds import PROGRESS
 
 ROOT = Path(__file__).parent.parent
@@ -73,10 +73,12 @@ def main(claims: tuple[str, ...], rounds: int) -> None:
     rounds that were whole.
     """
     PROGRESS.file = ROOT / "runs" / "bench" / "rounds.jsonl"
+    PROGRESS.commit = commit()
     findings = {}
     try:
         for name in claims or CLAIMS:
             click.echo(f"{name}:", err=True)
+            PROGRESS.claim = name
             findings[name] = _take(name, rounds)
             if PROGRESS.interrupted:
                 raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from .printable import bounded
 
 LONGEST_TEXT = 4000  # characters of an exception's text: escaped, they leave room for its place in what is shown
 
-# As Python has them: a user's class may have attributes of the same names, which raise.
+# Python's own attributes: a user's class may have attributes of the same names, which raise.
 _TRACEBACK, _CAUSE = BaseException.__dict__["__traceback__"], BaseException.__dict__["__cause__"]
 _NAME = type.__dict__["__name__"]
 
@@ -94,16 +94,17 @@ def raised_by_user_code(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> str:
-    """`ValueError: no such file (/home/anna/net/data.py, line 12, in batches)`: an exception, and the user's line that
-    it is from, also if a library has raised it there."""
+    """Return an exception's class and text with the user's line that it is from, also if a library has raised it there:
+    `ValueError: no such file (/home/anna/net/data.py, line 12, in batches)`."""
     line = raised_at(_TRACEBACK.__get__(error))
     place = f" ({line.place}, in {line.function})" if line else ""
     return f"{error_text(error)}{place}"
 
 
 def error_text(error: BaseException) -> str:
-    """`ValueError: no such file`: an exception of the user's code, whose own text may raise, or hold anything."""
-    text = bounded(_own_text(error), LONGEST_TEXT)
+    """Return an exception's class and text, `ValueError: no such file`, also if the user's class gives no text. A long
+    text is cut, and control characters are escaped."""
+    text = bounded(own_text(error), LONGEST_TEXT)
     shown = "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
     return f"{class_name(error)}: {shown}" if shown else class_name(error)
 
@@ -115,7 +116,7 @@ def class_name(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Python's traceback of an exception of the user's code; its stack and its text if its class prevents that."""
+    """Return Python's traceback of an exception, or its stack and text if the user's class prevents that."""
     stack = _TRACEBACK.__get__(error)
     try:
         lines = traceback.format_exception(type(error), error, stack)
@@ -132,7 +133,7 @@ def cause_of(error: BaseException) -> BaseException | None:
     return cause
 
 
-def _own_text(error: BaseException) -> str:
+def own_text(error: BaseException) -> str:
     """Return the exception's text as a plain `str`, or why there is none: its class may be the user's, and do
     anything."""
     try:

@@ -29,7 +29,7 @@ def printable_line(text: str, most: int = MOST) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether messages and records can hold `text`: a path may have bytes that are no UTF-8, as half surrogates."""
+    """True if messages and records can hold `text`: a path with bytes that are not UTF-8 has half surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .errors import cause_of, error_text, raised_by_user_code
+from .errors import cause_of, own_text, raised_by_user_code
 
 BOUND = 60.0  # seconds for which it is tried again
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two attempts, doubling
@@ -27,6 +27,7 @@ _NAMES = (
     *("ENOMEM", "EAGAIN", "ENOBUFS"),
     *("EIO", "ESTALE", "ETIMEDOUT"),
 )
+_STRERROR = OSError.__dict__["strerror"]  # Python's own attribute: a user's class may have one that raises
 PASSING = frozenset(getattr(errno, name) for name in _NAMES if hasattr(errno, name))
 TRIED = "; tried for "  # what follows in a fault that is told changes every second
 _NO_MEMORY = ("can't allocate memory", "out of memory")  # in a RuntimeError of torch
@@ -118,8 +119,9 @@ def persist(
 
 
 def reason_of(error: BaseException) -> str:
-    """The fault in the system's words."""
-    return (isinstance(error, OSError) and error.strerror) or str(error) or "no memory"
+    """Return the fault in the system's words."""
+    words = _STRERROR.__get__(error) if issubclass(type(error), OSError) else None
+    return words if type(words) is str and words else own_text(error) or "no memory"
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -138,7 +140,7 @@ def _may_pass(error: BaseException) -> bool:
 def _is_of_memory(error: BaseException) -> bool:
     kind = type(error)  # `isinstance` may ask the exception, whose class may be the user's, and raise
     if issubclass(kind, RuntimeError):  # torch has an error of its own for devices only
-        return any(words in error_text(error) for words in _NO_MEMORY)
+        return any(words in own_text(error) for words in _NO_MEMORY)
     return issubclass(kind, MemoryError) or (issubclass(kind, OSError) and _number(error) == errno.ENOMEM)
 
 
@@ -150,4 +152,4 @@ def _number(error: BaseException) -> int | None:
         if not raised_by_user_code(other):
             raise
         return None
-    return number if isinstance(number, int) else None
+    return number if type(number) is int else None

@@ -3,11 +3,13 @@
 import json
 import signal
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from support.paths import ROOT
 
@@ -66,3 +68,22 @@ def test_an_interrupt_before_there_are_two_whole_rounds_ends_the_benchmark(round
     with pytest.raises(KeyboardInterrupt):
         rounds.alternate(turns, 9)
     assert len(rounds.PROGRESS.file.read_text().splitlines()) == 3
+
+
+def test_each_line_says_which_claim_was_measured_of_which_commit_and_when(
+    rounds: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file grows over all invocations, and a line did not say to which it belongs."""
+    from benchmarks import __main__ as benchmarks
+    from benchmarks.measuring.machine import commit
+
+    turns = contestants(lambda number: number == 3 and signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(benchmarks, "PROGRESS", rounds.PROGRESS)
+    monkeypatch.setattr(benchmarks, "ROOT", tmp_path)
+    monkeypatch.setitem(benchmarks.CLAIMS, "startup", lambda count: rounds.alternate(turns, count))
+    before = datetime.now(UTC)
+    assert CliRunner().invoke(benchmarks.main, ["startup"]).exit_code == 130
+    lines = [json.loads(line) for line in (tmp_path / "runs/bench/rounds.jsonl").read_text().splitlines()]
+    assert [(each["claim"], each["commit"]) for each in lines] == [("startup", commit())] * 3
+    assert all(before <= datetime.fromisoformat(each["time"]) <= datetime.now(UTC) for each in lines)
+    assert commit() or not (ROOT / ".git").exists()

@@ -52,7 +52,7 @@ def _leads_somewhere(page: Path, target: str) -> bool:
 
 
 def _anchors(text: str) -> Iterator[str]:
-    """As GitHub makes them of headings."""
+    """Yield the anchors that GitHub makes for the headings of `text`."""
     for heading in HEADING.findall(text):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         yield re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")

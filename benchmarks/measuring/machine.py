@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 import torch
@@ -17,6 +18,15 @@ def machine() -> dict[str, object]:
         "torch": torch.__version__,
         "libzmq": zmq.zmq_version(),
     }
+
+
+def commit() -> str:
+    """Return the commit of this checkout, with "-dirty" after it if files have changed since; "" without git."""
+    git = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _processor() -> str:

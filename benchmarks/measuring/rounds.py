@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TypeVar
@@ -75,9 +76,14 @@ def _turn(name: Hashable, turn: Callable[[], R], when: str) -> R:
 
 @dataclass
 class TurnLog:
-    """Tells each turn as it ends, on stderr and as a line of `file`, so that an interrupt loses one turn at most."""
+    """Tells each turn as it ends, on stderr and as a line of `file`, so that an interrupt loses one turn at most.
+
+    The file grows over all invocations: each line says which claim was measured, of which commit, and when.
+    """
 
     file: Path | None = None
+    commit: str = ""  # of the code that is measured
+    claim: str = ""  # that is measured now
     interrupted: bool = False
 
     def tell(self, when: str, name: object, **figures: object) -> None:
@@ -87,7 +93,9 @@ class TurnLog:
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"when": when, "name": str(name), **figures}, default=_plain) + "\n")
+                turn = {"claim": self.claim, "commit": self.commit, "time": datetime.now(UTC).isoformat()}
+                turn |= {"when": when, "name": str(name)}
+                lines.write(json.dumps({**turn, **figures}, default=_plain) + "\n")
 
 
 def _plain(value: object) -> object:

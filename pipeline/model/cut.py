@@ -22,7 +22,7 @@ from .loading.load import base_folder, call, load_object
 from .segments.segment import Segment
 from .segments.ties import with_own_copies
 from .trainable import train_only
-from .weights.stage_weights import StageWeights, twins_of, variables_of
+from .weights.stage_weights import StageWeights, twins_of, unset_buffers, variables_of
 from .weights.unallocated import demand_known, made_without_memory
 
 
@@ -79,9 +79,10 @@ def with_stored_weights(plan: Plan, model: Any, segments: Sequence[Segment], bas
     """The stages of `model`, with where the plan says that their weights are; its paths begin at the folder `base`."""
     if not plan.loads_weights:
         return list(segments)
-    variables = variables_of(_parts_of_all(segments))
+    parts = _parts_of_all(segments)
+    variables = variables_of(parts)
     copies = {name: first for part in segments for name, first in part.copies.items()}
-    known = frozenset(variables), twins_of(variables, copies), stored_names_of(model)
+    known = frozenset([*variables, *unset_buffers(parts)]), twins_of(variables, copies), stored_names_of(model)
     return [
         replace(part, stored=StageWeights(found[0], base / found[1], part.index, *known)) if found else part
         for part in segments
@@ -216,6 +217,6 @@ def _refuse_without_values(segments: Sequence[Segment]) -> None:
     for name, state in (each for part in segments for each in part.state):
         if state.is_meta:
             raise ModelRefused(
-                f"{name} has no values: the factory made it on torch's meta device. Make it on the CPU, or name files "
-                f"of weights (model.weights)"
+                f"{name} has no values: it is on torch's meta device. Make the model on the CPU, or name files of "
+                f"weights (model.weights; in a script, weights)"
             )

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from stageline.pipeline.addresses import masked
+from stageline.pipeline.printable import is_utf8
 from stageline.pipeline.schedule import rows_of
 
 from .checks import problems
@@ -73,6 +74,8 @@ def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mappin
     """
     file = Path(path)
     try:
+        if not is_utf8(str(file.absolute())):
+            raise _refused(ascii(str(file.absolute())), "this path is not UTF-8, as records are: rename its folders")
         file = file / FILE_NAME if file.is_dir() else file
         text = read_text(file, LONGEST_PLAN)
         tables = tables_in(text)
@@ -203,7 +206,7 @@ def _toml(text: str) -> object:
     return tables["value"] if len(tables) == 1 else text
 
 
-def _refused(file: Path, reason: str) -> PlanRefused:
+def _refused(file: Path | str, reason: str) -> PlanRefused:
     return PlanRefused([PlanError("", reason, str(file))])
 
 

@@ -34,15 +34,14 @@ from .layers.body import Body, evaluating
 from .layers.file_memory import FileMemory
 from .layers.memory import OutputGuard
 from .layers.precision import Autocast, precision_of
-from .layers.skipped_calls import demand_plain
+from .layers.skipped_calls import plain_layers
 from .offloaded import OffloadedParts
 from .scalar_loss import Loss, demand_gradient, scalar_loss
 from .seeded_layers import SeededLayers, Tap
 from .state.named_tensors import NamedTensors
 from .state.stage_state import StageState, capture_state, restore_state
-from .state.stashed_versions import StashedVersions
-from .state.two_versions import TwoVersions
-from .state.versions import PRESENT, Key, Version, Versions
+from .state.two_versions import versions_of
+from .state.versions import PRESENT, Key, Version
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup
@@ -98,7 +97,7 @@ class Stage(NamedTensors):
         ema_decay: float | None = None,
         recompute: Recompute | None = None,
     ) -> None:
-        listed = _listed(layers)
+        listed = plain_layers(layers)
         self.names = tuple(names or (str(first_layer + k) for k in range(len(listed))))
         self.device = torch.device(device)
         self._activity = Activity(self.names)
@@ -120,7 +119,7 @@ class Stage(NamedTensors):
         self._clip = None if clip_norm is None else GradientClip(index, clip_norm, named, numbers)
         self._output_guard = OutputGuard(self._body, index)
         self._stash = Stash(index)
-        self._versions = _versions(self._body, stash=stash_weights, delay=delay_weights)
+        self._versions = versions_of(self._body, stash=stash_weights, delay=delay_weights)
         self._recomputation = recomputation_of(self._body, recompute, versions=self._versions.stashed)
         self._halves = WaitingHalves(index)  # between `backward_input` and `backward_weight`
         self._offloaded = OffloadedParts(self._body, self._layers, self._update)
@@ -391,16 +390,3 @@ class Stage(NamedTensors):
         self.now_at(LOSS)
         with self._precision():
             return scalar_loss(function, output, self._arrivals.here(target))
-
-
-def _versions(body: Body, *, stash: bool, delay: bool) -> Versions:
-    if delay:
-        return TwoVersions(body)
-    return StashedVersions(body) if stash else Versions()
-
-
-def _listed(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
-    if isinstance(layers, torch.nn.Sequential):
-        demand_plain(layers)
-        return list(layers)
-    return [layers] if isinstance(layers, torch.nn.Module) else list(layers)

@@ -138,7 +138,7 @@ ROWS = (
     words(
         "a path that is not UTF-8",
         *("plan", "plans-\udcff"),
-        said=("the argument 'plans-\\udcff' is not UTF-8",),
+        said=("the argument, 'plans-\\udcff', is not UTF-8",),
     ),
     words("a word for a number", "train", ".", "--spares", "two", said=("invalid value for '--spares': 'two'",)),
     words(

@@ -7,7 +7,7 @@ import pytest
 
 from stageline.pipeline import retry
 from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.retry import ResourceFault, lacks_memory, passing_fault, persist
+from stageline.pipeline.retry import ResourceFault, lacks_memory, passing_fault, persist, reason_of
 
 
 class WaitingClock:
@@ -82,6 +82,29 @@ def test_an_error_that_was_raised_from_itself_is_looked_at_once() -> None:
     assert not lacks_memory(error)
     error.__cause__, other.__cause__ = other, error
     assert passing_fault(error) is other
+
+
+class OddFault(OSError):
+    """An error whose class answers nothing."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise SystemExit(name)
+
+    def __str__(self) -> str:
+        raise SystemExit("text")
+
+
+class Wordless(RuntimeError):
+    def __str__(self) -> str:
+        raise SystemExit("text")
+
+
+def test_the_reason_of_a_fault_is_told_whatever_its_class_does() -> None:
+    """It asked the class, and ended the worker with what that raised."""
+    assert reason_of(OddFault(errno.ENOSPC, "no space")) == "no space"
+    assert reason_of(Wordless()) == "(its text cannot be made: SystemExit)"
+    assert reason_of(OSError("only words")) == "only words"
+    assert reason_of(MemoryError()) == "no memory"
 
 
 def test_what_torch_raises_without_memory_is_a_lack_of_memory_and_other_errors_of_it_are_not():

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import pairwise
 from tempfile import gettempdir
 from typing import Any
 
@@ -43,6 +44,7 @@ COMMANDS = {  # the room in commands/ and the file that each is in
 }
 _HIDDEN = {"trial": "planning.trial"}  # which other commands start
 _FUNCTIONS = {"eval": "evaluate"}  # where a command cannot have its own name
+_ASKS_FOR_HELP = frozenset(["--help", "-h", "--version"])
 _BUG = (
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
 )
@@ -82,11 +84,20 @@ class Commands(click.Group):
 
 def _demand_utf8(arguments: Sequence[str]) -> None:
     """Raises `CommandFailed` for a path that records and messages, which are UTF-8, cannot hold."""
-    with suppress(OSError):  # the current folder is gone, or there is none for temporary files: others tell
-        places = {"the current folder": os.getcwd(), "the folder for temporary files": gettempdir()}
-        for what, path in (*(("the argument", each) for each in arguments), *places.items()):
-            if not is_utf8(path):
-                raise CommandFailed(f"{what} {path!a} is not UTF-8: rename it, or use another", ExitCode.USAGE)
+    for before, argument in pairwise(("", *arguments)):
+        after = f" after {before}" if before.startswith("-") else ""
+        _demand_path(f"the argument{after}", argument, "give another; if it names a file or folder, rename that")
+    if not _ASKS_FOR_HELP.isdisjoint(arguments):  # which needs no folder
+        return
+    with suppress(OSError):  # there is none for temporary files: others tell
+        _demand_path("the folder for temporary files", gettempdir(), "set TMPDIR to another, such as /tmp")
+    with suppress(OSError):  # the current folder is gone: others tell
+        _demand_path("the current folder", os.getcwd(), "rename it, or run the command in another (cd)")
+
+
+def _demand_path(what: str, path: str, way_out: str) -> None:
+    if not is_utf8(path):
+        raise CommandFailed(f"{what}, {path!a}, is not UTF-8: {way_out}", ExitCode.USAGE)
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -3,7 +3,7 @@
 model = stageline.load("runs/digits-20260131-101500-1f0c")
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.loading.load import base_folder, call, load_object
 from stageline.pipeline.model.segments.segment import Segment
 from stageline.pipeline.model.weights.comparison import listed, misformed, misnamed
+from stageline.pipeline.model.weights.stage_weights import unset_buffers
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.generators import generators_kept
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
@@ -139,11 +140,15 @@ def _origin(plan: Plan, model: Any) -> str:
 
 def _fill(module: torch.nn.Module, origin: str, source: CheckpointSource, weights: StoredWeights) -> None:
     """Sets the weights of `module`; one file's are in memory at a time."""
-    if faults := _misfits(module, weights):
+    late = {name: place for name, place in unset_buffers([("", module)]).items() if name in weights.forms}
+    if faults := _misfits(module, weights, late):
         raise ModelRefused(
             f"{weights.title} are not those of {origin}: {listed(faults)}. If its code has changed since, load them "
             "with that of the run"
         )
+    for name, (owner, key) in late.items():
+        dtype, shape = weights.forms[name]
+        owner._buffers[key] = torch.empty(shape, dtype=dtype)
     for file in weights.files:
         module.load_state_dict(weights.read_from(file, weights.names_in(file)), strict=False)
     _demand_result(module, source, weights)
@@ -151,11 +156,11 @@ def _fill(module: torch.nn.Module, origin: str, source: CheckpointSource, weight
         module.load_state_dict(weights.averages_in(file), strict=False)
 
 
-def _misfits(module: torch.nn.Module, weights: StoredWeights) -> list[str]:
-    """What is wrong with names, or else with shapes and dtypes."""
+def _misfits(module: torch.nn.Module, weights: StoredWeights, late: Collection[str]) -> list[str]:
+    """What is wrong with names, or else with shapes and dtypes. The model takes those of `late` as they are."""
     here = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     forms = {name: (shape, dtype) for name, (dtype, shape) in weights.forms.items()}
-    return list(misnamed(here, forms, {}, here)) or list(misformed(here, forms))
+    return list(misnamed(here, forms, {}, {*here, *late})) or list(misformed(here, forms))
 
 
 def _demand_result(module: torch.nn.Module, source: CheckpointSource, weights: StoredWeights) -> None:

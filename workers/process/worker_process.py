@@ -22,7 +22,15 @@ from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Failed,
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
-from stageline.pipeline.errors import DataError, ExitCode, ForeignState, GroupLost, ModelRefused, traceback_text
+from stageline.pipeline.errors import (
+    DataError,
+    ExitCode,
+    ForeignState,
+    GroupLost,
+    ModelRefused,
+    cause_of,
+    traceback_text,
+)
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.joined_folder import note_own, why_not_own
@@ -117,7 +125,8 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
             raise
         event = EVENTS.get(error.exit_code, "failed")
         # A traceback helps where the user's own code raised; every other expected error explains itself.
-        raised = traceback_text(error.__cause__) if isinstance(error, ComputeFailed) and error.__cause__ else ""
+        cause = cause_of(error) if isinstance(error, ComputeFailed) else None
+        raised = "" if cause is None else traceback_text(cause)
         log.error(event, reason=str(error), exception=raised)
         _tell_refusal(error, error.exit_code, options)
         return error.exit_code

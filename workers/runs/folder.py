@@ -180,7 +180,8 @@ def make_folder(plan: "plans.Plan", run: str) -> Path:
     made = folder(plan, run)
     if not is_utf8(str(made.absolute())):
         raise FolderUnusable(
-            f"the folder of the run, {str(made.absolute())!a}, is not UTF-8, as records are: give another"
+            f"the folder of the run, {str(made.absolute())!a}, is not UTF-8, as records are: give another run.dir, or "
+            f"a script's folder; if it is relative, run from another folder"
         )
     length = len(os.fsencode(os.path.realpath(made / STORE)))
     if plan.broker.store == IN_FOLDER and length > LONGEST_PATH:

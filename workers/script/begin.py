@@ -17,7 +17,7 @@ from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layers.layer import BatchCheck
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import schedule_of
-from stageline.workers.script.arguments.checks import demand_usable
+from stageline.workers.script.arguments.checks import demand_default_device, demand_usable
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.plan_errors import in_arguments_words
 from stageline.workers.script.arguments.script_plan import LineOptions, Model, build_model, plan_of, registered
@@ -54,6 +54,7 @@ def begin_run(
 
 def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     whole, segments = build_model(model, options)
+    demand_default_device()  # a function that makes the model may have changed it
     weights = weights_of(whole, segments)
     check = partial(_check_inputs, segments[0].check_inputs, options.microbatches)
     remote = None if options.broker is None else _remote_plan(model, options, options.broker)

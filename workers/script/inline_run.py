@@ -28,6 +28,7 @@ from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Po
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.runtime.program.queue_keys import call_key
 from stageline.workers.runtime.turns import take_turns
+from stageline.workers.script.arguments.checks import demand_default_device
 from stageline.workers.script.arguments.script_plan import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.call_log import CallLog, WeightNames, messages
@@ -82,6 +83,7 @@ class InlineRun:
     ) -> "Future[Replies]":
         if self._broken:
             raise ComputeFailed(f"this line cannot go on: an earlier call failed ({self._broken}). Make a new one")
+        demand_default_device()
         try:
             with _threads(self._threads), generators_kept(self._device):
                 return self._carry_out(self._calls.call(kind, inputs, targets, state, ema=ema))

@@ -43,7 +43,8 @@ class StageWeights:
 
     def load(self, parts: Parts) -> None:
         """Reads what `parts` need, and sets it. Raises `ModelRefused`; then nothing is set."""
-        wanted = variables_of(parts)
+        late = self._late(parts)
+        wanted = {**variables_of(parts), **late}
         located = self._located(wanted)
         targets = {source: memory_like(wanted[name]) for name, (_, source) in located.items()}
         try:
@@ -51,12 +52,23 @@ class StageWeights:
                 read_into(file, {source: targets[source] for at, source in located.values() if at == file})
         except ModelRefused as refused:
             raise self._refused(str(refused)) from refused
+        for name, (module, key) in unset_buffers(parts).items():
+            module._buffers[key] = late.get(name)  # a place, which load_state_dict fills
         set_state(parts, wanted, {name: targets[source] for name, (_, source) in located.items()})
 
     def unload(self, parts: Parts) -> None:
         """Makes `parts` what they were before `load`."""
         former = variables_of(parts)
         set_state(parts, former, {name: meta_like(tensor) for name, tensor in former.items()})
+
+    def _late(self, parts: Parts) -> dict[str, torch.Tensor]:
+        """Return tensors without values for the buffers that `parts` register as None and the files have."""
+        try:
+            stored = self._stored()
+            forms = _forms({name: stored[name] for name in unset_buffers(parts) if name in stored})
+        except ModelRefused as refused:
+            raise self._refused(str(refused)) from refused
+        return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in forms.items()}
 
     def _located(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, tuple[Path, str]]:
         """By name, the file and the name there. Raises `ModelRefused`."""
@@ -104,6 +116,20 @@ def variables_of(parts: Parts) -> dict[str, torch.Tensor]:
         if not isinstance(value, torch.Tensor):
             raise ModelRefused(f"{name} is a {type(value).__name__}, not a tensor: files of weights have tensors alone")
     return found
+
+
+def unset_buffers(parts: Parts) -> dict[str, tuple[torch.nn.Module, str]]:
+    """Return the buffers that are registered as None and belong to the state dict, by name: the module and its key.
+
+    A forward may have given such a buffer a tensor, which is then in files of weights.
+    """
+    return {
+        joined(name, joined(path, key)): (module, key)
+        for name, part in parts
+        for path, module in part.named_modules()
+        for key, buffer in module._buffers.items()
+        if buffer is None and key not in module._non_persistent_buffers_set
+    }
 
 
 def twins_of(variables: Mapping[str, torch.Tensor], copies: Mapping[str, str]) -> Twins:

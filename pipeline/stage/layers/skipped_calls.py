@@ -26,6 +26,14 @@ _CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "forwa
 _STATE = ("state_dict", "_save_to_state_dict", "get_extra_state", "load_state_dict", "_load_from_state_dict")
 
 
+def plain_layers(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the modules of `layers` to call in order. Raises `ModelRefused` as `demand_plain` does."""
+    if isinstance(layers, torch.nn.Sequential):
+        demand_plain(layers)
+        return list(layers)
+    return [layers] if isinstance(layers, torch.nn.Module) else list(layers)
+
+
 def demand_plain(container: torch.nn.Sequential) -> None:
     """Raises `ModelRefused` if a call of `container` is not the calls of its modules, in their order, or its state dict
     is not that of its modules."""

@@ -20,7 +20,15 @@ from stageline.pipeline.stage.layers.overlaps import overlaps
 
 from .stage_state import InFlight, Previous
 from .stashed_versions import StashedVersions, leaf_copy, on_host_uncopied
-from .versions import Key, Version
+from .versions import Key, Version, Versions
+
+
+def versions_of(body: Body, *, stash: bool, delay: bool) -> Versions:
+    """Return the versions of the weights of `body` that a stage keeps: all that microbatches in flight have read with
+    `stash`, two with `delay`, or the present one alone."""
+    if delay:
+        return TwoVersions(body)
+    return StashedVersions(body) if stash else Versions()
 
 
 class TwoVersions(StashedVersions):

@@ -139,6 +139,15 @@ def test_a_file_that_is_not_text_is_refused(file: Path) -> None:
         read_plan(file)
 
 
+def test_a_plan_in_a_folder_whose_path_is_not_utf8_is_refused_with_a_text_that_can_be_shown(tmp_path: Path) -> None:
+    """Its path is in records, which are UTF-8: `train` in a script ended with a traceback of the encoder."""
+    (folder := tmp_path / "odd\udcff").mkdir()
+    (folder / "stageline.toml").write_text("")
+    with pytest.raises(PlanRefused, match=r"odd\\udcff.*not UTF-8") as refused:
+        read_plan(folder)
+    assert str(refused.value).isprintable()
+
+
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(PlanRefused, match=re.escape(f"{tmp_path}/none.toml: there is no such file")):
         read_plan(tmp_path / "none.toml")

@@ -4,6 +4,8 @@ import errno
 import json
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import zmq
@@ -71,6 +73,40 @@ def test_what_is_typed_wrong_is_answered_with_a_hint_and_exit_code_2(arguments, 
     assert captured.out == ""
     assert captured.err.startswith("stageline: ")
     assert hint in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", ".", "--set", "run.dir=a\udcff"], r"after --set, 'run.dir=a\udcff', is not UTF-8"),
+        (["plan", "a\udcff"], r"the argument, 'a\udcff', is not UTF-8"),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_named_also_where_the_current_folder_is_gone(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing was checked there."""
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_utf8_is_named_with_the_way_out_by_all_that_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--version` and `--help` were refused, too, and "rename it" was said of TMPDIR."""
+    (odd := tmp_path / "odd\udcff").mkdir()
+    monkeypatch.chdir(odd)
+    assert run(["plan", "x"]) == 2
+    assert "the current folder, " in (said := capsys.readouterr().err)
+    assert "(cd)" in said
+    monkeypatch.setattr(tempfile, "tempdir", str(odd))
+    assert run(["plan", "x"]) == 2
+    assert "set TMPDIR to another" in capsys.readouterr().err
+    assert output_of(capsys, "--version").startswith("stageline, version ")
+    assert output_of(capsys, "plan", "--help").startswith("Usage: stageline plan")
 
 
 def test_the_version_is_printed_and_no_command_at_all_gives_the_help(capsys):

@@ -40,6 +40,23 @@ def accuracy(outputs, targets):
 """
 
 
+LATE = """
+from torch import nn
+
+class LateSum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("late", None)
+
+    def forward(self, x):
+        self.late = x.detach().sum(0)
+        return x
+
+def build():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), LateSum(), nn.Linear(8, 2))
+"""
+
+
 def train(workspace: Workspace, *sets: str) -> Path:
     """The folder of a run that was trained by processes of their own: this one has not loaded the user's code."""
     before = set(workspace.runs())
@@ -93,6 +110,18 @@ def test_layers_and_lists_of_stages_are_loaded_as_one_module(workspace: Workspac
     assert isinstance(listed, nn.Sequential)
     assert listed.state_dict().keys() == {"0.0.weight", "0.0.bias", "1.weight", "1.bias"}
     assert model(x).shape == listed(x).shape == (3, 2)
+
+
+def test_a_buffer_that_was_registered_as_none_gets_the_tensor_that_the_run_has_for_it(workspace: Workspace) -> None:
+    """The run trained and was exported, and nothing could read it: "2.late is not the model's"."""
+    workspace.write("model.py", LATE)
+    run = train(workspace, "model.metrics=[]")
+    model, trained = load(run), load_weights(run)
+    assert trained["2.late"].shape == (8,)
+    assert torch.equal(model.state_dict()["2.late"], trained["2.late"])
+    assert workspace.command("eval", str(run)).returncode == 0
+    with pytest.raises(ModelRefused, match=r"2\.late is not the model's"):
+        load(run, model=nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Identity(), nn.Linear(8, 2)))
 
 
 def test_code_that_has_changed_is_refused_by_the_names_that_do_not_fit(workspace: Workspace) -> None:

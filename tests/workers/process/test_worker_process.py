@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from stageline.broker.control.messages import Assigned, Failed, Goodbye
 from stageline.broker.errors import EndpointTaken
@@ -11,6 +12,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process import worker_process as process
 from stageline.workers.process.worker_process import WorkerOptions, run_worker, warm_up
+from stageline.workers.runtime.executor.executor import ComputeFailed
 from stageline.workers.runtime.job import prepare
 from support.paths import EXAMPLES
 from support.workspace import Workspace
@@ -43,6 +45,27 @@ def test_an_address_in_use_ends_the_run_unless_it_may_be_a_predecessors_that_han
 def test_a_worker_that_finds_no_broker_exits_with_the_code_for_that(workspace: Workspace) -> None:
     options = WorkerOptions("tcp://127.0.0.1:9", "worker-0", broker_timeout=0.1)
     assert run_worker(read_plan(workspace.folder), options) == ExitCode.NO_BROKER
+
+
+class Truthless(ValueError):
+    """An exception that cannot say whether it is true."""
+
+    def __bool__(self) -> bool:
+        raise SystemExit(4)
+
+
+def test_an_exception_without_a_truth_value_of_its_own_is_logged_with_its_traceback(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker ended with the exit code that the user's class chose, and logged nothing."""
+
+    def fails(*_: object) -> int:
+        raise ComputeFailed("stage 0 failed in 0F0 of step 3") from Truthless("no such row")
+
+    monkeypatch.setattr(process, "_run", fails)
+    with capture_logs() as logged:
+        assert run_worker(read_plan(workspace.folder), WorkerOptions("tcp://127.0.0.1:9", "w")) == ExitCode.FAILED
+    assert logged[-1]["exception"].endswith("Truthless: no such row")
 
 
 def test_a_device_that_this_machine_lacks_is_not_warmed_up(workspace: Workspace) -> None:

@@ -1,6 +1,6 @@
 """A line of stages under a loader of one's own, all in one process; `test_process_run.py` has those of several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from functools import partial
 from inspect import signature
@@ -27,6 +27,53 @@ def model() -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(6, 16), nn.Dropout(0.1), nn.ReLU(inplace=True), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 3)
     )
+
+
+@pytest.fixture
+def default_device() -> Iterator[Callable[[str], None]]:
+    yield torch.set_default_device
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("workers", ["inline", "processes"])
+def test_another_default_device_is_refused_when_the_line_is_made(
+    workers: str, default_device: Callable[[str], None]
+) -> None:
+    """An inline line ended with a TypeError, one of processes blamed a layer's forward."""
+    whole = model()
+    default_device("meta")
+    with pytest.raises(ModelRefused, match=r'script.*default device to meta .*set_default_device\("cpu"\).*device='):
+        stageline.Line(whole, cut=[3], loss=functional.cross_entropy, optimizer=ADAM, workers=workers)
+
+
+def test_a_default_device_that_the_function_changes_which_makes_the_model_is_refused(
+    default_device: Callable[[str], None],
+) -> None:
+    def make() -> nn.Sequential:
+        made = model()
+        default_device("meta")
+        return made
+
+    with pytest.raises(ModelRefused, match="default device to meta"):
+        Line(make, cut=[3], loss=functional.cross_entropy, optimizer=ADAM)
+
+
+def test_a_default_device_that_is_changed_later_is_refused_at_the_next_call(
+    default_device: Callable[[str], None],
+) -> None:
+    line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM)
+    ((x, y),) = batches(1)
+    default_device("meta")
+    with pytest.raises(ModelRefused, match="default device to meta"):
+        line.step(x, y)
+    default_device("cpu")
+    assert line.step(x, y).item() > 0
+
+
+def test_weights_without_values_are_refused_by_name() -> None:
+    """The message blamed a factory, which a script has not."""
+    with pytest.raises(ModelRefused, match=r"^0\.weight has no values: it is on torch's meta device"):
+        Line(model().to("meta"), cut=[3], loss=functional.cross_entropy, optimizer=ADAM)
 
 
 def batches(count: int) -> list[tuple[Tensor, Tensor]]:

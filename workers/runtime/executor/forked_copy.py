@@ -13,7 +13,7 @@ from functools import wraps
 from typing import NoReturn, ParamSpec, TypeVar
 
 from stageline.pipeline.code_lines import CodeLine, innermost, stack_of
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import ExitCode, cause_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -47,7 +47,8 @@ def _end(parent: int, error: BaseException | None) -> NoReturn:
         parent: The process that goes on with the run.
         error: The exception of the user's code in the copy, or one with that as its cause; None if the code returned.
     """
-    match error if error is None else error.__cause__ or error:
+    cause = None if error is None else cause_of(error)
+    match error if cause is None else cause:
         case None:
             where = f" in {_forked_in[parent]}" if parent in _forked_in else ""
             _say(

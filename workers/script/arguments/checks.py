@@ -19,6 +19,19 @@ def demand_usable(model: object, options: LineOptions, *, inline: bool, resume: 
     """Raises `ModelRefused`, which names the argument, its value and what would be right."""
     if wrong := resume_misfit(resume) or model_misfit(model) or next(_complaints(options, inline=inline), None):
         raise ModelRefused(wrong)
+    demand_default_device()
+
+
+def demand_default_device() -> None:
+    """Raises `ModelRefused` if the script has changed torch's default device: the memory for messages between stages
+    would be made there too."""
+    if (device := torch.get_default_device()).type != "cpu":
+        raise ModelRefused(
+            f"the script has changed torch's default device to {device} (torch.set_default_device, or a "
+            f"with torch.device(...) around this call), where messages between stages cannot be received. Call "
+            f'torch.set_default_device("cpu"), or leave that block, before the Line is made and called; its stages '
+            f'compute where its argument device says, such as device="cuda"'
+        )
 
 
 def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:

@@ -102,6 +102,35 @@ def test_what_no_file_has_is_what_the_factory_computes(tmp_path: Path) -> None:
     assert torch.equal(lstm(x)[0], whole(x)[0])  # it keeps its parameters in a list, too
 
 
+class LateBuffer(nn.Module):
+    """Gets the tensor of its buffer in a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("late", None)
+
+
+def test_a_buffer_that_was_registered_as_none_gets_the_tensor_that_files_have_for_it(tmp_path: Path) -> None:
+    """A model that was trained and exported could not be trained on: "1.late is not the model's"."""
+
+    def make() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(3, 3), LateBuffer(), nn.Linear(3, 3))
+
+    save_file({**trained(make), "1.late": torch.arange(3.0)}, tmp_path / "m.safetensors")
+    save_file(trained(make), tmp_path / "without.safetensors")
+    first, last = stored_segments(tmp_path / "m.safetensors", make, [1])
+    for part in (first, last, last):
+        part.check()
+        part.load()
+    assert torch.equal(last.weights["1.late"], torch.arange(3.0))
+    last.unload()
+    last.load()
+    assert torch.equal(last.weights["1.late"], torch.arange(3.0))
+    without = stored_segments(tmp_path / "without.safetensors", make, [1])[1]
+    without.load()
+    assert "1.late" not in without.weights
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "layoutlm", "vit"])
 def test_models_of_transformers_are_what_they_are_when_they_are_built_whole(tmp_path: Path, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stageline.pipeline.errors import ExitCode, traceback_text
+from stageline.pipeline.errors import ExitCode, cause_of, traceback_text
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted
@@ -76,8 +76,8 @@ def _copy(folder: Path, label: str) -> int:
 
 
 def _show_error(replayed: "Replayed") -> None:
-    cause = None if replayed.error is None else replayed.error.__cause__
-    if isinstance(cause, BdbQuit):
+    cause = None if replayed.error is None else cause_of(replayed.error)
+    if issubclass(type(cause), BdbQuit):  # `isinstance` may ask the exception, whose class may be the user's
         raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)
     if cause is not None:
         say(traceback_text(cause), err=True)
