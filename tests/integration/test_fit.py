@@ -166,19 +166,21 @@ def test_fit_that_was_killed_and_is_resumed_stops_at_the_same_step(workspace: Wo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [10, 13, 17])
-def test_fit_whose_processes_were_all_killed_is_resumed_over_redis(workspace: Workspace, at: int) -> None:
+@pytest.mark.parametrize(("at", "snapshots"), [(10, 5), (17, 5), (10, 4)])
+def test_fit_whose_processes_were_all_killed_is_resumed_over_redis(
+    workspace: Workspace, at: int, snapshots: int
+) -> None:
     """Redis still had the calls of before: to save the best in a folder whose name was drawn, and evaluations that the
     resumed fit had no need of. They were compared with the calls of the resumed one, and carried out by its workers."""
     server = shared_server()
-    queues = server.tcp_url_of(server.own_number())
-    script = workspace.start("script", str(SCRIPT), "processes", "kill-all", str(at), QUEUES=queues)
+    terms = {"QUEUES": server.tcp_url_of(server.own_number()), "SNAPSHOT_EVERY": str(snapshots)}
+    script = workspace.start("script", str(SCRIPT), "processes", "kill-all", str(at), **terms)
     script.communicate()
     assert script.returncode == -signal.SIGKILL
-    found = result(workspace, "processes", "resume", QUEUES=queues)
-    assert found["first"] % 5 == 0
+    found = result(workspace, "processes", "resume", **terms)
+    assert found["first"] % snapshots == 0
     demand_plain(found)
-    best = result(workspace, "processes", "best", QUEUES=queues)
+    best = result(workspace, "processes", "best", **terms)
     assert best == {"first": found["best"][0], "weights": plain()[0]["best_weights"]}
 
 

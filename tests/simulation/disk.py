@@ -69,9 +69,9 @@ class Disk:
             if step < below and step != best:
                 self._delete(stage, step)
 
-    def abandon(self, stage: int, above: int) -> None:
+    def abandon(self, stage: int, above: int, since: int) -> None:
         for step in self.steps(stage):
-            if step > above:
+            if step > above and self._kept[stage, step].incarnation <= since:
                 self._delete(stage, step)
 
     def _delete(self, stage: int, step: int) -> None:
@@ -102,7 +102,7 @@ class SnapshotView:
 
     def abandon(self, assigned: Assigned) -> None:
         for stage in self.placement[assigned.index]:
-            self._disk.abandon(stage, assigned.step)
+            self._disk.abandon(stage, assigned.step, assigned.since)
 
 
 class SimulatedWriter:

@@ -103,10 +103,12 @@ class SnapshotDirectory:
         old = self.steps(stage)[:-KEPT]
         self._delete(stage, [step for step in old if step < complete and step != best])
 
-    def delete_after(self, stage: int, start: int) -> None:
-        """Deletes the stage's snapshots of steps after `start`: for a run that is resumed from there as a whole,
-        perhaps with other software and other bits. Raises `SnapshotFailed`."""
-        self._delete(stage, [step for step in self.steps(stage) if step > start])
+    def delete_after(self, stage: int, start: int, since: int) -> None:
+        """Deletes the stage's snapshots of steps after `start`, as far as they were written under incarnation `since`
+        or an older one: for a run that was resumed from there as a whole, perhaps with other software, batches and
+        bits. Raises `SnapshotFailed`."""
+        newer = [step for step in self.steps(stage) if step > start]
+        self._delete(stage, [step for step in newer if self._is_former(stage, step, since)])
 
     def delete_drafts(self, stage: int) -> None:
         """Deletes what killed processes have left half written or half deleted. Only for the owner of `stage`. Raises
@@ -121,6 +123,13 @@ class SnapshotDirectory:
     def path(self, stage: int, step: int) -> Path:
         """The folder of a stage's snapshot of a step, whether or not it is there."""
         return self._folder_of(stage) / f"step-{step:010d}"
+
+    def _is_former(self, stage: int, step: int, since: int) -> bool:
+        """True if incarnation `since` or an older one wrote the snapshot, or if it does not tell who did."""
+        try:
+            return read_manifest(self.path(stage, step)).incarnation <= since
+        except (SnapshotDamaged, OSError):
+            return True
 
     def _former(self, snapshot: Snapshot) -> Path | None:
         """A snapshot that one of a stage without an optimizer may share its weights with, as nothing changes them: the

@@ -111,10 +111,11 @@ class LocalSnapshots:
         return Inspection(step, [stage for stage, wrong in found.items() if not wrong], [str(each) for each in damaged])
 
     def abandon(self, assigned: Assigned) -> None:
-        """Deletes the assigned stages' snapshots of steps after the assignment's first. Raises `SnapshotFailed`."""
+        """Deletes the assigned stages' snapshots of steps after the assignment's first, of ended lives of the run.
+        Raises `SnapshotFailed`."""
         checkpoints = _checkpoints(self._plan, assigned.run)
         for stage in self._stages_of(assigned.index):
-            checkpoints.delete_after(stage, assigned.step)
+            checkpoints.delete_after(stage, assigned.step, assigned.since)
 
     def _stages_of(self, index: int) -> Sequence[int]:
         """Of a worker's place; none of the script's, which comes after them."""

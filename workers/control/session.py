@@ -67,7 +67,8 @@ class SnapshotInventory(Protocol):
         """Reads the snapshots of `step`: of the stages of worker `claim`, or of all that there are."""
 
     def abandon(self, assigned: Assigned) -> None:
-        """Deletes the place's snapshots of steps after that which it begins at. Raises if it cannot."""
+        """Deletes the place's snapshots of steps after that which it begins at, as far as the run was restarted as a
+        whole since they were written. Raises if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,7 @@ class Joining:
     def __init__(self, identity: WorkerIdentity) -> None:
         self.urgent = False
         self._identity = identity
-        self._inspection: Inspection | None = None  # the newest, and the highest step of all
-        self._inspected = 0
+        self._inspection: Inspection | None = None  # the newest
         self._run = ""
         self._declined = 0  # the incarnation of a place that could not be taken
 
@@ -124,7 +124,7 @@ class Joining:
         if disk is not None and not disk.can_begin(assigned):
             self._declined = assigned.incarnation
             return None
-        if disk is not None and assigned.step < self._inspected:
+        if disk is not None and assigned.since:
             disk.abandon(assigned)
         return assigned
 
@@ -140,7 +140,6 @@ class Joining:
         if disk is None or not step or (last is not None and last.step == step):
             return
         self._inspection = disk.inspect(self._run, step, self._identity.base.claim)
-        self._inspected = max(self._inspected, step)
         self.urgent = True
 
 

@@ -29,7 +29,6 @@ from pids import processes
 from torch import Tensor, nn
 
 from stageline import Callback, Line
-from stageline.pipeline.addresses import LOCAL_QUEUES
 from stageline.workers.script.calls.step_loss import StepLoss
 
 WORKERS, *HAPPENS = sys.argv[1:]
@@ -83,9 +82,9 @@ def main() -> None:
         workers="processes" if joins else WORKERS,
         broker=WORKERS if joins else None,
         settings={
-            "recovery.snapshot_every": 5,
+            "recovery.snapshot_every": int(os.environ.get("SNAPSHOT_EVERY", "5")),
             "recovery.lease": "3s",
-            "queues.url": os.environ.get("QUEUES", LOCAL_QUEUES),
+            **({"queues.url": os.environ["QUEUES"]} if "QUEUES" in os.environ else {}),
         },
     ) as line:
         first = line.position

@@ -110,8 +110,9 @@ def test_the_newest_two_stay_whatever_is_said_to_be_complete(checkpoints):
 
 def test_a_run_that_is_resumed_as_a_whole_deletes_what_is_newer(checkpoints):
     write(checkpoints, (0, 20), (0, 40), (0, 60))
-    checkpoints.delete_after(0, 40)
-    assert checkpoints.steps(0) == [20, 40]
+    write(checkpoints, (0, 80), incarnation=9)
+    checkpoints.delete_after(0, 40, since=8)
+    assert checkpoints.steps(0) == [20, 40, 80]  # incarnation 9 has written that since
 
 
 def test_the_next_owner_may_come_to_the_same_state_again(checkpoints):

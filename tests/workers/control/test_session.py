@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import msgspec
 import pytest
 
 from stageline.broker.control.messages import (
@@ -132,21 +133,22 @@ def test_an_inspection_of_snapshots_is_sent_at_once_and_made_once():
     assert folder.read == [40, 20]
 
 
-def test_a_worker_that_begins_before_the_inspected_checkpoint_deletes_what_is_newer():
-    folder = Folder(20, 40)
-    joining = Joining(identity(folder=folder))
-    for step in (40, 20):
-        joining.receive(Standby("the run goes on when all have read", RUN, step))
-    assert joining.receive(PLACE) == PLACE
-    assert folder.abandoned == [20]
-
-
-def test_a_worker_that_begins_at_the_inspected_checkpoint_deletes_nothing():
+def test_a_worker_of_a_run_that_was_never_restarted_as_a_whole_deletes_nothing():
     folder = Folder(20, 40)
     joining = Joining(identity(folder=folder))
     joining.receive(Standby("the run goes on when all have read", RUN, 20))
     assert joining.receive(PLACE) == PLACE
     assert folder.abandoned == []
+
+
+def test_a_worker_of_a_run_that_was_restarted_as_a_whole_deletes_what_an_ended_life_of_it_left():
+    """What it came to was compared with that, though the run may have been resumed since that was wrong."""
+    folder = Folder(20, 40)
+    joining, place = Joining(identity(folder=folder)), msgspec.structs.replace(PLACE, since=6)
+    for step in (40, 20):
+        joining.receive(Standby("the run goes on when all have read", RUN, step))
+    assert joining.receive(place) == place
+    assert folder.abandoned == [20]
 
 
 def test_the_folder_of_another_run_is_neither_read_nor_changed():
