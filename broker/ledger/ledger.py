@@ -210,7 +210,7 @@ class Ledger:
 
     def finish(self, record: StepRecord) -> None:
         """Closes a step, and the ones before it, at a stage. Raises `IllegalTransition` if the record cannot be."""
-        if why := unreadable_times(record.times):
+        if why := unreadable_times(record.times, self.microbatches):
             raise IllegalTransition(f"step {record.step} of stage {record.stage} {why}")
         if self._has_loss(record):
             self._keep_loss(record.step, record.loss)

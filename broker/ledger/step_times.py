@@ -6,6 +6,7 @@ The broker makes schedules without the model, so a record names each action.
 
 import struct
 from collections.abc import Iterable
+from math import isfinite
 
 from stageline.broker.control.records import StepRecord
 from stageline.pipeline.schedule import Action, Kind
@@ -13,7 +14,7 @@ from stageline.pipeline.schedule import Action, Kind
 TimedAction = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
 
 ENTRY = struct.Struct("<cIdd")  # one action in a record's `times`: its kind, its microbatch, its start, its end
-_KINDS = {kind.encode(): kind for kind in Kind}
+_KINDS = {kind.encode(): kind for kind in Kind if kind not in (Kind.VERDICT, Kind.ORDER)}  # those in schedules
 
 
 def packed_times(timed: Iterable[TimedAction]) -> bytes:
@@ -31,9 +32,17 @@ def timed_actions(record: StepRecord) -> list[TimedAction]:
     ]
 
 
-def unreadable_times(times: bytes) -> str:
-    """Returns why `times` do not consist of actions, "" if they do."""
+def unreadable_times(times: bytes, microbatches: int | None = None) -> str:
+    """Returns why `times` are not those of a step with so many `microbatches` (None: any), "" if they are."""
     if len(times) % ENTRY.size:
         return f"has {len(times)} bytes of times; an action takes {ENTRY.size}"
     unknown = {bytes([kind]) for kind in times[:: ENTRY.size]} - _KINDS.keys()
-    return f"has times of actions of unknown kinds: {sorted(unknown)}" if unknown else ""
+    if unknown:
+        return f"has times of actions of unknown kinds: {sorted(unknown)}"
+    for kind, microbatch, start, end in ENTRY.iter_unpack(times):
+        action = f"{kind.decode()}{microbatch}"
+        if microbatches is not None and microbatch >= microbatches:
+            return f"has times of {action}, and a step has {microbatches} microbatches"
+        if not (isfinite(start) and isfinite(end)):
+            return f"has times of {action} that are not finite: {start} to {end}"
+    return ""

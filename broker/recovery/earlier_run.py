@@ -31,6 +31,13 @@ class EarlierRun:
             f"{paths}. {self.remedy(placement, lacking)}, and resume the run"
         )
 
+    def below(self, placement: Placement) -> str:
+        """Return, for people, that the run does not go back below its first step, and the way out."""
+        return (
+            f"goes on from step {self.step} of {self.source or 'another run'}, and does not go back below it. "
+            f"{self.remedy(placement)}, and resume it again"
+        )
+
     def remedy(self, placement: Placement, stages: Collection[int] = ()) -> str:
         """How the snapshots of `stages`, or without them of all, are written again, for people."""
         if self.scripted:

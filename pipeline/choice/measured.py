@@ -57,18 +57,20 @@ class MeasuredTimes:
         seen = {kind: [_typical(steps, stage, kind) for stage in stages] for kind in _SEEN}
         forward, update = (tuple(each or 0.0 for each in seen[kind]) for kind in (Kind.FORWARD, Kind.UPDATE))
         drifts = [1.0] * len(stages) if before is None else list(map(_drift, before.forward, forward))
+        whole = _or_before(seen[Kind.BACKWARD], None if before is None else before.backward, drifts)
+        sending = (stage for stage in stages if _typical(steps, stage, Kind.TIED) is not None)
         owners = {stage: worker for worker, owned in enumerate(placement) for stage in owned}
         hops = [(stage, owners[stage] != owners[stage + 1]) for stage in stages[:-1]]
         return cls(
             forward,
-            _or_before(seen[Kind.BACKWARD], None if before is None else before.backward, drifts),
+            whole,
             _or_before(seen[Kind.INPUT], None if before is None else before.input, drifts),
             _or_before(seen[Kind.WEIGHT], None if before is None else before.weight, drifts),
             update,
             tuple(_latency(steps, stage) if apart else 0.0 for stage, apart in hops),
             tuple(_transfer(steps, stage) if apart else 0.0 for stage, apart in hops),
             _step_time(steps),
-            frozenset(stage for stage in stages if _typical(steps, stage, Kind.TIED) is not None),
+            frozenset(stage for stage in sending if whole[stage] is not None),
         )
 
     @property

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from stageline.broker.coordinator.run import ResumeMode
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ForeignState, ModelRefused
 from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.model.weights.comparison import listed
@@ -98,15 +100,17 @@ def continued(
     """The id of the run that goes on as `plan` has it, from the newest whole checkpoint in `source`. If that run
     is there already, what is missing or damaged of it is written again; else it is made now, with the id `run` if that
     is given. `tell` gets what is damaged in newer checkpoints. A run that was ended before its first checkpoint was
-    complete begins again, as it does in the same layout; `tell` gets that too.
+    complete begins again, as it does in the same layout; `tell` gets that too. A run that goes on from a step of
+    another does not go back below that step.
 
-    Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused`, `PlanRefused`, `NoSuchRun` for one that has finished, or
-    `OSError`.
+    Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused`, `PlanRefused`, `StoreUnusable` if the run's records cannot
+    be read, `NoSuchRun` for a run that has finished, or `OSError`.
     """
-    if not source.complete and _never_had_checkpoint(source, plan):
+    earlier = earlier_run(plan, source.run)
+    if not source.complete and earlier is None and _never_had_checkpoint(source, plan):
         return _begun_again(Recut(source, 0, plan, layouts, recut_id(source.run, 0, plan)), tell)
-    damages: list[SnapshotDamaged] = []
-    for step in source.complete or [source.step_of([*source.present][-1] if source.present else None)]:
+    problems: list[str] = []
+    for step in _steps_to_try(source, 0 if earlier is None else earlier.step):
         recut = Recut(source, step, plan, layouts, run or recut_id(source.run, step, plan))
         folder = runs.folder(plan, recut.run)
         stages: list[int] | None = None
@@ -117,29 +121,45 @@ def continued(
         try:
             recut.check(stages)
         except SnapshotDamaged as damage:
-            damages.append(damage)
+            problems += damage.problems
             tell(str(damage))
             continue
         recut.write(runs.make_folder(plan, recut.run), tell, stages)
         return recut.run
-    raise SnapshotDamaged(source.snapshots.folder, [problem for damage in damages for problem in damage.problems])
+    if earlier is not None:
+        problems.append(f"run {source.run} {earlier.below(source.plan.placement)}")
+    raise SnapshotDamaged(source.snapshots.folder, problems)
+
+
+def _steps_to_try(source: CheckpointSource, floor: int) -> list[int]:
+    """Return the steps, newest first, whose snapshots may be used: no step before `floor`, where the run began. The
+    checkpoint of its best evaluation may be older. Raises `NoCheckpoint`."""
+    complete = [step for step in source.complete if step >= floor]
+    newest = source.step_of([*source.present][-1] if source.present else None)
+    return complete or [step for step in [newest] if step >= floor]
 
 
 def _never_had_checkpoint(source: CheckpointSource, plan: Plan) -> bool:
-    """Return whether the run's records say that none of its checkpoints was ever complete, and it began at step 0."""
-    earlier = earlier_run(plan, source.run)
-    if is_saved(source.folder) or (earlier is not None and earlier.step):
+    """Return True if the run's records say that none of its checkpoints was ever complete.
+
+    Without records that is not known: snapshots may be on other machines. Raises `StoreUnusable` if the store in which
+    the run was recorded cannot be read.
+    """
+    if is_saved(source.folder):
         return False
-    store = None if plan.broker.store == runs.IN_FOLDER else plan.broker.store
+    # A recorded address has no password; that of the new plan is taken if it is the same address.
+    same = masked(plan.broker.store) == masked(source.plan.broker.store)
     try:
-        with recorded_run(source.folder, store) as recorded:
-            return recorded.complete == 0
+        with recorded_run(source.folder, plan.broker.store if same else None) as recorded:
+            facts = recorded.stored.facts
+            known = bool(facts) and ResumeMode.stored_in(facts) is not ResumeMode.WITHOUT_RECORDS
+            return known and recorded.complete == 0
     except RecordsDamaged:
         return False
 
 
 def _begun_again(recut: "Recut", tell: Callable[[str], None]) -> str:
-    """Return the id of the run that repeats all steps of the other, which is made unless it is there already."""
+    """Return the id of the run that repeats `recut.source` from step 0. Makes that run unless it exists."""
     if runs.is_run(runs.folder(recut.plan, recut.run)):
         return runs.run_to_resume(recut.plan, recut.run)
     recut.write(runs.make_folder(recut.plan, recut.run), tell, ())
@@ -222,7 +242,7 @@ class Recut:
         stays = f"the checkpoint of the best evaluation stays in {self.source.folder}"
         if self.plan.keeps_best and self.present and self._last not in self.present:
             told_by = self.source.snapshots.path(self._last, self.step)
-            tell(f"{stays}: {told_by}, which says which step it is of, is not there. Copy that first to take it along")
+            tell(f"{stays}: {told_by} is missing; it names the step of the best evaluation. Copy it first")
         if self.best is None:
             return
         try:

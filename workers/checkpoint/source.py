@@ -80,8 +80,8 @@ class CheckpointSource:
         return self.best_before(self.complete[0]) if self.complete else None
 
     def best_before(self, step: int) -> int | None:
-        """The step of the best evaluation before `step`, as the last stage's snapshot of that step tells it; None if
-        there is none, or no criterion. Raises `SnapshotDamaged`."""
+        """Return the step of the best evaluation before `step`, or None if there was none or the plan has no criterion.
+        Reads it from the last stage's snapshot of `step`. Raises `SnapshotDamaged`."""
         if (criterion := self.plan.criterion) is None:
             return None
         manifest = read_manifest(self.snapshots.path(self.first_replicas[-1], step))

@@ -41,9 +41,10 @@ def recut_id(run: str, step: int, plan: Plan) -> str:
 
 
 def earlier_run(plan: Plan, run: str) -> EarlierRun | None:
-    """What the run of that id goes on from; None if it goes on from no other. A broker's machine may have no note."""
+    """Return what the run `run` goes on from; None if it goes on from no other run, or repeats one from step 0. A
+    broker's machine may have no note."""
     folder = runs.folder(plan, run)
     note, named = read_note(folder), _SUFFIX.search(run)
-    if note is not None:
-        return EarlierRun(note.step, str(runs.folder(plan, note.run)), str(folder), plan.scripted)
-    return EarlierRun(int(named[1]), "", str(folder), plan.scripted) if named is not None else None
+    source = "" if note is None else str(runs.folder(plan, note.run))
+    step = note.step if note is not None else int(named[1]) if named is not None else 0
+    return EarlierRun(step, source, str(folder), plan.scripted) if step else None

@@ -136,9 +136,23 @@ def test_times_that_are_not_whole_actions_are_refused():
 
 
 def test_times_of_an_action_that_there_is_not_are_refused():
-    times = packed_times([(Action(Kind.FORWARD, 1), 0.0, 1.0)]).replace(b"F", b"X")
-    with pytest.raises(IllegalTransition, match=r"step 3 of stage 1 .*'X'"):
-        told().finish(StepRecord(1, 3, times))
+    times = packed_times([(Action(Kind.FORWARD, 1), 0.0, 1.0)])
+    for kind in "XVO":  # a verdict and an order are in no schedule
+        with pytest.raises(IllegalTransition, match=rf"step 3 of stage 1 .*'{kind}'"):
+            told().finish(StepRecord(1, 3, times.replace(b"F", kind.encode())))
+
+
+@pytest.mark.parametrize(
+    ("microbatch", "end", "wrong"),
+    [(2, 1.0, "F2.* 2 microbatches"), (1, float("inf"), "F1.* inf"), (1, float("nan"), "F1.* nan")],
+)
+def test_times_that_no_action_of_a_step_can_have_are_refused(microbatch: int, end: float, wrong: str):
+    """Timelines are drawn, and schedules chosen, by them."""
+    ledger = told()
+    times = packed_times([(Action(Kind.FORWARD, 1, microbatch), 0.0, end)])
+    with pytest.raises(IllegalTransition, match=f"step 3 of stage 1 .*{wrong}"):
+        ledger.finish(StepRecord(1, 3, times))
+    assert ledger.finished[1] < 3
 
 
 def test_losses_come_from_the_last_stage_and_are_kept_every_so_often():

@@ -102,6 +102,13 @@ def test_a_stage_that_sends_gradients_of_shared_parameters_is_simulated_with_who
     assert check_schedule(make_schedule("zb-h1", line(4), 8), found).span + total == pytest.approx(runs.span)
 
 
+def test_a_stage_whose_whole_backward_was_never_measured_takes_its_halves_also_if_it_names_shared_parameters() -> None:
+    """Its backward was simulated as taking no time."""
+    steps = [halved(step, 1.0) for step in steps_of(make_schedule("1f1b", line(4), 8, ties=((0, 3),)), COSTS)]
+    found = MeasuredTimes.of(steps, line(4)).costs(halved=True)
+    assert (found.input[3], found.weight[3]) == pytest.approx((0.01, 0.01))
+
+
 def test_the_first_stage_that_trains_is_taken_to_compute_all_in_its_second_half() -> None:
     found = measured("1f1b", line(4)).costs(halved=True)
     assert found.input == pytest.approx((0, 0.01, 0.01, 0.01))

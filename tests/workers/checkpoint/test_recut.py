@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from stageline.broker.coordinator.run import run_of
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import PlanRefused
 from stageline.workers.checkpoint.recut import continued, needs_recut
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint
+from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.recut_note import NOTE, RecutNote
 from support.small_plans import plan
+from support.workspace import free_port
 
 
 def source(run: str = "small-1", **changes: object) -> CheckpointSource:
@@ -86,11 +90,8 @@ def ended_run(folder: Path, run: str, complete: int | None) -> CheckpointSource:
     return found
 
 
-@pytest.mark.parametrize("complete", [None, 0])
-def test_a_run_without_a_checkpoint_begins_again_in_another_layout_as_one_run(
-    complete: int | None, tmp_path: Path
-) -> None:
-    ended, other = ended_run(tmp_path, "small-1", complete), plan(run__dir=str(tmp_path), model__cut=[3]).resolved(2)
+def test_a_run_without_a_checkpoint_begins_again_in_another_layout_as_one_run(tmp_path: Path) -> None:
+    ended, other = ended_run(tmp_path, "small-1", 0), plan(run__dir=str(tmp_path), model__cut=[3]).resolved(2)
     said: list[str] = []
     made = {continued(other, ended, (), said.append) for _ in range(2)}
     assert {path.name for path in tmp_path.iterdir()} == {"small-1", *made}
@@ -118,3 +119,40 @@ def test_a_run_whose_snapshots_are_gone_does_not_begin_again(run: str, complete:
     ended, other = ended_run(tmp_path, run, complete), plan(run__dir=str(tmp_path), model__cut=[3]).resolved(2)
     with pytest.raises(NoCheckpoint, match="holds no snapshot"):
         continued(other, ended, (), pytest.fail)
+
+
+def test_without_records_it_is_not_known_that_a_run_had_no_checkpoint(tmp_path: Path) -> None:
+    """Its snapshots may be on other machines. A broker that was started again without records has only that to tell."""
+    ended, other = ended_run(tmp_path, "small-1", None), plan(run__dir=str(tmp_path), model__cut=[3]).resolved(2)
+    with pytest.raises(NoCheckpoint, match="holds no snapshot"):
+        continued(other, ended, (), pytest.fail)
+    with closing(SqliteStore(ended.folder / runs.STORE)) as store:
+        run_of(store, ended.plan.digest(), "small-1", b"", resume=True)
+    with pytest.raises(NoCheckpoint, match="holds no snapshot"):
+        continued(other, ended, (), pytest.fail)
+
+
+def test_the_store_that_the_run_was_recorded_in_decides_whether_it_had_a_checkpoint(tmp_path: Path) -> None:
+    """The empty store of the new plan was asked."""
+    ended, nowhere = ended_run(tmp_path, "small-1", 0), f"redis://127.0.0.1:{free_port()}"
+    moved = plan(run__dir=str(tmp_path), model__cut=[3], broker__store=nowhere).resolved(2)
+    assert continued(moved, ended, (), len).startswith("small-1-at0-")
+
+
+def test_a_run_does_not_go_back_to_a_best_checkpoint_from_before_it_began(tmp_path: Path) -> None:
+    """It began at step 94 of another run, whose best checkpoint, of step 10, moved along."""
+    run = "small-1-at94-5e1d03"
+    ended, other = ended_run(tmp_path, run, 94), plan(run__dir=str(tmp_path), model__cut=[3]).resolved(2)
+    write_json(ended.folder / NOTE, RecutNote("small-1", 94))
+    paths = {step: [ended.folder / f"checkpoints/stage-{of}/step-{step:010d}" for of in (0, 1)] for step in (10, 94)}
+    for path in [*paths[10], *paths[94]]:
+        path.mkdir(parents=True)
+    said: list[str] = []
+    with pytest.raises(SnapshotDamaged) as refused:
+        continued(other, ended, (), said.append)
+    assert f"stageline checkpoint split {tmp_path / 'small-1'} --step 94 --write" in str(refused.value)
+    assert [str(paths[94][0]) in each for each in said] == [True]  # step 10 was not tried
+    paths[94][1].rmdir()
+    with pytest.raises(SnapshotDamaged, match="manifest"):
+        continued(other, ended, (), said.append)
+    assert not any("step-0000000010" in each for each in said)

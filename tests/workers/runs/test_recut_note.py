@@ -29,3 +29,13 @@ def test_a_broker_knows_the_step_also_where_no_snapshot_was_made(tmp_path: Path)
     write_json(folder / NOTE, RecutNote("small-1", 40))
     assert read_note(folder) == RecutNote("small-1", 40)
     assert earlier_run(here, run) == EarlierRun(40, str(tmp_path / "small-1"), str(folder))
+
+
+def test_a_run_that_repeats_another_from_step_0_goes_on_from_no_checkpoint(tmp_path: Path) -> None:
+    """It was told to write what is missing with `checkpoint split --step 0`, which there is not."""
+    here = plan(run__dir=str(tmp_path)).resolved(2)
+    run = recut_id("small-1", 0, here)
+    assert earlier_run(here, run) is None
+    (tmp_path / run).mkdir()
+    write_json(tmp_path / run / NOTE, RecutNote("small-1", 0))
+    assert earlier_run(here, run) is None
