@@ -15,7 +15,7 @@ MIXED = [
 ]  # fmt: skip
 
 
-class Backwards(frozenset[str]):
+class ReversedSet(frozenset[str]):
     """A set in the order that it may have in a process whose hashes are other ones."""
 
     def __iter__(self) -> Iterator[str]:
@@ -59,5 +59,5 @@ def test_the_bytes_of_a_call_are_those_of_the_same_call_in_another_process():
         found: list[Message] = list(messages(call, program, [order], "run", 1))
         return [bytes(frame) for message in found for frame in encode(message)]
 
-    assert list(Backwards(names)) != list(names)
-    assert sent(names) == sent(Backwards(names))
+    assert list(ReversedSet(names)) != list(names)
+    assert sent(names) == sent(ReversedSet(names))
