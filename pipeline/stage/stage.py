@@ -401,6 +401,6 @@ def _versions(body: Body, *, stash: bool, delay: bool) -> Versions:
 
 def _listed(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     if isinstance(layers, torch.nn.Sequential):
-        demand_plain(layers)
+        demand_plain(layers, "Stage([model]) takes the whole model as one layer, which is called itself")
         return list(layers)
     return [layers] if isinstance(layers, torch.nn.Module) else list(layers)
