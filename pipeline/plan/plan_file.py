@@ -24,7 +24,9 @@ def read_text(file: Path, longest: int) -> str:
     try:
         mode = file.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a pipe may take for ever
-            raise FileUnreadable("it is no regular file. Give the name of a file that can be read again and again")
+            raise FileUnreadable(
+                "it is no regular file. Save what it gives as a file, which can be read more than once"
+            )
         with file.open("rb") as opened:
             content = opened.read(longest + 1)
     except FileNotFoundError:
@@ -36,7 +38,7 @@ def read_text(file: Path, longest: int) -> str:
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise FileUnreadable(f"byte {error.start} is not UTF-8, in which this file is written") from error
+        raise FileUnreadable(f"byte {error.start} is not UTF-8. Save the file as UTF-8") from error
 
 
 def tables_in(text: str) -> dict[str, Any]:
@@ -45,8 +47,10 @@ def tables_in(text: str) -> dict[str, Any]:
         tables = tomllib.loads(text)
     except RecursionError:
         raise FileUnreadable(_too_deep()) from None
-    except ValueError as error:  # also a number with thousands of digits
+    except tomllib.TOMLDecodeError as error:
         raise FileUnreadable(f"this is not TOML: {error}") from error
+    except ValueError:  # Python converts no more digits
+        raise FileUnreadable("a number in it has thousands of digits") from None
     level: list[Any] = [tables]
     for _ in range(DEEPEST):
         inside = (value for each in level for value in (each.values() if isinstance(each, dict) else each))

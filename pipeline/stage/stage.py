@@ -180,7 +180,9 @@ class Stage(NamedTensors):
         `x` is what the stage before returned, or a batch: tensors of any shape and dtype, nested in any way. Backward
         computes the gradients with respect to those of its tensors that require them. `share` is the microbatch's rows
         over the batch's rows. With `owned`, the stage may write to the memory of `x`; otherwise it copies `x`.
-        Raises `LossNotScalar`, `StageError`, and whatever the layers raise.
+        Raises `LossNotScalar`, `StageError`, and whatever the layers raise. A loss without a gradient is a `StageError`
+        also where the stage has no trainable parameter and `x` requires no gradient: `loss.backward()` of the unsplit
+        model raises then, too, and a `detach()` in a stage before would otherwise train nothing without a word.
         """
         if not torch.is_grad_enabled():
             with torch.enable_grad():

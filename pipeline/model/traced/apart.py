@@ -59,23 +59,48 @@ def run_apart(function: Callable[[], Texts]) -> list[str]:
         sys.stdout.flush()
         sys.stderr.flush()
     ours, theirs = os.pipe()
-    forked: list[int] = []
-    # A new thread forks: it has no pool of threads for parallel loops, which a fork would wait for.
-    thread = threading.Thread(target=lambda: forked.append(_fork(function, theirs)), name="fork")
-    thread.start()
-    thread.join()
-    os.close(theirs)
     try:
-        content = _read(ours)
-    except BaseException:
-        os.kill(forked[0], signal.SIGKILL)
-        raise
+        pid = _forked(function, theirs)
+        try:
+            content = _read(ours)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            raise
+        finally:
+            status = _status(pid)
     finally:
         os.close(ours)
-        _, status = os.waitpid(forked[0], 0)
     if not content:
-        raise Unfinished(f"the process for it ended with status {os.waitstatus_to_exitcode(status)}")
+        raise Unfinished(f"the process for it ended {status}")
     return [str(text) for text in json.loads(content)]
+
+
+def _forked(function: Callable[[], Texts], end: int) -> int:
+    """Fork in a new thread, which has no pool of threads for parallel loops: a fork would wait for those. Close `end`
+    here. Raises the `OSError` of a fork that the system refuses."""
+    found: list[int | OSError] = []
+
+    def start() -> None:
+        try:
+            found.append(_fork(function, end))
+        except OSError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=start, name="fork")
+    thread.start()
+    thread.join()
+    os.close(end)
+    if isinstance(found[0], OSError):
+        raise found[0]
+    return found[0]
+
+
+def _status(pid: int) -> str:
+    """Wait for the process and return how it ended."""
+    try:
+        return f"with status {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}"
+    except ChildProcessError:  # the system keeps no status where SIGCHLD is ignored
+        return "without a result"
 
 
 def _fork(function: Callable[[], Texts], end: int) -> int:

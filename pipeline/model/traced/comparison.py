@@ -22,7 +22,7 @@ from stageline.pipeline.errors import ModelRefused, describe_error, raised_by_us
 from stageline.pipeline.stage.layers.body import evaluating
 from stageline.pipeline.stage.layers.generators import default_generators
 from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
-from stageline.pipeline.stage.layers.skipped_calls import hooks_of
+from stageline.pipeline.stage.layers.skipped_calls import hooks_in
 from stageline.pipeline.tree import Leaf, leaves
 
 from .apart import Unfinished, backward_keeps_from_forking, run_apart
@@ -52,8 +52,8 @@ def difference_of(model: torch.nn.Module, names: Sequence[str], bound: Sequence[
     """Return in what the traced layers `bound`, which have `names`, differ from `model`; "" if a microbatch like
     `example` has the same bits in both. The model and torch's generators are afterwards as before.
 
-    A difference of rounding in evaluation mode alone is a warning. Raises `ModelRefused` if the example does not fit
-    the model.
+    A difference in evaluation mode alone is a warning if it is of rounding, or of torch's fast path. Raises
+    `ModelRefused` if the example does not fit the model.
     """
     whole, kind = torch.nn.ModuleList([model, *bound]), type(model).__name__
     if sum(each.numel() * each.element_size() for each in whole.parameters() if each.is_meta) > _MOST_MADE:
@@ -63,36 +63,36 @@ def difference_of(model: torch.nn.Module, names: Sequence[str], bound: Sequence[
         )
         return ""
 
-    def compared() -> tuple[str, str, str]:
+    def compared() -> list[str]:
         try:
-            return *_compared(whole, _Comparison(model, names, bound, example)), ""
+            with model_kept(whole):
+                return ["", *_Comparison(model, names, bound, example).verdict(whole)]
         except ModelRefused as error:
-            return "", "", str(error)
+            return [str(error), ""]
+        except Exception as error:  # noqa: BLE001  # such as a tensor that an operator does not take: not compared
+            return ["", _not_compared(kind, error)]
 
     try:
-        difference, rounding, refused = run_apart(compared) if backward_keeps_from_forking() else compared()
+        refused, difference, *said = run_apart(compared) if backward_keeps_from_forking() else compared()
     except (Unfinished, OSError) as error:
-        _warn(f"the {kind} could not be compared with its graphs: {error}")
+        _warn(
+            f"the {kind} could not be compared with its graphs: {error}. They may train with other gradients than the "
+            f"model. Trace it again, with a smaller example or more free memory"
+        )
         return ""
     if refused:
         raise ModelRefused(refused)
-    if rounding:
-        _warn(
-            f"in evaluation mode, the graphs of the {kind} round otherwise than its forward: {rounding}. "
-            f"Evaluations and predictions may differ in the last digits; it trains with the same bits"
-        )
+    for text in said:
+        _warn(text)
     return difference
 
 
-def _compared(whole: torch.nn.Module, comparison: "_Comparison") -> tuple[str, str]:
-    """Return why the model is to be refused, and what it rounds otherwise in evaluation mode. Raises `ModelRefused`."""
-    with model_kept(whole):
-        training = comparison.differences(trains=True)
-        with evaluating(whole):
-            evaluation = comparison.differences(trains=False)
-        if training or any(not each.is_rounding for each in evaluation):
-            return comparison.refusal(training, evaluation), ""
-    return "", _listed(evaluation)
+def _not_compared(kind: str, error: Exception) -> str:
+    return (
+        f"the {kind} could not be compared with its graphs: the comparison raised {describe_error(error)}. List the "
+        f"layers yourself, with stageline.Layers (docs/models.md); or train the graphs as they are, with "
+        f"model.accept_difference = true"
+    )
 
 
 class _Comparison:
@@ -105,18 +105,53 @@ class _Comparison:
         self._generators = default_generators(example.tensors[0].device)
         self._own = example.tensors
         self._given = tuple(map(_varied, self._own))
+        self._constant = [(each, each.detach().clone()) for each in model.parameters() if _is_constant(each)]
+        self._is_varied = bool(self._constant) or any(map(_is_constant, self._own))
+        self._said: list[str] = []
+        generator = torch.Generator().manual_seed(2)
+        for parameter, _ in self._constant:
+            parameter.data.add_((0.1 * torch.rand(parameter.shape, generator=generator)).to(parameter))
+
+    def verdict(self, whole: torch.nn.Module) -> list[str]:
+        """Return why the model, all of which is in `whole`, is to be refused, "" if it is not; and what to warn of."""
+        training = self.differences(trains=True)
+        with evaluating(whole):
+            evaluation = self.differences(trains=False)
+            if beyond := any(not each.is_rounding for each in evaluation):
+                with _slow_path():
+                    beyond = any(not each.is_rounding for each in self.differences(trains=False))
+        if training or beyond:
+            return [self.refusal(training, evaluation), *self._said]
+        return ["", *self._said, *self._warnings(evaluation)]
+
+    def _warnings(self, evaluation: Sequence[_Difference]) -> Iterator[str]:
+        kind = type(self._model).__name__
+        if any(not each.is_rounding for each in evaluation):
+            yield (
+                f"in evaluation mode, torch's fast path for nn.TransformerEncoder and nn.MultiheadAttention computes "
+                f"something else than the graphs of the {kind}, such as in rows that a mask leaves out: "
+                f"{_listed(evaluation)}. The graphs compute what the model does after "
+                f"torch.backends.mha.set_fastpath_enabled(False); it trains with the same bits"
+            )
+        elif evaluation:
+            yield (
+                f"in evaluation mode, the graphs of the {kind} round otherwise than its forward: "
+                f"{_listed(evaluation)}. Evaluations and predictions may differ in the last digits; it trains with the "
+                f"same bits"
+            )
 
     def differences(self, *, trains: bool) -> list[_Difference]:
         """Run both in the modules' present modes, with gradients if it `trains`, and return what differs."""
         wanted = self._wanted(trains)
-        try:
-            found = self._run(self._through_layers, trains)
-        except Exception as error:
-            if not raised_by_user_code(error):
-                raise
-            return [_Difference("the graphs raise", describe_error(error), math.inf, is_rounding=False)]
+        with buffers_kept(self._model):
+            try:
+                found = self._run(self._through_layers, trains)
+            except Exception as error:
+                if not raised_by_user_code(error):
+                    raise
+                return [_Difference("the graphs raise", describe_error(error), math.inf, is_rounding=False)]
         unequal = list(_unequal(found, wanted))
-        if unequal and trains and list(_unequal(self._run(self._through_model, trains), wanted)):
+        if unequal and trains and list(_unequal(self._wanted(trains), wanted)):
             return [each for each in unequal if not each.is_rounding]  # the model itself has other bits each time
         return unequal
 
@@ -137,22 +172,41 @@ class _Comparison:
         )
 
     def _wanted(self, trains: bool) -> Results:
-        """Return the results of the model itself, for the example if it does not take random numbers instead."""
-        try:
-            return self._run(self._through_model, trains)
-        except Exception as error:
-            if not raised_by_user_code(error):
-                raise
-            if all(one is other for one, other in zip(self._given, self._own, strict=True)):
-                raise does_not_fit(self._model, describe_error(error).splitlines()[0]) from error
-        self._given = self._own
+        """Return the results of the model itself: of the example and the weights as they are, if it does not take
+        random numbers in place of those that are all one number, or makes NaN of them."""
+        with buffers_kept(self._model):  # restored outside of the `try`: errors there are not the model's
+            try:
+                results = self._run(self._through_model, trains)
+            except Exception as error:
+                if not raised_by_user_code(error):
+                    raise
+                if not self._is_varied:
+                    raise does_not_fit(self._model, describe_error(error).splitlines()[0]) from error
+                results = None
+        unknown = [f"{kind} {name}" for (kind, name), each in (results or {}).items() if _is_nan(kind, each)]
+        if results is not None and not (unknown and self._is_varied):
+            if unknown:
+                self._said = [self._not_told(unknown)]
+            return results
+        self._given, self._is_varied = self._own, False
+        for parameter, value in self._constant:
+            parameter.data.copy_(value)
         return self._wanted(trains)
 
+    def _not_told(self, unknown: Sequence[str]) -> str:
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        return (
+            f"the {type(self._model).__name__} itself makes NaN of the example: {', '.join(unknown[:_SHOWN])}{more}. "
+            f"There, its graphs are not compared with it. Trace it with an example of which it makes numbers"
+        )
+
     def _run(self, compute: Callable[[Values, bool], Any], trains: bool) -> Results:
-        """Return all results, with gradients if it `trains`. Buffers and inputs stay as they are, without `.grad`."""
+        """Return all results, with gradients if it `trains`. Inputs stay as they are, without `.grad`."""
+        for parameter in self._model.parameters():
+            parameter.grad = None  # of a run that has raised
         given = tuple(each.detach().clone().requires_grad_(each.requires_grad) for each in self._given)
         self._seed(0)
-        with torch.set_grad_enabled(trains), buffers_kept(self._model), self._seeding(trains):
+        with torch.set_grad_enabled(trains), self._seeding(trains):
             output = dict(leaves(plain_output(compute(given, trains))))
             found = {(_OUTPUTS, path): leaf for path, leaf in output.items()}
             if trains:
@@ -176,8 +230,8 @@ class _Comparison:
 
     @contextmanager
     def _seeding(self, trains: bool) -> Iterator[None]:
-        """A context in which the model seeds before its layers, as a plain loop does, also where backward computes
-        again. Not in evaluation: hooks keep some of torch's modules from the ways that they have there for users."""
+        """Let the model seed before its layers, as a plain loop does, also where backward computes again. Not in
+        evaluation: hooks keep some of torch's modules from the ways that they have there for users."""
         with ExitStack() as stack:
             for number, name in enumerate(self._names if trains else ()):
                 if number:  # the first layer begins with the model
@@ -195,13 +249,34 @@ class _Comparison:
             output = plain_output(self._through_model(tuple(each.detach().clone() for each in self._given), True))
         nodes = _nodes([leaf.grad_fn for _, leaf in leaves(output) if isinstance(leaf, torch.Tensor)])
         found = dict.fromkeys(filter(None, map(_function, nodes)))
-        hooks = [(name, hook) for name, each in self._model.named_modules() for hook in hooks_of(each)]
-        return [*found, *(f"{hook} of {name or 'the model itself'}" for name, hook in hooks if "backward" in hook)]
+        hooks = hooks_in(list(self._model.named_modules()))
+        return [*found, *(title for title, _ in hooks if "backward" in title)]
+
+
+@contextmanager
+def _slow_path() -> Iterator[None]:
+    """Turn off what torch computes otherwise where nothing needs a gradient."""
+    former = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(former)
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    """Return True for floats that are all one number."""
+    return tensor.is_floating_point() and bool((tensor == tensor.flatten()[:1]).all())
+
+
+def _is_nan(kind: str, leaf: Leaf) -> bool:
+    """Return True for a computed result with NaN; a buffer may have it from the start."""
+    return kind != _BUFFERS and isinstance(leaf, torch.Tensor) and bool(leaf.to_dense().isnan().any())
 
 
 def _varied(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor`, or random numbers for floats that are all one number: zeros would hide most differences."""
-    if not tensor.is_floating_point() or not bool((tensor == tensor.flatten()[:1]).all()):
+    if not _is_constant(tensor):
         return tensor
     made = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0))
     return made.to(tensor.device, tensor.dtype).requires_grad_(tensor.requires_grad)
@@ -220,8 +295,12 @@ def _unequal(found: Results, wanted: Results) -> Iterator[_Difference]:
         if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.shape != other.shape:
             if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor) or one != other:
                 yield _Difference(kind, name, math.inf, is_rounding=False)
-        elif one.dtype != other.dtype or not _same(one, other):
-            yield _Difference(kind, name, *_size(one, other))
+            continue
+        is_like = (one.dtype, one.layout) == (other.dtype, other.layout)
+        one, other = one.to_dense(), other.to_dense()  # torch compares no sparse gradients
+        if not is_like or not _same(one, other):
+            size, is_rounding = _size(one, other)
+            yield _Difference(kind, name, size, is_rounding and is_like)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

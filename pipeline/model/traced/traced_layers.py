@@ -8,7 +8,6 @@ A module is a layer if its place in the model makes it one (`layer_names.py`) an
 computed between two calls belongs to the layer that was called before it.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layers.body import evaluating
-from stageline.pipeline.stage.layers.skipped_calls import hooks_of
+from stageline.pipeline.stage.layers.skipped_calls import all_hooks
 from stageline.pipeline.tree import Tree, map_leaves
 
 from ..families.layers import Layers
@@ -28,6 +27,8 @@ from .layer_names import layer_names
 from .parts import LayerParts, parts_of_layers
 from .piece import TracedPiece, Values
 from .pieces import outer_calls, pieces_of
+
+_Hooks = Sequence[tuple[str, object]]  # each with its title
 
 
 def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) -> Layers:
@@ -65,16 +66,16 @@ class TracedLayers(Layers):
             for pieces, forward in zip(modes, (training, evaluation), strict=True)
         ]
         super().__init__(model, [TwoModes(each.names, *both) for each, *both in zip(parts, *functions, strict=True)])
-        self._hooks = _hooks(model)
+        self._hooks = all_hooks(model)
         self.difference = difference_of(model, self.names, self.bound, inputs)
 
     def check_calls(self) -> None:
         """Raises `ModelRefused` if the model has other hooks than when it was traced: those are in the graphs."""
-        now = _hooks(self.model)
-        if changed := sorted({*(self._hooks - now), *(now - self._hooks)}):
+        now = all_hooks(self.model)
+        if changed := sorted({*_missing(self._hooks, now), *_missing(now, self._hooks)}):
             raise ModelRefused(
-                f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} been added or removed since the model "
-                f"was traced, and the traced layers do not call the modules: trace it again"
+                f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} been added, removed or replaced since "
+                f"the model was traced, and the traced layers do not call the modules: trace it again"
             )
 
     def check_cut(self, cut: Sequence[int | str]) -> None:
@@ -123,9 +124,9 @@ def _called_once(model: torch.nn.Module, training: Forward, evaluation: Forward)
     return names
 
 
-def _hooks(model: torch.nn.Module) -> Counter[str]:
-    found = ((name or "the model itself", hook) for name, each in model.named_modules() for hook in hooks_of(each))
-    return Counter(f"{hook} of {name}" for name, hook in found)
+def _missing(hooks: _Hooks, others: _Hooks) -> list[str]:
+    """Return the titles of `hooks` that are not in `others`. Two functions may have the same name."""
+    return [title for title, hook in hooks if not any(title == name and hook is each for name, each in others)]
 
 
 def _functions(

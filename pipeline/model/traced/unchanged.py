@@ -1,4 +1,7 @@
-"""Lets a model be tried without a trace: weights, gradients, buffers, generators and modes are afterwards as before."""
+"""Contexts in which a model is tried. At their end its weights, gradients, buffers and generators are as before.
+
+Memory that a trial has not written to is not written to either: that of a mapped file may be read-only.
+"""
 
 import random
 import warnings
@@ -15,7 +18,8 @@ from .export import with_memory
 
 @contextmanager
 def model_kept(whole: torch.nn.Module) -> Iterator[None]:
-    """A context in which `whole` may run forward and backward. Its parameters have neither gradients nor the user's
+    """Keep `whole` as it is while it runs forward and backward. In the context, its floating parameters are copies, all
+    of which require a gradient, since a frozen one may be trained later. They have neither gradients nor the user's
     hooks, such as that of an optimizer; those without memory have random numbers. torch's warnings are not shown: the
     first step will show them."""
     tables: list[dict[str, Any]] = [module._parameters for module in whole.modules()]
@@ -35,8 +39,8 @@ def model_kept(whole: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
-    """A context at whose end each buffer of `model` is the tensor that it was, with its values; and Python's own random
-    generator has its state."""
+    """Keep each buffer of `model` as the tensor that it is, with its values, and the state of Python's own random
+    generator. Other attributes that a forward changes, and NumPy's generator, are not restored."""
     tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     values = [(each, each.clone()) for each in model.buffers()]
     state = random.getstate()
@@ -48,29 +52,46 @@ def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
             table.clear()
             table.update(former)
         for buffer, value in values:
-            buffer.data.copy_(value)  # unseen by autograd
+            if not _same_bits(buffer, value):
+                buffer.data.copy_(value)  # unseen by autograd
 
 
 @contextmanager
 def _parameter_kept(parameter: torch.Tensor, *, copied: bool) -> Iterator[None]:
-    """A forward may write to a parameter, as that of an `nn.Embedding` with `max_norm` does: it is `copied` before."""
+    """Keep a parameter as it is. A forward may write to it, as that of an `nn.Embedding` with `max_norm` does: in the
+    context it has other memory, with the same values, if `copied`."""
     tables: list[dict[int, Any]] = [
         parameter._backward_hooks or {},
         parameter._post_accumulate_grad_hooks or {},
     ]
     hooks = [dict(table) for table in tables]
-    gradient, values = parameter.grad, parameter.detach().clone() if copied else None
+    gradient, required, data = parameter.grad, parameter.requires_grad, parameter.data
     parameter.grad = None
+    if copied:
+        parameter.data = data.clone(memory_format=torch.preserve_format)
+    if (data.is_floating_point() or data.is_complex()) and not parameter.is_inference():
+        parameter.requires_grad_(True)
     for table in tables:
         table.clear()
     try:
         yield
     finally:
+        parameter.grad = None  # before the memory: that of a gradient fits the other
+        parameter.data = data
+        parameter.requires_grad_(required)
         parameter.grad = gradient
         for table, former in zip(tables, hooks, strict=True):
             table.update(former)
-        if values is not None and not torch.equal(parameter, values):
-            parameter.data.copy_(values)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if type(one) is not torch.Tensor or one.layout is not torch.strided or one.is_quantized:
+        return False
+    return one.shape == other.shape and torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _fill(data: torch.Tensor) -> None:

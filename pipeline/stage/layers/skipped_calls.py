@@ -18,58 +18,74 @@ _HOOKS = {
     "_backward_hooks": "backward hook",
     "_state_dict_pre_hooks": "state_dict pre-hook",
     "_state_dict_hooks": "state_dict hook",
-    "_load_state_dict_pre_hooks": "load_state_dict pre-hook",
-    "_load_state_dict_post_hooks": "load_state_dict post-hook",
-}
+}  # without those of load_state_dict, which `model.load_state_dict(line.state_dict())` calls
 _GLOBAL_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 _CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "forward", "__iter__")
 _STATE = ("state_dict", "_save_to_state_dict", "get_extra_state", "load_state_dict", "_load_from_state_dict")
 
 
+_WAY_OUT = "Put it on a layer, remove it before the model is cut, or let traced() find the layers (docs/models.md)"
+
+
 def plain_layers(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     """Return the modules of `layers` to call in order. Raises `ModelRefused` as `demand_plain` does."""
     if isinstance(layers, torch.nn.Sequential):
-        demand_plain(layers)
+        demand_plain(layers, "Stage([model]) takes the whole model as one layer, which is called itself")
         return list(layers)
     return [layers] if isinstance(layers, torch.nn.Module) else list(layers)
 
 
-def demand_plain(container: torch.nn.Sequential) -> None:
+def demand_plain(container: torch.nn.Sequential, way_out: str = _WAY_OUT) -> None:
     """Raises `ModelRefused` if a call of `container` is not the calls of its modules, in their order, or its state dict
     is not that of its modules."""
     kind, names = type(container), (*_CALL, *_STATE)
     inherited = {name: getattr(torch.nn.Sequential, name) for name in names}
     own = [f"the {name} of its own" for name in names if name in vars(container)]
     own += [f"the {name} of {kind.__name__}" for name in names if getattr(kind, name) is not inherited[name]]
-    demand_no_hooks([("", container)], own)
+    demand_no_hooks([("", container)], own, way_out)
 
 
-def demand_no_hooks(uncalled: Sequence[tuple[str, torch.nn.Module]], others: Sequence[str] = ()) -> None:
-    """Raises `ModelRefused` if one of the modules `uncalled`, by their names in the model, has a hook; or for `others`
-    that would be lost."""
-    lost = [*others, *_global_hooks()]
-    lost += [f"{hook} of {name or 'the model itself'}" for name, module in uncalled for hook in hooks_of(module)]
+def demand_no_hooks(
+    uncalled: Sequence[tuple[str, torch.nn.Module]], others: Sequence[str] = (), way_out: str = _WAY_OUT
+) -> None:
+    """Raises `ModelRefused` if one of the modules `uncalled`, by their names in the model, has a hook, if all modules
+    have one, or for `others` that would be lost."""
+    if of_all := [title for title, _ in _global_hooks()]:
+        raise ModelRefused(
+            f"{', '.join(of_all)} would be called for the model's layers only, and not for the modules that contain "
+            f"them. Make the line or the stage outside of the `with` that registers it, such as FlopCounterMode(), or "
+            f"remove it before"
+        )
+    lost = [*others, *(title for title, _ in hooks_in(uncalled))]
     if lost:
         raise ModelRefused(
             f"{', '.join(lost)} would be ignored: stages call the model's layers one by one, and not the modules that "
-            f"contain them. Put it on a layer, remove it before the model is cut, or let traced() find the layers "
-            f"(docs/models.md)"
+            f"contain them. {way_out}"
         )
 
 
-def hooks_of(module: torch.nn.Module) -> list[str]:
-    """List the hooks of `module` itself, and its `compile()`, which a call uses too: "the forward hook double"."""
-    tables = ((title, getattr(module, table, {})) for table, title in _HOOKS.items())
-    hooks = [f"the {title} {_name(hook)}" for title, table in tables for hook in table.values()]
-    return hooks if module._compiled_call_impl is None else [*hooks, "the compile()"]
+def all_hooks(model: torch.nn.Module) -> list[tuple[str, object]]:
+    """List the hooks that a call of `model` or of a module in it uses, each with a title."""
+    return [*hooks_in(list(model.named_modules())), *_global_hooks()]
 
 
-def _global_hooks() -> Iterator[str]:
+def hooks_in(named: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, object]]:
+    """Yield the hooks of the modules themselves, and their `compile()`, which a call uses too, each with a title such
+    as "the forward hook double of layer2"."""
+    for name, module in named:
+        of = name or "the model itself"
+        for table, title in _HOOKS.items():
+            for hook in getattr(module, table, {}).values():
+                yield f"the {title} {_name(hook)} of {of}", hook
+        if module._compiled_call_impl is not None:
+            yield f"the compile() of {of}", None
+
+
+def _global_hooks() -> Iterator[tuple[str, object]]:
     for table in _GLOBAL_HOOKS:
         for hook in getattr(modules, f"_global_{table}").values():
-            yield f"the {table[:-1].replace('_', ' ')} {_name(hook)} of all modules"
+            yield f"the {table[:-1].replace('_', ' ')} {_name(hook)} of all modules", hook
 
 
 def _name(hook: object) -> str:
-    hook = getattr(hook, "hook", hook)  # of a load_state_dict pre-hook
     return str(getattr(hook, "__qualname__", type(hook).__name__))

@@ -63,7 +63,7 @@ class StalledSteps:
 
     def _moved(self, finished: int, now: float) -> Iterator[str]:
         if self._told:
-            yield f"goes on, after {now - self._since:.0f} s"
+            yield f"the run goes on, after {now - self._since:.0f} s without a finished step"
         elif self._finished is not None and finished > self._finished:
             self._took += ((now - self._since) / (finished - self._finished) - self._took) / 2
         self._told.clear()

@@ -122,8 +122,9 @@ def _other_batches(batches: object, position: int, step: int, what: str) -> Data
         f"the batches, {type(batches).__name__}, are not those that this run was trained on: {what} in the batch of "
         f"step {step}, before line.position, which is {position}. To go on in the middle of an epoch would train some "
         "rows twice and others never. A torch DataLoader with shuffle=True needs "
-        "generator=torch.Generator().manual_seed(SEED) and the same seed each time; a stageline.Loader, the seed and "
-        'the dataset of before. settings={"data.check": False} goes on all the same'
+        "generator=torch.Generator().manual_seed(SEED), the same seed each time and a loader of its own for each fit; "
+        "a stageline.Loader, the seed and the dataset of before; random augmentation, a seed. To train on other data, "
+        'pass iter(batches), which begins with the first. settings={"data.check": False} goes on all the same'
     )
 
 

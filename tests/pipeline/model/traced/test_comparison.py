@@ -3,11 +3,14 @@
 import os
 import re
 import signal
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -307,3 +310,130 @@ def test_a_plan_says_that_a_difference_is_accepted(workspace: Workspace) -> None
     assert len(build_segments(read_plan(workspace.folder, sets=[*sets, "model.accept_difference=true"]))) == 2
     with pytest.raises(PlanRefused, match=r"model\.accept_difference"):
         read_plan(workspace.folder, sets=[*sets, "model.accept_difference=1"])
+
+
+def test_a_buffer_in_read_only_or_shared_memory_is_not_written_to(tmp_path: Path) -> None:
+    """A write to a mapping of a read-only file ends the process."""
+    numpy.save(tmp_path / "table.npy", numpy.full((3, 4), numpy.nan, numpy.float32))
+    with warnings.catch_warnings(action="ignore"):  # torch tells that the memory is read-only
+        mapped = torch.from_numpy(numpy.load(tmp_path / "table.npy", mmap_mode="r"))
+    for table in (mapped, torch.zeros(1).expand(3, 4), torch.zeros(2, 2).to(torch.float8_e4m3fn)):
+        model = Net()
+        model.register_buffer("table", table)
+        assert traced(model, torch.eye(4)).difference == ""
+        assert model.table is table
+
+
+class Words(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        self.words, self.change, self.head = nn.Embedding(9, 4, sparse=True), change, nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.change(self.words(ids)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_sparse_gradients_are_compared(forks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: forks)
+    ids = torch.tensor([[1, 2], [1, 4]])
+    assert traced(Words(), ids).difference == ""
+    assert "the gradient of words.weight (by up to" in traced(Words(Reverse.apply), ids).difference
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_an_error_of_the_comparison_itself_does_not_accept_the_model(
+    forks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> bool:
+        raise NotImplementedError("no such kernel")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: forks)
+    monkeypatch.setattr(torch, "equal", fails)
+    layers = traced(Net(), torch.eye(4))
+    monkeypatch.undo()
+    with pytest.raises(ModelRefused, match=r"could not be compared.*no such kernel.*accept_difference = true"):
+        cut_model(layers)
+
+
+def test_parameters_that_are_frozen_now_are_compared_as_they_may_be_trained_later() -> None:
+    model = Net(Reverse.apply)
+    model.first.requires_grad_(False)
+    model.middle.requires_grad_(False)
+    assert "the gradient of first.weight" in traced(model, torch.eye(4)).difference
+    assert [each.requires_grad for each in model.parameters()] == [False] * 4 + [True] * 2
+
+
+def test_weights_of_zeros_do_not_hide_a_backward() -> None:
+    model = Net(Reverse.apply)
+    nn.init.zeros_(model.head.weight)
+    assert "the gradient of first.weight" in traced(model, torch.eye(4)).difference
+    assert not model.head.weight.any()
+
+
+class Chance(Net):
+    """Takes no other weights than probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__(Reverse.apply)
+        self.keep = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * torch.bernoulli(self.keep.detach()))
+
+
+def test_weights_are_as_they_are_for_a_model_that_takes_no_others() -> None:
+    assert "the gradient of first.weight, first.bias" in traced(Chance(), torch.eye(4)).difference
+
+
+class Arc(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.acosh(x))
+
+
+def test_the_example_itself_is_used_where_random_numbers_give_nan_and_nan_of_its_own_is_said() -> None:
+    told = traced(Arc(Reverse.apply), torch.full((2, 4), 2.0)).difference
+    assert "the gradient of first.weight, first.bias" in told
+    assert "on one side only" not in told
+    with pytest.warns(RuntimeWarning, match="the Arc itself makes NaN of the example: the output"):
+        traced(Arc(), torch.zeros(2, 4))
+
+
+def test_a_fork_that_the_system_refuses_is_said_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> int:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(os, "fork", refused)
+    with pytest.warns(RuntimeWarning, match="could not be compared.*Cannot allocate memory.*Trace it again"):
+        traced(Net(), torch.eye(4))
+
+
+def test_a_script_that_ignores_the_ends_of_its_children_gets_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    former = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert "the backward of" in traced(Net(Reverse.apply), torch.eye(4)).difference
+    finally:
+        signal.signal(signal.SIGCHLD, former)
+
+
+class Padded(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder, self.head, self.change = nn.TransformerEncoder(layer, 2), nn.Linear(8, 2), change
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.head(self.change(self.encoder(x, src_key_padding_mask=mask)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+def test_torchs_fast_path_for_evaluation_is_named_in_a_warning() -> None:
+    """It leaves zeros where the mask is, and the rest of torch's code does not."""
+    example = {"x": torch.randn(4, 5, 8), "mask": torch.arange(5).expand(4, 5) > torch.tensor([[2], [2], [4], [4]])}
+    with pytest.warns(RuntimeWarning, match="fast path.*the output.*set_fastpath_enabled"):
+        layers = traced(Padded(), example)
+    cut_model(layers)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert "in training mode, the gradient" in traced(Padded(Reverse.apply), example).difference

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
 
 from stageline import DataError, Line, ModelRefused, traced
 from stageline.pipeline.model.cut import cut_model
@@ -179,6 +180,26 @@ class KeptRecords(logging.Handler):
         self.records.append(record)
 
 
+def times(factor: float) -> Any:
+    return lambda module, given, output: output * factor
+
+
+def test_a_hook_that_replaces_one_of_the_same_name_and_a_hook_of_all_modules_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    former = model[0].register_forward_hook(times(2))
+    layers = traced(model, torch.ones(2, 4))
+    cut_model(layers)
+    with (
+        register_module_forward_hook(times(3)),
+        pytest.raises(ModelRefused, match=r"times.*of all modules has been added"),
+    ):
+        cut_model(layers)
+    former.remove()
+    model[0].register_forward_hook(times(5))
+    with pytest.raises(ModelRefused, match=r"the forward hook times.* of 0 has been added, removed or replaced"):
+        cut_model(layers)
+
+
 def test_a_hook_that_is_registered_after_tracing_is_refused_and_one_before_is_in_the_graph() -> None:
     model, x = Deciding(torch.tanh), torch.ones(2, 2)
     before = model.register_forward_hook(lambda module, given, output: output * 2)
@@ -187,12 +208,14 @@ def test_a_hook_that_is_registered_after_tracing_is_refused_and_one_before_is_in
     (whole,) = cut_model(layers)
     assert torch.equal(whole.stage().forward(x), model(x))
     after = model.last.register_forward_hook(lambda module, given, output: output * 2)
-    with pytest.raises(ModelRefused, match=r"the forward hook .*lambda.* of last has been added or removed since"):
+    with pytest.raises(
+        ModelRefused, match=r"the forward hook .*lambda.* of last has been added, removed or replaced since"
+    ):
         cut_model(layers)
     after.remove()
     cut_model(layers)
     before.remove()
-    with pytest.raises(ModelRefused, match="of the model itself has been added or removed since"):
+    with pytest.raises(ModelRefused, match="of the model itself has been added, removed or replaced since"):
         cut_model(layers)
 
 

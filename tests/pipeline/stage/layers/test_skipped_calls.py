@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as modules
+from torch.utils.flop_counter import FlopCounterMode
 
 from stageline import Layer, Layers, Line, ModelRefused, Stage
 from support.resnet import resnet18
@@ -55,7 +56,6 @@ HOOKS: dict[str, Change] = {
     "backward hook double": lambda model: model.register_full_backward_hook(double),
     "backward pre-hook double": lambda model: model.register_full_backward_pre_hook(double),
     "state_dict hook renamed": lambda model: model._register_state_dict_hook(renamed),
-    "load_state_dict pre-hook renamed": lambda model: model.register_load_state_dict_pre_hook(renamed),
     "compile()": lambda model: model.compile(),
 }
 
@@ -98,6 +98,32 @@ def test_a_forward_of_its_own_and_a_class_that_computes_otherwise_are_refused() 
     ):
         with pytest.raises(ModelRefused, match=named):
             line_of(model)
+
+
+def test_hooks_of_load_state_dict_are_accepted_and_called_with_what_a_line_has_trained() -> None:
+    model, called = nn.Sequential(*layers()), []
+    model.register_load_state_dict_pre_hook(lambda *_: called.append("pre-hook"))
+    model.register_load_state_dict_post_hook(lambda *_: called.append("post-hook"))
+    with line_of(model) as line:
+        model.load_state_dict(line.state_dict())
+    assert called == ["pre-hook", "post-hook"]
+
+
+def test_a_counter_of_operations_around_a_line_is_refused_with_a_way_out() -> None:
+    model = nn.Sequential(*layers())
+    with (
+        FlopCounterMode(display=False),
+        pytest.raises(ModelRefused, match=r"of all modules .*outside of the `with`.*FlopCounterMode"),
+    ):
+        line_of(model)
+    with line_of(model) as line, FlopCounterMode(display=False):
+        line.step(torch.ones(4, 2), torch.ones(4, 2))
+
+
+def test_a_stage_of_one_model_with_a_forward_of_its_own_is_refused_with_the_way_to_call_it_whole() -> None:
+    with pytest.raises(ModelRefused, match=re.escape("Stage([model])")):
+        Stage(OwnCall(*layers()))
+    assert Stage([OwnCall(*layers())]).names == ("0",)
 
 
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
