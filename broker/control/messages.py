@@ -34,6 +34,7 @@ from .records import (
 
 CONTROL_VERSION = 12
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
+MOST_TIMES = 8 * 2**20  # bytes of times of the finished steps in one report, from which on no other step is added
 MOST_ROUNDS = 500  # of evaluation, in one report
 MOST_DIGESTS = 5000  # of steps of queues, in one report
 LONGEST_TEXT = 100_000  # characters of a reason
@@ -44,6 +45,11 @@ Token = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 StepDigest = tuple[Name, Count, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]]  # of a queue's step
+
+
+def is_full(steps: int, times: int) -> bool:
+    """Return True if no more fit into a report that has so many finished `steps`, with so many bytes of `times`."""
+    return steps >= MOST_STEPS or times >= MOST_TIMES
 
 
 class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):

@@ -14,7 +14,6 @@ import msgspec
 
 from stageline.broker.control.channel import Envelope
 from stageline.broker.control.messages import (
-    MOST_STEPS,
     Answer,
     Ask,
     Assigned,
@@ -29,6 +28,7 @@ from stageline.broker.control.messages import (
     Standby,
     StopRun,
     ToBroker,
+    is_full,
 )
 from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.records import EvaluationRecord
@@ -334,7 +334,8 @@ class Coordinator:
         if not evaluated and not is_due(step, self.run.config.snapshot_every, ends):
             return f"stage {stage} writes no snapshot of step {step}"
         # If there are so many steps that they do not fit into one report, snapshots come before the rest of them.
-        if stage in member.counted and len(report.steps) < MOST_STEPS and step > self.run.ledger.finished[stage]:
+        full = is_full(len(report.steps), sum(len(record.times) for record in report.steps))
+        if stage in member.counted and not full and step > self.run.ledger.finished[stage]:
             return f"stage {stage} has not come to step {step}, of which it has a snapshot"
         return ""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import time
 
 from stageline.broker.codec.message import TO_SCRIPT
-from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, MOST_STEPS, WAITS, Report, StepDigest
+from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, WAITS, Report, StepDigest, is_full
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import QueueKey, Trouble
@@ -61,9 +61,11 @@ class Reporter:
             self._digests.append(progress.digests.popleft())
         more = first + len(self._rounds) < len(progress.evaluations)
         self._holds_snapshots = more or len(self._digests) >= MOST_DIGESTS
+        times = sum(len(record.times) for record in self._records)
         for source in (progress.steps, self._resent):
-            while source and len(self._records) < MOST_STEPS:
+            while source and not is_full(len(self._records), times):
                 self._records.append(source.popleft())
+                times += len(self._records[-1].times)
         self._number += 1
         self._sent = now
         return self._report(now, self._number)

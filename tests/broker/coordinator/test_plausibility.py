@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from stageline.broker.control.messages import Confirmed, Report, Trim
-from stageline.broker.control.records import EvaluationRecord, Event, Wait
+from stageline.broker.control.messages import MOST_TIMES, Confirmed, Report, Trim
+from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.coordinator.plausibility import implausible, is_due
+from stageline.broker.ledger.step_times import ENTRY
 from support.conversation import SNAPSHOTS, Conversation, name, report, steps
 
 TEN = replace(SNAPSHOTS, snapshot_every=10)
@@ -57,6 +58,15 @@ def test_snapshots_that_a_stage_cannot_have_are_not_believed(talk: Conversation,
     assert not any(isinstance(message, Trim) for _, message in talk.after(1.0))
     assert wrong_in(talk, report(0, snapshots=[(0, 10)])) == ""
     assert talk.core.run.checkpoints.complete == 10
+
+
+def test_a_snapshot_may_come_before_steps_that_no_longer_fit_into_its_report(talk: Conversation):
+    """There are few steps in it, since their schedule is long."""
+    times = ENTRY.pack(b"F", 0, 0.0, 1.0) * (MOST_TIMES // ENTRY.size)
+    sent = report(0, steps=[StepRecord(0, 12, times)], snapshots=[(0, 20)])
+    assert "has not come to step 20" in wrong_in(talk, sent)
+    more = StepRecord(0, 12, times + ENTRY.pack(b"U", 0, 1.0, 2.0))
+    assert wrong_in(talk, report(0, steps=[more], snapshots=[(0, 20)])) == ""
 
 
 @pytest.mark.parametrize(("step", "due"), [(0, True), (10, True), (15, False), (45, True), (33, True), (34, False)])

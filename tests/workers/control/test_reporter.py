@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import MOST_DIGESTS, WAITS, Report
-from stageline.broker.control.records import EvaluationRecord, Wait
+from stageline.broker.control.channel import LARGEST
+from stageline.broker.control.messages import MOST_DIGESTS, MOST_TIMES, WAITS, Report
+from stageline.broker.control.protocol import encode
+from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait
 from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues
@@ -218,3 +220,17 @@ def test_digests_of_queues_are_repeated_until_they_are_confirmed_and_no_snapshot
     assert (last.digests, last.snapshots) == (moved[-1:], [(0, 2)])
     reporter.confirmed(last.number)
     assert reporter.all_confirmed
+
+
+def test_the_steps_of_a_long_schedule_come_in_several_reports_that_a_channel_carries() -> None:
+    """A full report of 2000 steps was longer than the longest message: the broker never got it."""
+    done = [StepRecord(0, step, bytes(MOST_TIMES // 4 + 1)) for step in range(40)]
+    progress = Progress(steps=deque(done))
+    reporter, received, turn = Reporter(progress, 1, None), [], 0.0
+    while not reporter.all_confirmed:
+        turn += 10.0
+        sent = reporter.report(turn)
+        assert len(encode(sent)) < LARGEST // 2
+        received += sent.steps
+        reporter.confirmed(sent.number)
+    assert (received, turn) == (done, 100.0)

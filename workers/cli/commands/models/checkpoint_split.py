@@ -16,7 +16,10 @@ if TYPE_CHECKING:  # it loads torch
 
 
 class NewStage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of schema checkpoint-split/1: `worker` needs the old `snapshots`, of which `absent` are not here."""
+    """One stage of schema checkpoint-split/1: `worker` needs the old `snapshots`, of which `absent` are not here.
+
+    The `best_snapshots` are those of the checkpoint of the best evaluation, which moves along if all of them are here.
+    """
 
     worker: int
     stage: int
@@ -24,6 +27,8 @@ class NewStage(msgspec.Struct, frozen=True, kw_only=True):
     old_stages: tuple[int, ...]
     snapshots: tuple[str, ...]
     absent: tuple[str, ...]
+    best_snapshots: tuple[str, ...]
+    best_absent: tuple[str, ...]
 
 
 @click.command(epilog="Example: stageline checkpoint split runs/digits-20260131-101500-1f0c --set model.stages=2")
@@ -73,30 +78,40 @@ def split(
 
 def _new_stage(change: "Recut", share: "Share") -> NewStage:
     stage = share.layout.stage
-    checkpoints = [change] if change.best is None else [change, change.best]
-    needed = [(each, old) for each in checkpoints for old in share.sources]
-    paths = {str(each.source.snapshots.path(old, each.step)): old in each.present for each, old in needed}
+    snapshots, absent = _needed(change, share)
+    best_snapshots, best_absent = ((), ()) if change.best is None else _needed(change.best, share)
     return NewStage(
         worker=next(index for index, each in enumerate(change.plan.workers) if stage in each.stages),
         stage=stage,
         layers=share.layout.layers,
         old_stages=share.sources,
-        snapshots=tuple(paths),
-        absent=tuple(path for path, here in paths.items() if not here),
+        snapshots=snapshots,
+        absent=absent,
+        best_snapshots=best_snapshots,
+        best_absent=best_absent,
     )
+
+
+def _needed(checkpoint: "Recut", share: "Share") -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the snapshots of `checkpoint` that make the new stage, and those of them that are not here."""
+    paths = {old: str(checkpoint.source.snapshots.path(old, checkpoint.step)) for old in share.sources}
+    return tuple(paths.values()), tuple(path for old, path in paths.items() if old not in checkpoint.present)
 
 
 def _show(change: "Recut", rows: list[NewStage], *, written: bool) -> None:
     title = f"step {change.step} of run {change.source.run} goes on as run {change.run}"
     table = [
-        (row.worker, row.stage, _span(row.layers), ", ".join(map(str, row.old_stages)), ", ".join(row.absent) or "none")
-        for row in rows
+        (row.worker, row.stage, _span(row.layers), ", ".join(map(str, row.old_stages)), _absent(row)) for row in rows
     ]
     show(title, ("worker", "stage", "layers", "of old stages", "not here"), table)
     if written:
         say(f"written: {', '.join(f'stage {row.stage}' for row in rows)}")
     else:
         say("nothing was written; --write makes the snapshots of the new stages")
+
+
+def _absent(row: NewStage) -> str:
+    return ", ".join([*row.absent, *(f"{path} (optional)" for path in row.best_absent)]) or "none"
 
 
 def _span(layers: tuple[str, ...]) -> str:

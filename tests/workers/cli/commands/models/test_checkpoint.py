@@ -143,10 +143,19 @@ def test_split_takes_the_checkpoint_of_the_best_evaluation_along_and_says_if_it_
     best = run / "checkpoints/stage-1/step-0000000002"
     assert best.is_dir()
     found = answer(workspace, capsys, "split", str(run), *LAYOUT, "--set", "data.check=false", "--write")
-    assert str(best) in found["stages"][1]["snapshots"]
+    last = str(run / "checkpoints/stage-1/step-0000000006")
+    row = found["stages"][1]
+    assert [row[key] for key in ("snapshots", "absent", "best_snapshots", "best_absent")] == [
+        [last],
+        [],
+        [str(best)],
+        [],
+    ]
     assert answer(workspace, capsys, "ls", str(run.with_name(found["new_run"])))["checkpoints"][0]["best"]
     shutil.rmtree(best)
     shutil.rmtree(run.with_name(found["new_run"]))
+    row = answer(workspace, capsys, "split", str(run), *LAYOUT, "--set", "data.check=false")["stages"][1]
+    assert (row["absent"], row["best_absent"]) == ([], [str(best)])
     assert workspace.here("checkpoint", "split", str(run), *LAYOUT, "--set", "data.check=false", "--write") == 0
     assert f"{best} is not there" in capsys.readouterr().err
     assert [path.name for path in run.with_name(found["new_run"]).glob("checkpoints/stage-1/*")] == ["step-0000000006"]
