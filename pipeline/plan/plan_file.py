@@ -24,9 +24,7 @@ def read_text(file: Path, longest: int) -> str:
     try:
         mode = file.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a pipe may take for ever
-            raise FileUnreadable(
-                "it is no regular file. Save what it gives as a file: it is read more than once"
-            )
+            raise FileUnreadable("it is no regular file. Save what it gives as a file: it is read more than once")
         with file.open("rb") as opened:
             content = opened.read(longest + 1)
     except FileNotFoundError:

@@ -119,7 +119,7 @@ _KINDS: tuple[tuple[str, Accepts, str], ...] = (
     ("weights", _optional(_is_path), "the path of a file or folder of weights"),
     ("accept_difference", lambda value: isinstance(value, bool), "True or False"),
     ("seed", _is_seed, "a whole number of at least 0, of at most 64 bits"),
-    ("lr_every", _is_count, "a whole number of at least 1"),
+    ("lr_every", _is_place, "a number of steps of at least 1"),
     ("folder", lambda value: _is_path(value) and value != "", "the path of a folder"),
     ("broker", _optional(lambda value: isinstance(value, str)), 'an address such as "tcp://0.0.0.0:7000"'),
     ("progress", _optional(lambda value: isinstance(value, bool)), "True, False or None"),
