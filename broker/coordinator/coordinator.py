@@ -250,7 +250,8 @@ class Coordinator:
         self.run.registry.note_report(member, report, now)
         if (place := self.run.digests.differing(report.digests)) is not None:
             self.run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
-            report = msgspec.structs.replace(report, snapshots=[])  # no checkpoint has what came of it
+        if self.run.digests.differed:  # now or before: later snapshots contain what came of it too
+            report = msgspec.structs.replace(report, snapshots=[])
         if report.training_steps is not None:
             self._note_training_steps(member, report.training_steps)
         holder = Holder(member.name, member.incarnation)

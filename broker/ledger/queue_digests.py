@@ -11,14 +11,21 @@ REMEMBERED = 8192  # steps of each queue
 
 
 class QueueDigests:
-    """The digests of the newest steps of each queue, whichever end has reported one first."""
+    """The digests of the newest steps of each queue, whichever end has reported one first.
+
+    `differed`: whether those of both ends have differed once.
+    """
 
     def __init__(self) -> None:
+        self.differed = False
         self._known: dict[str, dict[int, str]] = {}
 
     def differing(self, reported: Iterable[StepDigest]) -> tuple[str, int] | None:
         """Return the queue and the step of the first digest that is not the one reported before, None if all agree."""
-        return next(((queue, step) for queue, step, digest in reported if not self._agrees(queue, step, digest)), None)
+        places = ((queue, step) for queue, step, digest in reported if not self._agrees(queue, step, digest))
+        place = next(places, None)
+        self.differed = self.differed or place is not None
+        return place
 
     def _agrees(self, queue: str, step: int, digest: str) -> bool:
         known = self._known.setdefault(queue, {})

@@ -236,4 +236,6 @@ def test_a_consumer_that_took_what_its_producer_has_not_put_ends_the_run_and_com
     sends = talk.send(name(1), report(1, number=1, steps=steps(1, 0, 1, 2), snapshots=[(1, 3)], digests=taken))
     assert "forward-1 in step 2" in stop_reason(sends, name(0))
     assert talk.status()["phase"] == "failed"
+    for index in (1, 0):  # reports that were under way before the workers were stopped
+        talk.send(name(index), report(index, number=2, steps=steps(index, *range(3, 6)), snapshots=[(index, 6)]))
     assert talk.core.run.checkpoints.complete == 0
