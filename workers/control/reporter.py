@@ -4,16 +4,18 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
-from stageline.broker.codec.message import TO_SCRIPT
+from stageline.broker.codec.message import TO_SCRIPT, Flow
 from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, WAITS, Report, StepDigest, is_full
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import QueueKey, Trouble
 from stageline.pipeline.schedule import Kind
 from stageline.workers.runtime.machine import AwaitCredit
+from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
 
+MOST_REPEATED = 20_000  # newest confirmed digests of queues, which are sent again to another broker
 AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are sent again
 _STATES = {  # of a microbatch, from an action's start and from its end on
     Kind.FORWARD: (MicrobatchState.FORWARD, MicrobatchState.STASHED),
@@ -42,6 +44,8 @@ class Reporter:
         self._snapshots: list[tuple[int, int]] = []  # likewise
         self._rounds: list[EvaluationRecord] = []  # likewise
         self._digests: list[StepDigest] = []  # likewise
+        self._confirmed_digests: deque[StepDigest] = deque(maxlen=MOST_REPEATED)
+        self._resent_digests: deque[StepDigest] = deque()  # another broker must compare them first
         self._confirmed_rounds = 0
         self._holds_snapshots = False  # until the rounds of evaluation and the digests before them are confirmed
         self._resent: deque[StepRecord] = deque()  # what only a former broker may have received; sent after the news
@@ -57,8 +61,9 @@ class Reporter:
             self._snapshots.append(progress.snapshots.popleft())
         first = self._confirmed_rounds
         self._rounds = progress.evaluations[first : first + MOST_ROUNDS]
-        while progress.digests and len(self._digests) < MOST_DIGESTS:
-            self._digests.append(progress.digests.popleft())
+        for digests in (self._resent_digests, progress.digests):
+            while digests and len(self._digests) < MOST_DIGESTS:
+                self._digests.append(digests.popleft())
         more = first + len(self._rounds) < len(progress.evaluations)
         self._holds_snapshots = more or len(self._digests) >= MOST_DIGESTS
         times = sum(len(record.times) for record in self._records)
@@ -78,6 +83,7 @@ class Reporter:
         """The broker has stored the report of this number."""
         if number == self._number:
             self._records.clear()
+            self._confirmed_digests.extend(self._digests)
             self._digests.clear()
             self._confirmed_rounds += len(self._rounds)
             self._rounds = []
@@ -91,13 +97,16 @@ class Reporter:
         written = {each for each in self._progress.written if self._progress.may_report(each[1])}
         self._snapshots = sorted({*self._snapshots, *written})
         self._rounds, self._confirmed_rounds = [], 0
+        position = self._progress.position(self._progress.complete)
+        self._resent_digests.extend(each for each in self._confirmed_digests if _is_from(position, each))
+        self._confirmed_digests.clear()
         self._sent = float("-inf")
 
     @property
     def all_confirmed(self) -> bool:
         """Whether nothing is left to send."""
         progress = self._progress
-        moved = progress.digests or self._digests
+        moved = progress.digests or self._digests or self._resent_digests
         new = progress.steps or progress.reportable or self._confirmed_rounds < len(progress.evaluations)
         return not (self._records or self._resent or self._snapshots or moved or new)
 
@@ -218,6 +227,12 @@ class Reporter:
         if forward_only and instruction.action.kind is Kind.FORWARD:
             return MicrobatchState.FORWARD, MicrobatchState.DONE
         return _STATES.get(instruction.action.kind, ())
+
+
+def _is_from(position: Position, digest: StepDigest) -> bool:
+    """Return True if a worker that begins at `position` puts or takes the messages of this digest."""
+    queue, step, _ = digest
+    return step >= position.of(Flow(queue.partition("-")[0]))
 
 
 def _of_script(key: QueueKey, number: int) -> str:

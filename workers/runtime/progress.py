@@ -128,7 +128,8 @@ class Progress:
     def position(self, step: int) -> Position:
         """The position after `step` steps. A scripted run that has not come there, or is beyond it, knows the step
         alone: nothing is trimmed then but what is counted by steps. A run that no script calls always knows it."""
-        return self.positions[step] if step in self.positions else self.position_after(step)
+        known = self.positions.get(step)
+        return self.position_after(step) if known is None else known
 
     def may_report(self, step: int) -> bool:
         """Whether a snapshot of `step` may become part of a checkpoint: not before the script has the replies to all

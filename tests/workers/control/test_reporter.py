@@ -24,7 +24,7 @@ from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.schedule import forward_only, make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.control.reporter import Reporter
+from stageline.workers.control.reporter import MOST_REPEATED, Reporter
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit, Take
 from stageline.workers.runtime.program.calls import Call, CallKind, Position
@@ -220,6 +220,45 @@ def test_digests_of_queues_are_repeated_until_they_are_confirmed_and_no_snapshot
     assert (last.digests, last.snapshots) == (moved[-1:], [(0, 2)])
     reporter.confirmed(last.number)
     assert reporter.all_confirmed
+
+
+def test_another_broker_gets_the_digests_from_the_complete_checkpoint_on_before_any_snapshot() -> None:
+    """It knows nothing of what its predecessor has compared: a stream that was replaced before went unnoticed."""
+    moved = [("forward-1", step, f"{step:016x}") for step in range(MOST_DIGESTS)]
+    rounds = [("evaluation-1", step, f"{step:016x}") for step in range(2)]  # counted by evaluated batches
+    progress = Progress(position_after=lambda step: Position(step, evaluations=step // 2))
+    reporter = Reporter(progress, 1, None)
+    for sent in (moved, rounds):
+        progress.digests.extend(sent)
+        reporter.confirmed(reporter.report(0.0).number)
+    progress.durable(0, 4)
+    progress.completed(2)
+    reporter.confirmed(reporter.report(10.0).number)
+    reporter.resend_all(2)
+    assert not reporter.all_confirmed
+    new = [("forward-1", step, f"{step:016x}") for step in range(MOST_DIGESTS, MOST_DIGESTS + 2)]
+    progress.digests.extend(new)
+    first = reporter.report(20.0)
+    assert (first.digests, first.snapshots) == ([*moved[2:], rounds[1], new[0]], [])
+    reporter.resend_all(3)  # a third broker, before the second one has confirmed them
+    again = reporter.report(30.0)
+    assert (again.digests, again.snapshots) == (first.digests, [])
+    reporter.confirmed(again.number)
+    last = reporter.report(40.0)
+    assert (last.digests, last.snapshots) == (new[1:], [(0, 4)])
+    reporter.confirmed(last.number)
+    assert reporter.all_confirmed
+
+
+def test_a_worker_keeps_a_bounded_number_of_confirmed_digests() -> None:
+    progress = Progress()
+    reporter = Reporter(progress, 1, None)
+    for step in range(MOST_REPEATED + MOST_DIGESTS):
+        progress.digests.append(("forward-1", step, "0" * 16))
+    while not reporter.all_confirmed:
+        reporter.confirmed(reporter.report(0.0).number)
+    reporter.resend_all(2)
+    assert reporter.report(10.0).digests[0] == ("forward-1", MOST_DIGESTS, "0" * 16)
 
 
 def test_the_steps_of_a_long_schedule_come_in_several_reports_that_a_channel_carries() -> None:
