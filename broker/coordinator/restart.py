@@ -176,6 +176,7 @@ class Restart:
         """Replaces the records by what workers and disks know."""
         floor = max(self._run.registry.incarnation, self.reconciliation.incarnation, self._run.unused_incarnation(now))
         self._run.registry.reset(state.kept, state.step, floor, now)
+        self._run.digests.clear()
         self._learn_orders(state)
         self._run.checkpoints.reset(state.step)
         self._run.replacements.clear()

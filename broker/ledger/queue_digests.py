@@ -27,6 +27,10 @@ class QueueDigests:
         self.differed = self.differed or place is not None
         return place
 
+    def clear(self) -> None:
+        """Forget all digests: workers that keep running send theirs again, and others may put other messages."""
+        self._known.clear()
+
     def _agrees(self, queue: str, step: int, digest: str) -> bool:
         known = self._known.setdefault(queue, {})
         agrees = known.setdefault(step, digest) == digest

@@ -215,6 +215,28 @@ def test_a_worker_that_knows_more_than_the_records_starts_reconciliation_and_the
     assert again(talk).core.run.phase is RunPhase.FINISHED
 
 
+def test_a_run_whose_workers_all_begin_again_may_put_other_messages_than_before():
+    """A script that is resumed may call for other things: what both ends reported of before says nothing of those."""
+    talk = Conversation(terms=SNAPSHOTS)
+    talk.join(0), talk.join(1)
+    for index in (0, 1):
+        sent = {"snapshots": [(index, 3)], "steps": steps(index, *range(5)), "digests": [("forward-1", 4, "a" * 16)]}
+        talk.send(name(index), Report(index + 1, 9, "computes", 0.0, 0.0, **sent))
+    talk.send(name(1), Report(2, 9, "computes", 0.0, 0.0, complete=6))
+    assert talk.core.run.lifecycle.state is RunState.RECONCILING
+    begun = [msgspec.structs.replace(hello(index), pid=200 + index, snapshots=[(index, 3)]) for index in (0, 1)]
+    while talk.core.run.lifecycle.state is RunState.RECONCILING and talk.now < 60.0:
+        for index in (0, 1):
+            talk.send(name(index), begun[index])
+        talk.after(0.5)
+    for index in (0, 1):
+        given = talk.assigned(name(index), begun[index])
+        assert (given.step, given.keep) == (3, False)
+        other = Report(given.incarnation, 9, "computes", 0.0, 0.0, digests=[("forward-1", 4, "b" * 16)])
+        talk.send(name(index), other)
+    assert talk.core.run.outcome is None
+
+
 def test_no_worker_is_waited_for_if_the_run_was_stopped_or_the_broker_is_alone():
     assert again(at_work(), alone=True).core.run.registry.members == {}
     stopped = at_work()
