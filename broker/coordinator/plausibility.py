@@ -3,11 +3,16 @@
 Such a report, or such a part of it, has no effect; it is counted, and named in the log.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from math import isfinite
 
-from stageline.broker.control.messages import MOST_ROUNDS, Report
+from stageline.broker.codec.message import Flow
+from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, Report
 from stageline.broker.control.records import LONGEST_NAME
+
+_STAGE = r"[0-9]{1,6}(\.[0-9]{1,6})?"  # or one of its replicas
+_QUEUE = re.compile(f"({'|'.join(Flow)})-{_STAGE}(-from-{_STAGE})?")
 
 
 def implausible(report: Report) -> str:
@@ -30,6 +35,11 @@ def _wrongs(report: Report) -> Iterator[str]:
         yield "a name is too long"
     if len(report.evaluations) > MOST_ROUNDS:
         yield f"it has {len(report.evaluations)} evaluations"
+    if len(report.digests) > MOST_DIGESTS:
+        yield f"it has {len(report.digests)} digests of queues"
+    for name in {queue for queue, _, _ in report.digests}:
+        if _QUEUE.fullmatch(name) is None:
+            yield f"it has a digest of {name[:40]!r}, which is no queue"
     if not all(isfinite(wait.since) for wait in report.waits):
         yield "a wait has no time"
 

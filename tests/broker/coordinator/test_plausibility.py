@@ -90,11 +90,13 @@ NAN = float("nan")
         {"since": NAN}, {"since": float("inf")}, {"since": -1.0}, {"idle": NAN}, {"idle": 1.5}, {"idle": -0.5},
         {"retained_bytes": -1}, {"troubled": NAN}, {"queues": {"forward-1": [1.0, -2.0]}},
         {"queues": {"forward-1": [NAN]}}, {"queues": {"x" * 5000: []}}, {"evaluations": [EvaluationRecord(1, 1)] * 501},
-        {"waits": [Wait("forward-1", 1, "1F1", 0, NAN)]},
+        {"waits": [Wait("forward-1", 1, "1F1", 0, NAN)]}, {"digests": [("forward-1", 1, "0" * 16)] * 5001},
+        {"digests": [("sideward-1", 1, "0" * 16)]}, {"digests": [("forward-" + "1" * 900, 1, "0" * 16)]},
+        {"digests": [("forward-1.0-from-", 1, "0" * 16)]}, {"digests": [("forward-1\n", 1, "0" * 16)]},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:50],
 )  # fmt: skip
-def test_a_report_with_numbers_that_nothing_has_changes_nothing(talk: Conversation, change: dict[str, object]):
+def test_a_report_with_what_nothing_has_changes_nothing(talk: Conversation, change: dict[str, object]):
     fields = {"since": 1.0, "idle": 0.5, "steps": steps(0, 12), "number": 2, **change}
     sent = Report(1, 5, "0F1 of step 12", **fields)  # type: ignore[arg-type]
     assert implausible(sent)
@@ -102,6 +104,11 @@ def test_a_report_with_numbers_that_nothing_has_changes_nothing(talk: Conversati
     assert talk.core.run.ledger.finished == [12, 12]
     assert not any(isinstance(message, Confirmed) for _, message in talk.send(name(0), sent))
     assert talk.status()["oddities"] == {"implausible": 2}
+
+
+@pytest.mark.parametrize("queue", ["forward-1", "call-0", "backward-2.1", "forward-2.1-from-1.0", "sum-1.1-from-1.0"])
+def test_digests_of_every_form_of_queue_are_taken(talk: Conversation, queue: str):
+    assert wrong_in(talk, report(0, digests=[(queue, 1, "0" * 16)])) == ""
 
 
 @pytest.mark.parametrize(
