@@ -14,6 +14,7 @@ whatever happens to the stream meanwhile.
 from functools import partial
 from typing import Any
 
+import structlog
 from redis.exceptions import ResponseError
 
 from stageline.broker.codec.message import Frame, Header, read_header
@@ -29,7 +30,13 @@ BATCH_BYTES = 4 * 2**20  # of the messages in one transaction; at least one mess
 BATCH_MESSAGES = 64  # in one transaction
 
 _FOREIGN_BITS = "lies in Redis with different bits, put there by another incarnation"
+_STILL_WRITES = (
+    "a process of an ended life of this run still writes into {} in Redis: end it. What it writes is deleted once a "
+    "second"
+)
 _PASSED = "equal or smaller"  # what the server answers to an id that is not beyond its last
+
+log = structlog.get_logger()
 
 
 class StreamWriter:
@@ -49,6 +56,8 @@ class StreamWriter:
         self._length: int | None = None  # entries of the stream as it was left; None: look at it first
         self._exists = False
         self._has_hole = False
+        self._was_deleted = False  # the stream, once: a former message in it was added since
+        self._is_contested = False  # then it is started over only once a second
         self._newest = -1  # message on the server
         self._least = 0  # entries that it must have, if it still has its newest
         self._passed = -1  # a message that the server refused: it had a newer one, or once had
@@ -61,7 +70,7 @@ class StreamWriter:
         self._announcer.must_announce = True
 
     def update(self, credit: Credit) -> None:
-        """Takes in what the consumer announces. What it misses is a hole in the stream, which is then filled again."""
+        """Take in what the consumer announces. What it misses is a hole in the stream, which is then filled again."""
         is_newer = self.sender.update(credit._replace(missing=None))
         if is_newer and credit.missing is not None and credit.missing >= self.log.first:
             self._has_hole = True
@@ -76,7 +85,7 @@ class StreamWriter:
         if self._length is None:
             return [self._look()]
         if self._has_hole:
-            return [self._begin_again()]
+            return [self._begin_again()] if idle or not self._is_contested else []
         exchanges = []
         if self._trimmed < self.log.first:
             exchanges.append(self._trim(self.log.first))
@@ -178,8 +187,12 @@ class StreamWriter:
             self.sender.sent = number + 1
 
     def _is_former(self, header: Header | None) -> bool:
-        """Whether the message with this header is of an ended life of the run."""
-        return header is not None and header.incarnation <= self._since
+        """Return True if the message with this header is of an ended life of the run."""
+        is_former = header is not None and header.incarnation <= self._since
+        if is_former and self._was_deleted and not self._is_contested:
+            self._is_contested = True
+            log.warning("queues", reason=_STILL_WRITES.format(self.log.key))
+        return is_former
 
     def _begin_again(self) -> Exchange:
         self._announced = Retention(self.log.first, self.log.first)
@@ -190,6 +203,7 @@ class StreamWriter:
         self._announcer.check(answers)
         self._send_again(self._announced.first)
         self._has_hole = self._exists = False
+        self._was_deleted = True
         self._length, self._newest = 0, -1
 
     def _check(self, answers: list[Any]) -> None:

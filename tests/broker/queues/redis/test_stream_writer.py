@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import hiredis
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import Disagreement
@@ -65,12 +66,12 @@ def read_commands(packed: Sequence[bytes | memoryview]) -> list[list[bytes]]:
     return commands[1:-1] if commands[0] == [b"MULTI"] and commands[-1] == [b"EXEC"] else commands
 
 
-def writer(count: int, incarnation: int = 3, *, scale: float = 1.0) -> StreamWriter:
+def writer(count: int, incarnation: int = 3, *, scale: float = 1.0, since: int = 0) -> StreamWriter:
     log = Log("run", KEY, 2, RetentionBudget())
     for number in range(count):
         payload = torch.full((2,), scale * number)
         log.put(Message("run", KEY.flow, number // 2, number % 2, KEY.stage, incarnation, number, payload), now=0.0)
-    return StreamWriter(Sender(log), incarnation)
+    return StreamWriter(Sender(log), incarnation, since)
 
 
 def settle(end: StreamWriter, server: StreamServer) -> None:
@@ -127,3 +128,37 @@ def test_messages_that_the_server_forgot_are_added_again_and_counted(noticed_by:
     settle(end, server)
     assert server.numbers(end.keys.entries) == [0, 1, 2, 3, 4, 5]
     assert end.forgotten == 6
+
+
+def test_a_process_of_an_ended_life_that_still_writes_is_logged_once_and_deleted_only_once_a_second() -> None:
+    """Both deleted and added the same stream as fast as the server answered, and nothing said so."""
+    server, end = StreamServer(), writer(4, incarnation=4, since=3)
+    end.update(Credit(5, 1, received=0, limit=4))
+    with capture_logs() as logged:
+        add_former(server)  # those that the ended life has left: nothing is wrong
+        settle(end, server)
+        assert (server.numbers(end.keys.entries), logged) == ([0, 1, 2, 3], [])
+        for _ in range(2):
+            exchange_once(end, server, idle=True)  # announces what it keeps
+            add_former(server)
+            exchange_once(end, server, idle=True)  # notices that there are more entries,
+            exchange_once(end, server, idle=False)  # and whose
+            assert end.next_exchanges(0, idle=False) == []
+            exchange_once(end, server, idle=True)
+            settle(end, server)
+            assert server.numbers(end.keys.entries) == [0, 1, 2, 3]
+    (line,) = logged
+    assert "forward-1" in line["reason"]
+
+
+def add_former(server: StreamServer) -> None:
+    """A worker of incarnation 3 has put more messages than the one of incarnation 4."""
+    former = writer(6, incarnation=3)
+    former.update(Credit(4, 1, received=0, limit=6))
+    server.streams.clear()
+    settle(former, server)
+
+
+def exchange_once(end: StreamWriter, server: StreamServer, *, idle: bool) -> None:
+    for exchange in end.next_exchanges(0, idle=idle):
+        exchange.receive(server.carry_out(exchange))
