@@ -19,7 +19,7 @@ GRACE = 1.0  # seconds until what supports an end may have come from the other w
 
 
 class Finishing:
-    """Of one run. Times are seconds since the epoch."""
+    """The ends of a run's workers, as they tell them. Times are seconds since the epoch."""
 
     def __init__(self, run: RunRecords, shutdown: Shutdown) -> None:
         self._run = run
@@ -27,7 +27,7 @@ class Finishing:
         self._refused: dict[int, float] = {}  # since when, by incarnation; infinite once it is said
 
     def note(self, member: Member, finished: Finished, now: float) -> RunOutcome | None:
-        """Takes in what a worker says; how the run has ended, if that ends it."""
+        """Note that `member` has finished. Return the outcome of the run if it was the last one, else None."""
         if self._lacking(member):
             self._refused.setdefault(member.incarnation, now)
             return None
@@ -38,7 +38,7 @@ class Finishing:
         return self._outcome() if len(parts) == len(self._run.config.schedule.placement) else None
 
     def check(self, now: float) -> None:
-        """Says which ends are still not supported."""
+        """Log the workers that have said for `GRACE` seconds that they have finished, and whose steps are not there."""
         for incarnation, since in list(self._refused.items()):
             member = self._run.registry.current(incarnation)
             if member is None:
@@ -48,7 +48,7 @@ class Finishing:
                 self._run.events.count_once("unsupported", f"refused: {member.label} has not finished: {lacking}")
 
     def _lacking(self, member: Member) -> str:
-        """What the ledger does not have of a worker that has finished; "" if it has all."""
+        """Return which steps the ledger lacks of a worker that says that it has finished; "" if it lacks none."""
         config, finished = self._run.config, self._run.ledger.finished
         script = self._run.registry.members.get(config.script) if config.script is not None else None
         called = self._shutdown.called_for
@@ -59,7 +59,7 @@ class Finishing:
         return ", ".join(f"stage {config.schedule.label(s)} has trained {finished[s]} of {total} steps" for s in behind)
 
     def _outcome(self) -> RunOutcome:
-        """How the run ends: with the weights that all workers have together."""
+        """Return how the run ends: with the weights that all workers have together."""
         members = self._run.registry.members.values()
         parts = [each.digests for each in members if each.digests is not None]
         if why := differing_copies(parts, {name: first for each in members for name, first in each.copies.items()}):

@@ -160,8 +160,9 @@ class WorkerQueues(Queues, Protocol):
 
     @property
     def digests(self) -> deque[StepDigest]:
-        """Of the messages of each step that these ends have put to a server, or taken from there: for the broker, which
-        compares them. Taken away by another thread."""
+        """Digests of each step's messages that these ends have put to a server, or taken from there.
+
+        Another thread takes them away, for the broker, which compares those of both ends."""
 
     @property
     def endpoint(self) -> str:

@@ -101,12 +101,12 @@ class CommandHandler:
             self._end_with_the_step(*self._stop)
 
     def _may_be_complete(self, step: int) -> bool:
-        """False if this worker's stages have not come to `step`, or have no snapshot of it."""
+        """Return False if this worker's stages have not come to `step`, or have no snapshot of it."""
         finished = min(self._loop.progress.finished.values(), default=step)
         return step <= finished and self._hooks.may_be_complete(step)
 
     def _refuse(self, step: int) -> None:
-        """Keeps all that the announced checkpoint would let go of."""
+        """Keep all that checkpoint `step` would let go of: this worker lacks it, and the log says so once."""
         if not self._refused:
             log.warning(
                 "refused", reason=f"the broker says that checkpoint {step} is complete, which this worker lacks"

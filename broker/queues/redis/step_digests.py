@@ -1,4 +1,4 @@
-"""What each step's messages were at one end of a queue, in 16 digits: the broker compares those of both ends.
+"""Digests of 16 digits of each step's messages at one end of a queue; the broker compares those of both ends.
 
 A client of the server can replace a stream by another that is as well-formed. The consumer cannot tell, but what it has
 taken is then not what the producer has put, and both are reported to the broker, where that client has no say.
@@ -14,9 +14,9 @@ from stageline.broker.queues.base import QueueKey
 
 
 class StepDigests:
-    """Adds the digest of each step of queue `key` to `found`, once all messages of that step have come in their order.
+    """The digests of the steps of queue `key`, each added to `found` once all messages of its step came in order.
 
-    A step has none if it is not seen from its beginning on, or if the content of one of its messages is not known.
+    A step has no digest if it is not seen from its beginning on, or if the content of one of its messages is not known.
     """
 
     def __init__(self, key: QueueKey, microbatches: int, found: deque[StepDigest]) -> None:
@@ -27,7 +27,7 @@ class StepDigests:
         self._messages: list[str | None] = []
 
     def add(self, number: int, fingerprint: Hashable) -> None:
-        """Message `number` was put, or taken."""
+        """Add message `number`, which was put or taken, to the digest of its step."""
         step, place = divmod(number, self._per_step)
         if place == 0:
             self._messages = []

@@ -1,4 +1,4 @@
-"""What both ends of a queue report of its messages is compared."""
+"""The comparison of what both ends of a queue report of its messages."""
 
 from stageline.broker.ledger.queue_digests import REMEMBERED, QueueDigests
 
