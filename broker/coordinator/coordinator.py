@@ -178,8 +178,9 @@ class Coordinator:
                 self._reconcile(now)
             case RunState.RECONNECTING:
                 self._supervision.check_partings(now)
-                self._restart.reconnect(now)
-                self._start_if_all_present()
+                if self.run.lifecycle.state is RunState.RECONNECTING:  # a failure may have ended the run
+                    self._restart.reconnect(now)
+                    self._start_if_all_present()
                 if self.run.lifecycle.state is RunState.RECONNECTING:
                     self._shutdown.stop_if_due(now)
             case RunState.STOPPED | RunState.FINISHED | RunState.FAILED | RunState.DISMISSED:
