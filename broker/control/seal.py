@@ -30,17 +30,17 @@ class RunKeys:
     key: bytes = field(default=b"", repr=False)
 
     def of_incarnation(self, incarnation: int) -> bytes:
-        """With which the worker of this incarnation and the broker seal their messages to each other."""
+        """Return the secret that seals the messages between the broker and the worker of this incarnation."""
         return self._derived(f"incarnation {incarnation}")
 
     @property
     def of_queues(self) -> bytes:
-        """With which the run's workers seal the requests between the ends of their queues."""
+        """The secret that seals the requests between the ends of the workers' queues."""
         return self._derived("queues")
 
     @property
     def of_control(self) -> bytes:
-        """With which the run's supervisor, and the commands of its user, seal their messages to the broker."""
+        """The secret that seals the messages of the run's supervisor, and of its user's commands, to the broker."""
         return self._derived("control")
 
     def _derived(self, label: str) -> bytes:
@@ -51,14 +51,14 @@ class RunKeys:
 
 @dataclass(frozen=True, slots=True)
 class MessageSeal:
-    """What came with a message: its `tag`, made over `covered`, which begins with its `serial`."""
+    """The seal of a message that was received: its `tag`, made over `covered`, which begins with its `serial`."""
 
     tag: bytes
     serial: int
     covered: bytes = field(repr=False)
 
     def is_of(self, secret: bytes) -> bool:
-        """Whether it was made with `secret`; no seal is made with an empty one."""
+        """True if the seal was made with `secret`; no seal is made with an empty one."""
         return bool(secret) and hmac.compare_digest(self.tag, _tag(secret, self.covered))
 
 
@@ -78,8 +78,11 @@ def opened(frame: bytes) -> tuple[bytes, MessageSeal]:
 
 
 class Serials:
-    """Which serials of one secret have come: each counts once. The `recent` highest may come in any order, as those of
-    several processes that share a secret do; with 1, they only rise."""
+    """The serials of one secret that have come: each counts once.
+
+    The `recent` highest may come in any order, as those of several processes that share a secret do; with 1, they only
+    rise.
+    """
 
     def __init__(self, recent: int = 1) -> None:
         self._recent = recent
@@ -87,7 +90,7 @@ class Serials:
         self._seen: set[int] = set()
 
     def is_new(self, serial: int) -> bool:
-        """Whether it has not come, and is not older than those that are remembered. From then on it has come."""
+        """True if `serial` has not come, and is not older than those that are remembered. From then on it has come."""
         if serial <= self._floor or serial in self._seen:
             return False
         self._seen.add(serial)

@@ -125,7 +125,7 @@ class Coordinator:
         return Reception(outgoing, trusted=verdict.proven or placed)
 
     def envelopes(self, outgoing: Iterable[Outgoing], now: float) -> list[Envelope]:
-        """What was decided on, as it travels: sealed for those who can check it."""
+        """Return `outgoing` as bytes, sealed for recipients that can verify a seal."""
         return [self._seals.envelope(each, now) for each in outgoing]
 
     def _hears(self, sender: bytes, message: ToBroker) -> bool:
@@ -178,8 +178,9 @@ class Coordinator:
                 self._reconcile(now)
             case RunState.RECONNECTING:
                 self._supervision.check_partings(now)
-                self._restart.reconnect(now)
-                self._start_if_all_present()
+                if self.run.lifecycle.state is RunState.RECONNECTING:  # a failure may have ended the run
+                    self._restart.reconnect(now)
+                    self._start_if_all_present()
                 if self.run.lifecycle.state is RunState.RECONNECTING:
                     self._shutdown.stop_if_due(now)
             case RunState.STOPPED | RunState.FINISHED | RunState.FAILED | RunState.DISMISSED:
@@ -252,8 +253,7 @@ class Coordinator:
             self.run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
         if self.run.digests.differed:  # now or before: later snapshots contain what came of it too
             report = msgspec.structs.replace(report, snapshots=[])
-        if report.training_steps is not None:
-            self._note_training_steps(member, report.training_steps)
+        self._note_training_steps(member, report.training_steps)
         holder = Holder(member.name, member.incarnation)
         found = self.run.ledger.ingest(report, member.stages, holder, counted=member.counted)
         if found.steps:
@@ -276,13 +276,17 @@ class Coordinator:
         if self.run.outcome is not None:
             self.run.outgoing.append((member.sender, self.run.outcome.stop_message))
 
-    def _note_training_steps(self, member: Member, steps: int) -> None:
-        """How many steps a script trains is known to it alone, when it makes no more calls; it may still be resumed."""
-        if not self.run.config.scripted:
-            self.run.training_steps = steps
-            self.run.training_steps = self.run.steps_to_train  # of a run whose length is known, no worker tells another
-        elif member.is_script:
-            self._shutdown.called_for = steps
+    def _note_training_steps(self, member: Member, told: int | None) -> None:
+        """Note after how many steps the run ends.
+
+        The script alone knows that of a scripted run, once it makes no more calls. Until then it tells None, which
+        replaces what a lost script before it has told.
+        """
+        if self.run.config.scripted:
+            if member.is_script and member.reachable:
+                self._shutdown.called_for = told
+        elif told is not None:
+            self.run.training_steps = self.run.steps_to_train_of(told)
 
     def _add_evaluations(self, report: Report, member: Member) -> list[IllegalTransition]:
         """Stores what rounds of evaluation found, before the snapshots that come with it are counted: the best round is

@@ -15,7 +15,9 @@ from .records import RunRecords
 from .run import RunOutcome, RunPhase
 from .shutdown import Shutdown
 
-GRACE = 1.0  # seconds until what supports an end may have come from the other workers, or the script
+GRACE = 1.0  # seconds until what supports an end may have come from the other workers
+SCRIPT_GRACE = 5.0  # likewise from the script, whose thread may have to wait for the user's code
+_CALLS = "the script has not said that it makes no more calls"
 
 
 class Finishing:
@@ -43,23 +45,29 @@ class Finishing:
             member = self._run.registry.current(incarnation)
             if member is None:
                 del self._refused[incarnation]
-            elif now - since >= GRACE and (lacking := self._lacking(member)):
+                continue
+            lacking = self._lacking(member)
+            if lacking and now - since >= (SCRIPT_GRACE if lacking == _CALLS else GRACE):
                 self._refused[incarnation] = float("inf")
                 self._run.events.count_once("unsupported", f"refused: {member.label} has not finished: {lacking}")
 
     def _lacking(self, member: Member) -> str:
-        """Return which steps the ledger lacks of a worker that says that it has finished; "" if it lacks none."""
+        """Return why the end of `member` is not supported by the ledger. Returns "" if it is.
+
+        A script whose place is empty may be followed by another, which calls for more: the run waits for that one, or
+        stops after a lease.
+        """
         config, finished = self._run.config, self._run.ledger.finished
         script = self._run.registry.members.get(config.script) if config.script is not None else None
         called = self._shutdown.called_for
-        if script is not None and script.reachable and called is None:
-            return "the script makes more calls"
+        if config.scripted and called is None and (script is None or script.reachable):
+            return _CALLS
         total = (called or 0) if config.scripted else self._run.steps_to_train
         behind = [stage for stage in member.stages if finished[stage] < total]
         return ", ".join(f"stage {config.schedule.label(s)} has trained {finished[s]} of {total} steps" for s in behind)
 
     def _outcome(self) -> RunOutcome:
-        """Return how the run ends: with the weights that all workers have together."""
+        """Return the end of the run, with the digest of the weights that all workers have together."""
         members = self._run.registry.members.values()
         parts = [each.digests for each in members if each.digests is not None]
         if why := differing_copies(parts, {name: first for each in members for name, first in each.copies.items()}):

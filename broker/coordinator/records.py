@@ -55,7 +55,7 @@ class EventLog:
             self.warnings.append(line)
 
     def count_once(self, kind: str, line: str) -> None:
-        """The same, of what one who means harm may repeat: each line is logged once."""
+        """Count an anomaly that an attacker may repeat: each line is logged once."""
         self.anomalies[kind] += 1
         if line not in self._once:
             self._once.add(line)
@@ -165,8 +165,15 @@ class RunRecords:
     @property
     def steps_to_train(self) -> int:
         """After how many steps the run has finished; 0 as long as no worker that has the data has come."""
+        return self.steps_to_train_of(self.training_steps)
+
+    def steps_to_train_of(self, told: int | None) -> int:
+        """Return after how many steps the run has finished, if its workers have `told` a number, or none yet.
+
+        The number is not used if the run's length is known, or the run has ended early.
+        """
         early = self.early_end
-        known = self.training_steps if self.length is None else self.length.training
+        known = told if self.length is None else self.length.training
         return known or 0 if early is None else early.step
 
     def announcement(self, step: int) -> Trim | None:

@@ -27,7 +27,7 @@ class OutgoingSeals:
             del self._incarnations[next(iter(self._incarnations))]
 
     def envelope(self, outgoing: Outgoing, now: float) -> Envelope:
-        """The bytes that travel, with their recipient. `now` is in seconds since the epoch."""
+        """Return the message as bytes, with its recipient. `now` is in seconds since the epoch."""
         recipient, message = outgoing
         if isinstance(message, Assigned):  # it brings the secret, which its recipient has from now on
             self.note_proven(recipient, message.incarnation)

@@ -59,7 +59,7 @@ class Progress:
     last: int = -1  # the run's last stage
     finished: dict[int, int] = field(default_factory=dict)  # steps, by stage of this worker
     losses: dict[int, float | None] = field(default_factory=dict)  # by step, those that are kept; on the last stage
-    newest: tuple[int, float] | None = None  # the newest step that had a loss, and that
+    newest: tuple[int, float | None] | None = None  # the newest finished step and its loss; on the last stage
     written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
     stages: Mapping[int, Stage] = field(default_factory=dict)  # for the layer that they are in
     queues: WorkerQueues | None = None  # for the trouble that they have
@@ -177,7 +177,7 @@ class Progress:
         times = packed_times((d.instruction.action, d.start, d.end) for d in mine)
         self.steps.append(StepRecord(stage, step, times, loss, norm))
         self.finished[stage] = step + 1
-        if stage == self.last and loss is not None:
+        if stage == self.last:
             self.newest = step, loss
 
     def restored(self, losses: Mapping[int, float | None], evaluations: Iterable[EvaluationRecord]) -> None:

@@ -5,7 +5,18 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Answer, Ask, Assigned, Exited, Hello, Refused, Report, Standby, StopRun
+from stageline.broker.control.messages import (
+    Answer,
+    Ask,
+    Assigned,
+    Exited,
+    Failed,
+    Hello,
+    Refused,
+    Report,
+    Standby,
+    StopRun,
+)
 from stageline.broker.control.records import WorkerRecord
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
@@ -177,6 +188,21 @@ def test_without_recovery_a_part_of_the_workers_is_of_no_use():
         talk.send(name(0), working(0, turn))
         talk.after(1.0)
     assert (talk.core.run.registry.members, talk.core.run.phase) == ({}, RunPhase.WAITING)
+
+
+def test_without_recovery_a_failure_ends_the_run_in_the_turn_in_which_the_last_worker_reconnects():
+    """The broker let the failed run go on, and ended with an error of its own."""
+    before = Conversation(MemoryStore(), terms=TERMS)
+    for index in (0, 1):
+        before.join(index)
+    talk = again(before)
+    talk.send(name(0), Failed(1, "the disk is full", 1))
+    talk.now += 1.5  # without a turn of the broker
+    talk.send(name(1), working(1))
+    talk.core.tick(talk.now)
+    assert talk.core.run.lifecycle.state is RunState.FAILED
+    assert talk.core.run.outcome is not None
+    assert "the disk is full" in talk.core.run.outcome.reason
 
 
 @pytest.mark.parametrize("at_step_end", [False, True])

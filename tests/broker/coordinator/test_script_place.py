@@ -301,9 +301,46 @@ def test_workers_have_not_finished_while_the_script_calls(talk: Conversation):
     reach(talk, 20)
     for index in (0, 1):
         assert talk.send(name(index), finished(index)) == []
-    heartbeats(talk, 2.0, 0, 1, SCRIPT)
+    heartbeats(talk, 3.0, 0, 1, SCRIPT)
+    assert talk.status()["oddities"] == {}  # the script may be about to say that it makes no more calls
+    heartbeats(talk, 3.0, 0, 1, SCRIPT)
     assert talk.core.run.outcome is None
     assert talk.status()["oddities"] == {"unsupported": 2}
+
+
+def test_workers_have_not_finished_while_the_place_of_a_script_that_makes_more_calls_is_empty(talk: Conversation):
+    """A process that knew the workers' secrets ended the run as finished, after 0 steps."""
+    kill_script(talk)
+    for index in (0, 1):
+        assert talk.send(name(index), finished(index)) == []
+    assert talk.core.run.outcome is None
+    (stop,) = stops(heartbeats(talk, 12.0, 0, 1))
+    assert (stop.code, "was killed by SIGKILL" in stop.reason) == (130, True)
+
+
+def test_what_a_lost_script_had_called_for_holds_until_its_successor_speaks(talk: Conversation):
+    """The run finished with the steps that a lost script had called for, while its successor called for more."""
+    reach(talk, 20)
+    talk.send(name(SCRIPT), script_says("its end", training_steps=20))
+    kill_script(talk)
+    join_script(talk, pid=777)
+    talk.send(name(SCRIPT), script_says(incarnation=4))
+    for index in (0, 1):
+        talk.send(name(index), finished(index))
+    assert talk.core.run.outcome is None
+    talk.send(name(SCRIPT), script_says("its end", incarnation=4, training_steps=20))
+    for index in (0, 1):
+        talk.send(name(index), finished(index))
+    assert talk.core.run.phase is RunPhase.FINISHED
+
+
+def test_a_run_finishes_whose_script_is_lost_after_its_last_call(talk: Conversation):
+    reach(talk, 20)
+    talk.send(name(SCRIPT), script_says("its end", training_steps=20))
+    kill_script(talk)
+    for index in (0, 1):
+        talk.send(name(index), finished(index))
+    assert (talk.core.run.phase, talk.core.run.training_steps) == (RunPhase.FINISHED, 20)
 
 
 def test_a_worker_cannot_say_how_many_steps_a_script_will_ask_for(talk: Conversation):

@@ -36,6 +36,14 @@ def test_a_broker_without_records_receives_how_far_each_stage_is_and_the_losses(
     assert (memory.complete, memory.step) == (2, 3)
 
 
+def test_a_broker_without_records_receives_how_far_the_last_stage_is_if_its_newest_step_had_no_loss() -> None:
+    """The scaler had skipped every microbatch: the broker waited for that step without end, and the run with it."""
+    progress = Progress(last=1, finished={1: 0})
+    progress.closed(1, 0, 0.25)
+    progress.closed(1, 1, None)
+    assert [(each.stage, each.step, each.loss) for each in progress.records(2)] == [(1, 1, None)]
+
+
 def test_a_snapshot_on_disk_is_reported_and_remembered() -> None:
     progress = Progress()
     progress.durable(1, 4)
