@@ -33,10 +33,10 @@ def write_all(folder: Path, newest: StageState) -> None:
     snapshots = SnapshotDirectory(folder, ORIGIN)
     for stage in (0, 1):
         snapshots.delete_drafts(stage)
-    for step, state in zip((0, 20), (STATES[0], newest), strict=True):
+    for step, state in zip((0, 20, 40), (STATES[0], newest, STATES[0]), strict=True):
         snapshots.write(Snapshot(0, step, 1, state))
     snapshots.write(Snapshot(0, 20, 2, newest))
-    snapshots.delete_before(0, 20)
+    snapshots.delete_before(0, 40)  # the newest two stay
     snapshots.write(Snapshot(1, 20, 1, STATES[0]))
     (snapshots.path(1, 20) / "manifest.json").unlink()
     snapshots.write(Snapshot(1, 20, 2, STATES[0]))
@@ -81,7 +81,7 @@ def report(folder: Path, status: int) -> dict[str, object]:
         "unfinished": [path.name for path in folder.glob("stage-0/.*")],
     }
     snapshots.delete_drafts(0)
-    snapshots.write(Snapshot(0, 40, 3, STATES[0]))
+    snapshots.write(Snapshot(0, 60, 3, STATES[0]))
     return found | {"afterwards": sorted(path.name for path in folder.glob("stage-0/*"))}
 
 
