@@ -15,9 +15,9 @@ from .records import RunRecords
 from .run import RunOutcome, RunPhase
 from .shutdown import Shutdown
 
-GRACE = 1.0  # seconds until what supports an end may have come from the other workers
-SCRIPT_GRACE = 5.0  # likewise from the script, whose thread may have to wait for the user's code
-_CALLS = "the script has not said that it makes no more calls"
+# Seconds until what supports an end may have come: from a replacement of the last stage's worker, which tells where a
+# run ended early, or from the script, whose thread may have to wait for the user's code
+GRACE = 5.0
 
 
 class Finishing:
@@ -47,7 +47,7 @@ class Finishing:
                 del self._refused[incarnation]
                 continue
             lacking = self._lacking(member)
-            if lacking and now - since >= (SCRIPT_GRACE if lacking == _CALLS else GRACE):
+            if lacking and now - since >= GRACE:
                 self._refused[incarnation] = float("inf")
                 self._run.events.count_once("unsupported", f"refused: {member.label} has not finished: {lacking}")
 
@@ -61,7 +61,7 @@ class Finishing:
         script = self._run.registry.members.get(config.script) if config.script is not None else None
         called = self._shutdown.called_for
         if config.scripted and called is None and (script is None or script.reachable):
-            return _CALLS
+            return "the script has not said that it makes no more calls"
         total = (called or 0) if config.scripted else self._run.steps_to_train
         behind = [stage for stage in member.stages if finished[stage] < total]
         return ", ".join(f"stage {config.schedule.label(s)} has trained {finished[s]} of {total} steps" for s in behind)

@@ -95,7 +95,7 @@ def test_an_end_that_the_ledger_does_not_have_is_refused_and_named_once():
         talk.send(name(index), report(index, steps=steps(index, *range(25)), training_steps=25))
     for index in (0, 1):
         assert talk.send(b"stranger", finished(index)) == []
-    for _ in range(20):
+    for _ in range(60):
         talk.send(name(0), report(0)), talk.send(name(1), report(1)), talk.after(0.1)
     status = talk.status()
     assert (status["phase"], status["training_steps"], status["weights_sha256"]) == ("running", 150, None)
