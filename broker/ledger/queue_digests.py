@@ -13,7 +13,7 @@ REMEMBERED = 8192  # steps of each queue
 class QueueDigests:
     """The digests of the newest steps of each queue, whichever end has reported one first.
 
-    `differed`: whether those of both ends have differed once.
+    `differed`: True once those of both ends have differed.
     """
 
     def __init__(self) -> None:

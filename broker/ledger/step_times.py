@@ -18,12 +18,12 @@ _KINDS = {kind.encode(): kind for kind in Kind if kind not in (Kind.VERDICT, Kin
 
 
 def packed_times(timed: Iterable[TimedAction]) -> bytes:
-    """Returns `StepRecord.times` for the actions of one stage, in the order in which they ran."""
+    """Return `StepRecord.times` for the actions of one stage, in the order in which they ran."""
     return b"".join(ENTRY.pack(action.kind.encode(), action.microbatch, start, end) for action, start, end in timed)
 
 
 def timed_actions(record: StepRecord) -> list[TimedAction]:
-    """Returns the actions of a finished step with their times. An empty list if they were not measured."""
+    """Return the actions of a finished step with their times. An empty list if they were not measured."""
     if unreadable_times(record.times):
         return []  # of a store that another version has written
     return [
@@ -33,7 +33,7 @@ def timed_actions(record: StepRecord) -> list[TimedAction]:
 
 
 def unreadable_times(times: bytes, microbatches: int | None = None) -> str:
-    """Returns why `times` are not those of a step with so many `microbatches` (None: any), "" if they are."""
+    """Return why `times` are not those of a step with so many `microbatches` (None: any), "" if they are."""
     if len(times) % ENTRY.size:
         return f"has {len(times)} bytes of times; an action takes {ENTRY.size}"
     unknown = {bytes([kind]) for kind in times[:: ENTRY.size]} - _KINDS.keys()

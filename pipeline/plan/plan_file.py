@@ -15,7 +15,7 @@ class FileUnreadable(ValueError):
 
 
 def read_text(file: Path, longest: int) -> str:
-    """Returns the text of `file`, without a byte order mark.
+    """Return the text of `file`, without a byte order mark.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -40,7 +40,7 @@ def read_text(file: Path, longest: int) -> str:
 
 
 def tables_in(text: str) -> dict[str, Any]:
-    """Returns the tables of a TOML text. Raises `FileUnreadable`."""
+    """Return the tables of a TOML text. Raises `FileUnreadable`."""
     try:
         tables = tomllib.loads(text)
     except RecursionError:
