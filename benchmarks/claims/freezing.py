@@ -15,8 +15,8 @@ from benchmarks.measuring.rounds import Spread, alternate
 from benchmarks.trainers import ours, unsplit
 from benchmarks.workload import MICROBATCHES, STAGES, Timing, Workload, demand_equal_work
 from stageline.pipeline.plan import Plan, read_plan
-from stageline.workers.preflight.estimate import estimate
-from stageline.workers.preflight.results.trial_result import Estimate
+from stageline.workers.extras.preflight.estimate import estimate
+from stageline.workers.extras.preflight.trial_result import Estimate
 
 LAYERS, MIDDLE = 80, 40
 WORKLOAD = Workload(width=64, layers=LAYERS // STAGES, sequence=16, rows=4, warm=4, timed=12)

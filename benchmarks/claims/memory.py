@@ -6,9 +6,9 @@ from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.trainers.ours import PLAN
 from benchmarks.trainers.worker_memory import MemoryRun, train_and_watch
 from stageline.pipeline.plan import Plan, read_plan
-from stageline.workers.preflight.estimate import estimate
-from stageline.workers.preflight.memory.memory_choice import chosen_memory
-from stageline.workers.preflight.results.trial_result import WorkerEstimate
+from stageline.workers.extras.preflight.estimate import estimate
+from stageline.workers.extras.preflight.memory_choice import chosen_memory
+from stageline.workers.extras.preflight.trial_result import WorkerEstimate
 
 WIDTH, LAYERS, SEQUENCE, ROWS, MICROBATCHES, STEPS = 1024, 3, 64, 4, 4, 4
 SETS = (

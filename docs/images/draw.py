@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stageline.pipeline.schedule import Schedule, make_schedule, v_shaped, window_for
 from stageline.pipeline.schedule.check import Costs, check_schedule
-from stageline.pipeline.timetable import draw_svg
+from stageline.workers.extras.drawing import draw_svg
 
 FOUR = ((0,), (1,), (2,), (3,))
 AWAY = 2.0  # a one-way latency, in forwards

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stageline.pipeline.audit.defences import AddNoise, ClipRows, EqualNormGradients
     from stageline.pipeline.data import Batch, Rows, Source, split_batch
     from stageline.pipeline.data.datasets.loader import Loader
     from stageline.pipeline.data.datasets.stream import StreamLoader
@@ -27,12 +26,21 @@ if TYPE_CHECKING:
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
     from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.stage.stage import Stage
-    from stageline.pipeline.timetable import draw_svg, draw_text
     from stageline.workers.checkpoint.saved import NotSaved
     from stageline.workers.checkpoint.weights import load_weights
     from stageline.workers.errors import LineClosed, RunFailed
-    from stageline.workers.exchange.load import load
-    from stageline.workers.exchange.stored_weights import WeightsUnusable
+    from stageline.workers.extras.audit.defences import AddNoise, ClipRows, EqualNormGradients
+    from stageline.workers.extras.drawing import draw_svg, draw_text
+    from stageline.workers.extras.exchange.load import load
+    from stageline.workers.extras.exchange.stored_weights import WeightsUnusable
+    from stageline.workers.extras.taps.reading import (
+        NoTaps,
+        TappedLayer,
+        TappedMicrobatch,
+        Taps,
+        TapsUnusable,
+        read_taps,
+    )
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor.executor import ComputeFailed
@@ -42,7 +50,6 @@ if TYPE_CHECKING:
     from stageline.workers.script.line import Line
     from stageline.workers.script.processes.forkable import CannotFork
     from stageline.workers.script.train import Trained, train
-    from stageline.workers.taps.reading import NoTaps, TappedLayer, TappedMicrobatch, Taps, TapsUnusable, read_taps
 
 __all__ = [
     "AddNoise",

@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from stageline import Line, ModelRefused, PlanRefused, load, load_weights, traced
 from stageline.pipeline.plan import read_plan
-from stageline.workers.exchange.stored_weights import WeightsUnusable
+from stageline.workers.extras.exchange.stored_weights import WeightsUnusable
 from support import reference, whole_models
 from support.fork_server import ForkServer
 from support.plain_loop import PlainLoop, differing

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stageline.pipeline.plan import read_plan
-from stageline.workers.preflight.memory.memory_choice import chosen_memory
+from stageline.workers.extras.preflight.memory_choice import chosen_memory
 from stageline.workers.runs.folder import recorded_memory
 from support.paths import ROOT
 from support.workspace import Workspace

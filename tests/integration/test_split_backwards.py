@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stageline import Line
 from stageline.pipeline.schedule import Kind, make_schedule
-from stageline.workers.replay.replay import ReplayTarget, replay
+from stageline.workers.extras.replay.replay import ReplayTarget, replay
 from support import reference
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES

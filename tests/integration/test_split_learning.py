@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stageline.pipeline.model.loading.load import load_object
-from stageline.workers.exchange.load import load
+from stageline.workers.extras.exchange.load import load
 from support import reference
 from support.byte_tap import RECORDING, ByteTap, bytes_of, found, recorded, rows_of
 from support.paths import EXAMPLES, TESTS

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from stageline import Layer, Layers, Line, ModelRefused, traced
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Tied
+from stageline.workers.extras.replay.replay import ReplayTarget, replay
 from stageline.workers.process.in_process import run_memory
-from stageline.workers.replay.replay import ReplayTarget, replay
 from stageline.workers.runtime.job import prepare
 from support import reference
 from support.fork_server import ForkServer, Kill

@@ -116,7 +116,7 @@ def _record_worker(write: Callable[..., None], on_done: Callable[[], None]) -> N
 
 
 def _record_kept_rows(write: Callable[..., None]) -> None:
-    from stageline.workers.prefix_cache.cache import PrefixCache
+    from stageline.workers.extras.prefix_cache.cache import PrefixCache
 
     checksum = PrefixCache._sum
 

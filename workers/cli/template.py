@@ -26,7 +26,7 @@ _COMMANDS = ("broker", "trial", "worker")  # that it forks
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _MODULES = (  # that they import when they run
     "stageline.pipeline.plan.reader",
-    "stageline.workers.preflight.trial",
+    "stageline.workers.extras.preflight.trial",
     "stageline.workers.process.broker_process",
     "stageline.workers.process.worker_process",
 )

@@ -9,7 +9,7 @@ import msgspec
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.workers.disk.atomic_file import persist_json
-from stageline.workers.preflight.results.transcript import FirstBatches, Transcript, goes_on
+from stageline.workers.extras.preflight.transcript import FirstBatches, Transcript, goes_on
 
 FILE = "batches.json"
 

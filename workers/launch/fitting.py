@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stageline.pipeline.model.division.layer_costs import LayerRanges
-from stageline.pipeline.placement import HostFit, LayerTimes, fit, read_hosts
 from stageline.pipeline.plan import Plan
-from stageline.workers.preflight.results.trial_result import MeasuredLayers
+from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
+from stageline.workers.extras.preflight.trial_result import MeasuredLayers
 
 from .template import Template
 from .trials import measure_layers

@@ -12,7 +12,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
-from stageline.workers.preflight.results.trial_result import StageMemory, WorkerEstimate
+from stageline.workers.extras.preflight.trial_result import StageMemory, WorkerEstimate
 from stageline.workers.process.system import last_line
 from stageline.workers.process.system.signals import Signals
 from stageline.workers.process.system.socket_paths import demand_short_socket_paths

@@ -25,9 +25,9 @@ from stageline.broker.control.messages import Exited
 from stageline.broker.membership.failure_detector import describe_exit
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
-from stageline.workers.preflight.results.transcript import agrees, repeats
-from stageline.workers.preflight.results.trial_log import TrialLog
-from stageline.workers.preflight.results.trial_result import (
+from stageline.workers.extras.preflight.transcript import agrees, repeats
+from stageline.workers.extras.preflight.trial_log import TrialLog
+from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,
     MeasuredCut,
     MeasuredLayers,

@@ -18,9 +18,10 @@ from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.disk.scratch_files import ScratchFiles
-from stageline.workers.prefix_cache.cache import PrefixCache
-from stageline.workers.prefix_cache.opening import open_prefix_cache
-from stageline.workers.replay.recorder import RecordWriter, record_failure
+from stageline.workers.extras.prefix_cache.cache import PrefixCache
+from stageline.workers.extras.prefix_cache.opening import open_prefix_cache
+from stageline.workers.extras.replay.recorder import RecordWriter, record_failure
+from stageline.workers.extras.taps.tap_writer import LIMITS, TapWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.metrics_file import MetricsFile
 from stageline.workers.runtime.disk_wait import has_room
@@ -32,7 +33,6 @@ from stageline.workers.runtime.loop import CarryOut, WorkerLoop
 from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.program.orders import StepOrders
 from stageline.workers.runtime.state_files import offload_state
-from stageline.workers.taps.tap_writer import LIMITS, TapWriter
 
 log = structlog.get_logger()
 

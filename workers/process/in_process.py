@@ -28,8 +28,9 @@ from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
-from stageline.workers.prefix_cache.opening import open_prefix_cache
-from stageline.workers.replay.recorder import record_failure
+from stageline.workers.extras.prefix_cache.opening import open_prefix_cache
+from stageline.workers.extras.replay.recorder import record_failure
+from stageline.workers.extras.taps.tap_writer import BACKLOG, TapWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.metrics_file import MetricsFile
 from stageline.workers.runs.result import Facts, LaunchOutcome
@@ -38,7 +39,6 @@ from stageline.workers.runtime.executor.skipping import SkipLog
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.turns import Stuck, take_turns
-from stageline.workers.taps.tap_writer import BACKLOG, TapWriter
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator
 

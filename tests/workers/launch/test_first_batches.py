@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.workers.extras.preflight.checksums import record
+from stageline.workers.extras.preflight.transcript import Transcript
 from stageline.workers.launch.first_batches import FILE, demand_same_data, keep_first_batches
-from stageline.workers.preflight.checksums import record
-from stageline.workers.preflight.results.transcript import Transcript
 
 
 def transcript(value: float = 1.0, held_out: float = 0.0) -> Transcript:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from .tables import share, show
 
 if TYPE_CHECKING:  # slow to import
-    from stageline.workers.preflight.results.trial_result import StageMemory, WorkerEstimate
+    from stageline.workers.extras.preflight.trial_result import StageMemory, WorkerEstimate
 
 
 def chosen_lines(stages: Sequence["StageMemory"]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from .output import say
 from .tables import counted, show, size
 
 if TYPE_CHECKING:  # slow to import
-    from stageline.pipeline.placement import HostFit
+    from stageline.workers.extras.placement import HostFit
 
 
 def show_fit(found: "HostFit") -> None:

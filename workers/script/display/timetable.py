@@ -9,7 +9,7 @@ from typing import Any
 
 from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.schedule.check import Timed, check_schedule
-from stageline.pipeline.timetable import draw_svg, draw_text
+from stageline.workers.extras.drawing import draw_svg, draw_text
 
 WIDTH = 120  # columns of the text
 

@@ -14,7 +14,7 @@ from stageline.workers.cli.display.tables import counted
 from stageline.workers.cli.errors import CommandFailed
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.replay.replay import Replayed
+    from stageline.workers.extras.replay.replay import Replayed
 
 _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: "nothing recorded to compare with"}
 
@@ -46,8 +46,8 @@ def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch:
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
     from stageline.pipeline.model.loading.load import code_of
-    from stageline.workers.replay.replay import ReplayTarget, recorded_plan
-    from stageline.workers.replay.replay import replay as run_again
+    from stageline.workers.extras.replay.replay import ReplayTarget, recorded_plan
+    from stageline.workers.extras.replay.replay import replay as run_again
 
     copy = int(stage) if stage.isdecimal() else _copy(folder, stage)
     say(f"stageline: executes {', '.join(code_of(plan or recorded_plan(folder, copy)))}", err=True)

@@ -96,17 +96,17 @@ def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) ->
     SOURCE is a safetensors file, an index of several, a folder with them (as transformers or HuggingFaceStorageWriter
     write it), or the .pt file of a state dict.
     """
-    from stageline.workers.exchange.foreign import foreign_weights
+    from stageline.workers.extras.exchange.foreign import foreign_weights
 
     weights = foreign_weights(Path(source))
     if config is None:
         if sets:
             raise click.UsageError("--set goes with --plan")
-        from stageline.workers.exchange.export import export_file
+        from stageline.workers.extras.exchange.export import export_file
 
         export_file(weights, Path(out))
     else:
-        from stageline.workers.exchange.import_stages import import_stages
+        from stageline.workers.extras.exchange.import_stages import import_stages
 
         plan = options.plan_of(config, sets)
         with options.user_prints_to_stderr():

@@ -10,7 +10,7 @@ from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 
 if TYPE_CHECKING:  # they load torch
-    from stageline.workers.exchange.stored_weights import StoredWeights
+    from stageline.workers.extras.exchange.stored_weights import StoredWeights
 
 FORMATS = ("safetensors", "transformers", "dcp", "stages")
 _SHARD = "5GiB"
@@ -61,8 +61,8 @@ def export(
     newest checkpoint.
     """
     form = form or _form_of(out)
-    from stageline.workers.exchange import export as forms
-    from stageline.workers.exchange.stored_weights import take_weights
+    from stageline.workers.extras.exchange import export as forms
+    from stageline.workers.extras.exchange.stored_weights import take_weights
 
     target = Path(out)
 
@@ -99,7 +99,7 @@ def _form_of(out: str) -> str:
 
 
 def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[str, object]:
-    from stageline.workers.exchange.configuration import planned_configuration, read_configuration
+    from stageline.workers.extras.exchange.configuration import planned_configuration, read_configuration
 
     if config is not None:
         return read_configuration(Path(config))

@@ -13,8 +13,8 @@ from stageline.workers.cli.display.tables import counted, show
 from stageline.workers.process.system.signals import as_interrupts
 
 if TYPE_CHECKING:  # they load torch
-    from stageline.workers.exchange.load import RunModel
-    from stageline.workers.forward.forward_run import Measured
+    from stageline.workers.extras.exchange.load import RunModel
+    from stageline.workers.extras.forward.forward_run import Measured
     from stageline.workers.script.arguments.script_plan import Workers
 
 _plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
@@ -54,9 +54,9 @@ def predict(
     plan: str | None,
 ) -> None:
     """Write what the model of RUN returns for the rows of a file, in their order, in evaluation mode."""
-    from stageline.workers.forward.input_file import open_inputs
-    from stageline.workers.forward.output_file import demand_writable
-    from stageline.workers.forward.predict import predict_rows
+    from stageline.workers.extras.forward.input_file import open_inputs
+    from stageline.workers.extras.forward.output_file import demand_writable
+    from stageline.workers.extras.forward.predict import predict_rows
 
     demand_writable(Path(target))
     inputs = open_inputs(Path(source))
@@ -101,8 +101,8 @@ def evaluate(
     """
     if dataset is not None and source is not None:
         raise click.UsageError("--data and --source are two ways to say what to evaluate on: leave one out")
-    from stageline.workers.forward.evaluate import evaluate_run
-    from stageline.workers.forward.held_out import Wanted
+    from stageline.workers.extras.forward.evaluate import evaluate_run
+    from stageline.workers.extras.forward.held_out import Wanted
 
     model = _model(run, step, plan, device, ema=ema)
     wanted = Wanted(dataset, source, metrics or None, batch_size)
@@ -118,7 +118,7 @@ def evaluate(
 
 def _model(run: str, step: int | None, plan: str | None, device: str | None, *, ema: bool) -> "RunModel":
     """With the user's code, which may print."""
-    from stageline.workers.exchange.load import run_model
+    from stageline.workers.extras.exchange.load import run_model
 
     with options.user_prints_to_stderr():
         place = None if plan is None else Path(plan)

@@ -11,7 +11,7 @@ from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, show
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.taps.probe import ProbeReport
+    from stageline.workers.extras.taps.probe import ProbeReport
 
 _TITLES = {"accuracy": "accuracy", "r2": "R²"}
 
@@ -45,10 +45,10 @@ def probe(
     regression; scores are of samples that the probe was not trained on.
     """
     from stageline.workers.disk.atomic_file import write_json
-    from stageline.workers.taps.features import Pool
-    from stageline.workers.taps.probe import ProbeChoice
-    from stageline.workers.taps.probe import probe as train_probes
-    from stageline.workers.taps.reading import read_taps
+    from stageline.workers.extras.taps.features import Pool
+    from stageline.workers.extras.taps.probe import ProbeChoice
+    from stageline.workers.extras.taps.probe import probe as train_probes
+    from stageline.workers.extras.taps.reading import read_taps
 
     evaluation = None if rows is None else rows == "evaluation"
     choice = ProbeChoice(layers, target, None if pool is None else Pool(pool), evaluation)

@@ -11,8 +11,8 @@ from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, show
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.audit.audit import Picture
-    from stageline.workers.audit.report import AuditReport, CutAudit
+    from stageline.workers.extras.audit.audit import Picture
+    from stageline.workers.extras.audit.report import AuditReport, CutAudit
 
 _WORDS = (
     "Splitting alone is not privacy: the R² are shares of the inputs that others can compute from what crosses the "
@@ -75,9 +75,9 @@ def audit(
     Trains the model unsplit in this process, then tells inputs and labels from what would cross each cut. Nothing of
     a run is read or written.
     """
-    from stageline.workers.audit.audit import audit as audit_cuts
-    from stageline.workers.audit.report import AuditChoice
     from stageline.workers.disk.atomic_file import write_json
+    from stageline.workers.extras.audit.audit import audit as audit_cuts
+    from stageline.workers.extras.audit.report import AuditChoice
 
     plan = options.plan_of(config, sets)
     folder = None if out is None else Path(out)
@@ -97,8 +97,8 @@ def audit(
 
 
 def _write_picture(folder: Path, cut: "CutAudit", picture: "Picture") -> None:
-    from stageline.pipeline.audit.png import png
     from stageline.workers.disk.atomic_file import write_file
+    from stageline.workers.extras.audit.png import png
 
     write_file(folder / f"cut-{cut.cut}-{cut.defence.replace(' ', '-')}.png", png(picture))
 

@@ -17,7 +17,7 @@ from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, share, show, size
 
 if TYPE_CHECKING:  # slow to import
-    from stageline.workers.preflight.results.trial_result import Estimate
+    from stageline.workers.extras.preflight.trial_result import Estimate
 
 
 @click.command(epilog="Example: stageline plan examples/digits --set schedule.microbatches=16")

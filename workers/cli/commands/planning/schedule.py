@@ -9,7 +9,6 @@ from typing import Any
 import click
 import msgspec
 
-from stageline.pipeline import timetable
 from stageline.pipeline.schedule import (
     Mode,
     Placement,
@@ -24,6 +23,7 @@ from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from stageline.workers.cli import options
 from stageline.workers.cli.display.tables import counted, share, show
 from stageline.workers.cli.errors import suggestion
+from stageline.workers.extras import drawing as timetable
 
 from .schedule_file import from_file
 

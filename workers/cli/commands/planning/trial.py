@@ -27,7 +27,7 @@ def trial(
     """Try the plan CONFIG: load the model and the data, train one microbatch, and write the result to the log."""
     faulthandler.dump_traceback_later(bound + GRACE, exit=True)  # even if user code holds the interpreter's lock
     Lifeline(lifeline).end_process_when_cut(after=0.0)
-    from stageline.workers.preflight.trial import TrialWriter, carry_out_trial
+    from stageline.workers.extras.preflight.trial import TrialWriter, carry_out_trial
 
     with options.user_prints_to_stderr():
         plan = plans.read_plan(config, sets=sets, environment=os.environ)

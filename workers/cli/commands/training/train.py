@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stageline.pipeline import timetable
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.cli import options
@@ -17,6 +16,7 @@ from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, summary
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
+from stageline.workers.extras import drawing as timetable
 from stageline.workers.process.system.signals import Signals, exit_at_once
 from stageline.workers.process.system.streams import lost_output
 from stageline.workers.runs.folder import RESULT

@@ -1,0 +1,127 @@
+"""What each cut of a plan's model gives away: measured after some steps of training, with and without a defence.
+
+The one who looks is given what crosses the cut for all rows, the inputs of three quarters of them, and the label of one
+row of each class: a server with data of its own and the client's part of the model, for example. What can be told of
+the other rows is measured.
+"""
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor, nn
+
+from stageline.pipeline.data import Source
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.loading.load import load_source
+from stageline.pipeline.plan import Plan
+
+from . import decoders
+from .audited_model import AuditedModel
+from .cut_codecs import codecs_at
+from .defences import AddNoise, ClipRows, EqualNormGradients
+from .dependence import by_chance, centred_distances, correlation
+from .label_leak import told_by_direction, told_by_norm
+from .png import sheet
+from .report import AuditChoice, AuditReport, CutAudit
+from .sampled_rows import SampledRows
+
+SHOWN = 8  # images in a line of a picture
+
+Picture = Tensor  # uint8 [height, width, 3]
+Found = Callable[[CutAudit, Picture | None], object]
+
+
+def audit(plan: Plan, choice: AuditChoice, found: Found = lambda cut, picture: None) -> AuditReport:
+    """`found` is told each cut with its picture: the originals, what the linear decoder told of them, and what the
+    network did; None where inputs are no images.
+
+    Raises `ModelRefused`, `DataError` or `PlanRefused` for what cannot be trained or measured.
+    """
+    whole = _in_one_stage(plan)
+    source = load_source(whole)
+    sample = SampledRows.of(source, choice.sampled, plan.data.origin)
+    scored = source.held_out() is not None
+    results = []
+    for model, defence in _trained(plan, whole, source, sample, choice):
+        told, picture = _told(model, defence, sample, model.score() if scored else None)
+        results.append(told)
+        found(told, picture)
+    measure = next(iter(plan.metric_names), "loss") if scored else None
+    return AuditReport("audit/1", choice.steps, sample.trained, len(sample.tested), measure, results)
+
+
+def _in_one_stage(plan: Plan) -> Plan:
+    """The audit cuts the model itself."""
+    model = plan.model.model_copy(update={"cut": None, "stages": None, "balance": "parameters", "stage_memory": None})
+    return plan.model_copy(update={"model": model, "workers": (), "stage": None})
+
+
+def _trained(
+    plan: Plan, whole: Plan, source: Source, sample: SampledRows, choice: AuditChoice
+) -> Iterator[tuple[AuditedModel, str]]:
+    """The model cut at each place, without a defence and with each, and the defence's name. Where it is cut changes
+    nothing of what it learns with neither defence nor codec: then it is trained once for all cuts."""
+    plain = AuditedModel(whole)
+    if not plan.queues.lossy:
+        plain.train(source, choice.steps)
+    for cut, codecs in codecs_at(plan, _cuts(choice, plain.layers)).items():
+        for name, defence in _defences(whole, cut, sample, choice):
+            if defence is None and not plan.queues.lossy:
+                yield plain.cut_before(cut), name
+            else:
+                model = AuditedModel(whole).cut_before(cut, defence, codecs)
+                model.train(source, choice.steps)
+                yield model, name
+
+
+def _cuts(choice: AuditChoice, layers: int) -> tuple[int, ...]:
+    if wrong := [cut for cut in choice.cuts if not 0 < cut < layers]:
+        raise ModelRefused(f"there is no cut before layer {wrong[0]}: layers 1 to {layers - 1} may begin a stage")
+    return choice.cuts or tuple(range(1, layers))
+
+
+def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) -> list[tuple[str, nn.Module | None]]:
+    """By name; the first is none. Norms are those before the training."""
+    if not choice.defended:
+        return [("none", None)]
+    norm = choice.clip * float(AuditedModel(plan).cut_before(cut).features(sample.batch[0]).norm(dim=1).median())
+    return [
+        ("none", None),
+        (f"noise {choice.noise:g}", AddNoise(choice.noise)),
+        (f"clip {norm:.3g}", ClipRows(norm)),
+        ("equal norms", EqualNormGradients()),
+    ]
+
+
+def _told(
+    model: AuditedModel, defence: str, sample: SampledRows, score: float | None
+) -> tuple[CutAudit, Picture | None]:
+    """What is told of the rows that are not known, and the picture of that."""
+    crossing, gradients = model.crossing(sample.batch)
+    distances = sample.distances, centred_distances(crossing)
+    features = decoders.scaled(crossing, sample.trained)
+    linear = decoders.decoded_linearly(features, sample.wanted, sample.trained)
+    network = decoders.decoded_by_network(features, sample.wanted, sample.trained)
+    guess, classes = sample.wanted[: sample.trained].mean(0), sample.classes
+    told = CutAudit(
+        cut=model.cut,
+        layer=model.layer,
+        features=crossing.shape[1],
+        defence=defence,
+        dependence=correlation(*distances),
+        by_chance=by_chance(*distances),
+        linear=decoders.explained(linear, sample.tested, guess),
+        network=decoders.explained(network, sample.tested, guess),
+        by_norm=None if classes is None else told_by_norm(gradients, classes),
+        by_direction=None if classes is None else told_by_direction(gradients, classes),
+        score=score,
+        codec=model.codecs.forward,
+        codec_back=model.codecs.backward,
+    )
+    return told, _picture(sample.tested, linear, network)
+
+
+def _picture(tested: Tensor, linear: Tensor, network: Tensor) -> Picture | None:
+    if tested.dim() != 4 or tested.shape[1] not in (1, 3):
+        return None
+    low, high = tested.min(), tested.max()
+    return sheet([(each[:SHOWN] - low) / (high - low).clamp(min=1e-12) for each in (tested, linear, network)])

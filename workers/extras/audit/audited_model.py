@@ -1,0 +1,154 @@
+"""A plan's unsplit model with something in the place of a cut, and what crosses that.
+
+    x --> layers before the cut --> defence --> codec --> what crosses --> layers after it --> outputs
+
+Unsplit it computes what the split model would, with one microbatch in a batch, and with no codec at other cuts.
+"""
+
+from collections.abc import Callable
+from copy import copy
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from stageline.pipeline.data import Batch, Source, rows
+from stageline.pipeline.errors import ModelRefused, describe_error, raised_by_user_code
+from stageline.pipeline.model.cut import build_segments
+from stageline.pipeline.model.plan_stage import optimizer_of
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.tree import Tree, map_tensors, tensors
+from stageline.workers.extras.forward.held_out import Wanted, batches_of, loss_of, metrics_of
+from stageline.workers.runtime.executor.metric_value import metric_value
+
+from .cut_codecs import CutCodecs
+from .defences import EqualNormGradients
+
+LOSSLESS = CutCodecs()
+
+
+class AuditedModel:
+    """The model of `plan`, which has one stage, as the factory makes it. What its code raises becomes
+    `ModelRefused`."""
+
+    cut, layer, _what = 0, "", "the audit"
+
+    def __init__(self, plan: Plan) -> None:
+        (part,) = build_segments(plan)
+        part.load()
+        self._plan, self._layers, self._names, self._loss = plan, part.layers, part.names, loss_of(plan)
+        self.defence: nn.Module = nn.Identity()
+        self.codecs = LOSSLESS
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self._layers)
+
+    def cut_before(self, layer: int, defence: nn.Module | None = None, codecs: CutCodecs = LOSSLESS) -> Self:
+        """The same layers with a cut before one of them, with a defence and codecs there."""
+        found = copy(self)
+        found.cut, found.layer, found.codecs = layer, self._names[layer - 1], codecs
+        found._what = f"the audit of cut {layer}, after layer {found.layer},"
+        found.defence = nn.Identity() if defence is None else defence
+        return found
+
+    def features(self, inputs: Tree) -> Tensor:
+        """What crosses the cut: float32 [rows, features]."""
+        with torch.no_grad():
+            return side_by_side(self._ran(self._below, _own(inputs)), rows(inputs), self._what)
+
+    def train(self, source: Source, steps: int) -> None:
+        """By the plan's optimizer, batch by batch. Leaves the layers in evaluation mode."""
+        torch.manual_seed(self._plan.run.seed)
+        every = {id(each): each for layer in self._layers for each in layer.parameters() if each.requires_grad}
+        optimizer = optimizer_of(self._plan)([*every.values()]) if every else None
+        self._set_mode(training=True)
+        for step in range(steps if optimizer is not None else 0):
+            self._step(source.batch(step), optimizer)
+        self._set_mode(training=False)
+
+    def crossing(self, sample: Batch) -> tuple[Tensor, Tensor]:
+        """What crosses the cut, and the gradients of the mean loss that come back: float32 [rows, features]."""
+        inputs, targets = sample
+        sent = map_tensors(_leaf, self._ran(self._sent, _own(inputs)))
+        arrived = self._ran(self._arrived, sent)
+        features = side_by_side(arrived, rows(inputs), self._what)
+        torch.autograd.backward(tensors(self._ran(lambda x: self._loss(self._above(x), targets), _own(arrived))))
+        ends = [tensor for tensor in tensors(sent) if tensor.requires_grad]
+        gradients: list[Tree] = [torch.zeros_like(end) if end.grad is None else end.grad for end in ends]
+        return features, side_by_side(gradients, rows(inputs), self._what)
+
+    def score(self) -> float:
+        """The plan's first metric, or the loss, over the rows that it holds out."""
+        metric = next(iter(metrics_of(self._plan).values()), None)
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for inputs, targets in batches_of(self._plan, Wanted()):
+                outputs = self._ran(lambda x: self._above(self._below(x)), _own(inputs))
+                found = self._loss(outputs, targets) if metric is None else metric_value(metric, outputs, targets)
+                total, count = total + float(found) * rows(inputs), count + rows(inputs)
+        return total / count
+
+    def _below(self, inputs: Tree) -> Tree:
+        return self._arrived(self._sent(inputs))
+
+    def _sent(self, inputs: Tree) -> Tree:
+        for layer in self._layers[: self.cut]:
+            inputs = layer(inputs)
+        return inputs if self._defends_gradients else self._defended(inputs)
+
+    def _arrived(self, sent: Tree) -> Tree:
+        """What the layers above are given. The defence of gradients comes after the codec: its sender is there."""
+        arrived = self.codecs.passed(sent)
+        return self._defended(arrived) if self._defends_gradients else arrived
+
+    @property
+    def _defends_gradients(self) -> bool:
+        return isinstance(self.defence, EqualNormGradients)
+
+    def _defended(self, tree: Tree) -> Tree:
+        return map_tensors(lambda tensor: self.defence(tensor) if tensor.is_floating_point() else tensor, tree)
+
+    def _above(self, crossing: Tree) -> Tree:
+        for layer in self._layers[self.cut :]:
+            crossing = layer(crossing)
+        return crossing
+
+    def _step(self, batch: Batch, optimizer: torch.optim.Optimizer | None) -> None:
+        inputs, targets = batch
+        loss = self._ran(lambda x: self._loss(self._above(self._below(x)), targets), _own(inputs))
+        if optimizer is not None:
+            optimizer.zero_grad()
+            torch.autograd.backward(tensors(loss))
+            optimizer.step()
+
+    def _set_mode(self, *, training: bool) -> None:
+        for layer in self._layers:
+            layer.train(training)
+
+    def _ran(self, work: Callable[[Tree], Tree], given: Tree) -> Tree:
+        try:
+            with torch.autocast("cpu", torch.bfloat16, enabled=self._plan.model.autocast is not None):
+                return work(given)
+        except BaseException as error:  # user code may raise anything; the cause is chained
+            if not raised_by_user_code(error):
+                raise
+            raise ModelRefused(f"{self._what} failed: {describe_error(error)}") from error
+
+
+def side_by_side(tree: Tree, count: int, what: str) -> Tensor:
+    """All tensors of numbers with a fraction, float32 [rows, features]. Raises `ModelRefused` if there is none."""
+    usable = [each for each in tensors(tree) if each.is_floating_point() and each.shape[:1] == (count,)]
+    if not usable:
+        raise ModelRefused(f"{what} found no tensor of numbers with a fraction whose dimension 0 counts the rows")
+    return torch.cat([each.detach().float().flatten(1) for each in usable], dim=1)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
+
+
+def _own(inputs: Tree) -> Tree:
+    """A layer may write to what it is given."""
+    return map_tensors(torch.clone, inputs)

@@ -1,0 +1,252 @@
+"""Runs the stages of a run's model forward, on worker processes of this machine, as a script's `Line` does.
+
+    run's folder ── run_model ──> the unsplit model ── forks ──> worker 0: stage 0    worker 1: stage 1
+                                                                      │ batch -> ...  -> ... │ -> outputs
+
+This process has the model's weights in memory once; its workers, which are forks of it, share that memory. Nothing is
+written to the run's folder: the processes have a folder of their own, which is removed at the end.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from stageline.pipeline.data import Batch, rows
+from stageline.pipeline.errors import ModelRefused, StagelineError
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.update.optimizer import OptimizerFactory
+from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
+from stageline.workers.errors import RunFailed
+from stageline.workers.extras.exchange.load import RunModel
+from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runtime.executor.metric_value import Metric
+from stageline.workers.runtime.program.calls import CallKind
+from stageline.workers.runtime.program.program import AHEAD
+from stageline.workers.script.arguments.batch_shape import demand_batch
+from stageline.workers.script.arguments.model_weights import ModelWeights
+from stageline.workers.script.arguments.script_plan import LineOptions, Workers
+from stageline.workers.script.begin import InputsCheck, begin_run
+from stageline.workers.script.calls.open_call import Replies, only, total
+from stageline.workers.script.script_run import ScriptRun
+
+from .temporary_run import temporary_run_folder
+
+Tell = Callable[[str], object]  # takes a line for people
+
+
+class ForwardFailed(StagelineError):
+    """The stages could not compute a batch; the text names the stage, the layer, what it is and what it was given."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of an evaluation: the mean loss and metrics over so many `rows`."""
+
+    rows: int
+    loss: float | None
+    metrics: Mapping[str, float]
+
+
+class ForwardRun(AbstractContextManager["ForwardRun"]):
+    """The stages of `model` as workers: processes, or "inline" in this one. `loss` and `metrics` are for `evaluate`.
+    `tell` is told if a worker is lost and replaced.
+
+    Raises `ModelRefused`, `PlanRefused`, `CannotFork` or `ForwardFailed` if they do not start.
+    """
+
+    def __init__(
+        self,
+        model: RunModel,
+        workers: Workers = "processes",
+        *,
+        loss: Loss | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        tell: Tell = lambda line: None,
+    ) -> None:
+        self._model, self._titles, self._tell = model, list(metrics or ()), tell
+        with ExitStack() as stack:
+            folder = stack.enter_context(temporary_run_folder())
+            options = _options(model.plan, folder, workers, loss or _no_loss, list((metrics or {}).values()))
+            _, self._check, self._run = _begun(model, options)
+            stack.callback(self._run.discard)
+            self._names, self._least = list(options.named_metrics), options.microbatches
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._tell_news()  # of the last moments, too
+
+    def predictions(self, batches: Iterable[Tree]) -> Iterator[Tree]:
+        """What the model returns for each of the `batches`, of any number of rows, in evaluation mode, in their order.
+        Raises `ForwardFailed`, and `DataError` for a batch that cannot be cut into microbatches."""
+        sizes: deque[int] = deque()
+
+        def filled() -> Iterator[Batch]:
+            for batch in batches:
+                sizes.append(rows(batch))
+                yield with_rows(batch, self._least), None
+
+        for replies in self._replies(CallKind.PREDICT, filled()):
+            size = sizes.popleft()
+            output = concatenate(only(replies))
+            yield output if size >= self._least else _first(output, size, self._least)
+
+    def evaluate(self, batches: Iterable[Batch]) -> Measured:
+        """Raises as `predictions` does."""
+        sums = total(self._replies(CallKind.EVALUATE, map(_demanded, batches)))
+        count = sums["rows"]
+        metrics = {title: sums[name] / count for title, name in zip(self._titles, self._names, strict=True)}
+        return Measured(int(count), sums["loss"] / count if "loss" in sums else None, metrics)
+
+    def _replies(self, kind: CallKind, batches: Iterable[Batch]) -> Iterator[Replies]:
+        """At most `AHEAD` calls are under way."""
+        waiting: deque[tuple[Tree, Future[Replies]]] = deque()
+        for inputs, targets in batches:
+            self._check(inputs, 1)
+            if len(waiting) >= AHEAD:
+                yield self._result(*waiting.popleft())
+            with self._explained(waiting[0][0] if waiting else inputs):  # an earlier one may have failed
+                waiting.append((inputs, self._run.submit(kind, inputs, targets)))
+        while waiting:
+            yield self._result(*waiting.popleft())
+
+    def _result(self, inputs: Tree, done: "Future[Replies]") -> Replies:
+        with self._explained(inputs):
+            replies = done.result()
+        self._tell_news()
+        return replies
+
+    def _tell_news(self) -> None:
+        for line in self._run.news():
+            self._tell(line)
+
+    @contextmanager
+    def _explained(self, inputs: Tree) -> Iterator[None]:
+        """A context whose errors of the model name the layer, what it is, and the batch of these `inputs`."""
+        try:
+            yield
+        except (RunFailed, ComputeFailed) as error:
+            reason = error.reason if isinstance(error, RunFailed) else str(error)
+            layer = next((name for name in self._model.layer_names if f"layer {name}:" in reason), None)
+            what = "" if layer is None else f". Layer {layer} is {_described(self._model.module, layer)}"
+            raise ForwardFailed(f"{reason}{what}. The batch is {describe(inputs)}", error.exit_code) from error
+
+
+def with_rows(batch: Tree, least: int) -> Tree:
+    """A batch with fewer rows than microbatches has its last row once more for each that would be empty, which some
+    models do not take; one without rows stays as it is."""
+    count = rows(batch)
+    lacking = least - count
+    if not count or lacking <= 0:
+        return batch
+    return map_tensors(lambda tensor: torch.cat([tensor, *[tensor[-1:]] * lacking]), batch)
+
+
+def _first(output: Tree, size: int, least: int) -> Tree:
+    """Of the output for `least` rows, the first `size`."""
+    return map_tensors(lambda tensor: tensor[:size] if tensor.shape[:1] == (least,) else tensor, output)
+
+
+def _begun(model: RunModel, options: LineOptions) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+    try:
+        return begin_run(model.made, options)
+    except RunFailed as error:  # its folder is removed
+        raise ForwardFailed(error.reason, error.exit_code) from error
+
+
+def _options(plan: Plan, folder: Path, workers: Workers, loss: Loss, metrics: list[Metric]) -> LineOptions:
+    """Evaluation is the same on every schedule; no update is made, so neither optimizer nor snapshots are needed."""
+    cut, stages = plan.model.cut, plan.model.stages
+    plan = plan.without_replicas()
+    return LineOptions(
+        loss=loss,
+        optimizer=cast("OptimizerFactory", NoOptimizer),
+        cut=None if cut is None or isinstance(cut, str) else cut,
+        stages=stages if cut is None or isinstance(cut, str) else None,
+        placement=plan.placement,
+        schedule="gpipe",
+        microbatches=plan.schedule.in_step,
+        seed=plan.run.seed,
+        device=plan.workers[0].device,
+        threads=plan.workers[0].threads,
+        autocast=plan.model.autocast,
+        accept_difference=bool(plan.model.accept_difference),
+        metrics=metrics,
+        workers=workers,
+        name=plan.run.name,
+        folder=folder,
+        settings=_unlike(plan, workers) | _codecs(plan),
+    )
+
+
+class NoOptimizer:
+    """In the place of an optimizer where nothing is trained."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self.param_groups = [{"params": list(parameters)}]
+
+    def step(self) -> None: ...
+
+    def zero_grad(self) -> None: ...
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None: ...
+
+
+def _no_loss(outputs: Tree, targets: Tree) -> torch.Tensor:
+    raise AssertionError("predictions have no loss")
+
+
+def _demanded(batch: Batch) -> Batch:
+    demand_batch(*batch)
+    return batch
+
+
+def _unlike(plan: Plan, workers: Workers) -> dict[str, object]:
+    """The devices and threads of workers that have others than worker 0. Raises `ModelRefused` if they are inline: bits
+    follow from both."""
+    first, *others = plan.workers
+    found: dict[str, object] = {}
+    for number, each in enumerate(others, 1):
+        found |= {
+            f"workers.{number}.{key}": getattr(each, key)
+            for key in ("device", "threads")
+            if getattr(each, key) != getattr(first, key)
+        }
+    if found and workers == "inline":
+        raise ModelRefused(f"{next(iter(found))} is not that of worker 0: inline, all compute alike. Use processes")
+    return found
+
+
+def _codecs(plan: Plan) -> dict[str, object]:
+    """Between stages the same is lost as in the run."""
+    match plan.queues.codec:
+        case None:
+            return {}
+        case str(codec):
+            return {"queues.codec": codec}
+        case codecs:
+            return {f"queues.codec.{name}": codec for name, codec in codecs.items()}
+
+
+def _described(module: torch.nn.Module, name: str) -> str:
+    """The layer as torch prints it, if that is one line, else its class."""
+    try:
+        layer = module.get_submodule(name)
+    except AttributeError:  # a parameter, or a part of the forward
+        return "a function of the model"
+    text = repr(layer)
+    return text if "\n" not in text else f"a {type(layer).__name__}"

@@ -1,0 +1,171 @@
+"""Examines this machine, and a plan if there is one: can stageline work here, and will it compute the same bits?"""
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from enum import StrEnum
+from functools import partial
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import psutil
+import torch
+import zmq
+
+from stageline.broker.control.open import REDIS, open_server
+from stageline.broker.errors import BrokerError
+from stageline.broker.network.bind import listening
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.pipeline.addresses import masked
+from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.workers.process.system.socket_paths import longest_socket_path
+
+from .trial_result import TriedPlan
+
+NAME = "stageline"  # of the distribution, and of its one package
+_LIBRARIES = (
+    "torch",
+    "numpy",
+    "pyzmq",
+    "msgspec",
+    "redis",
+    "safetensors",
+    "zlib-ng",
+    "pydantic",
+    "psutil",
+    "click",
+    "rich",
+    "structlog",
+)
+_OLDEST_TORCH = (2, 10)  # before it, even torch.load(weights_only=True) could be made to run code
+
+
+class TryPlan(Protocol):
+    """Tries a plan."""
+
+    def __call__(self, plan: Plan, *, tell: Callable[[str], None]) -> TriedPlan:
+        """`tell` is called with how two trials of the plan differ, "" if they do not."""
+
+
+class Health(StrEnum):
+    GOOD = "good"
+    NOTE = "note"
+    BAD = "bad"
+
+
+class CheckResult(msgspec.Struct, frozen=True):
+    """What was examined, what was found, and whether it is as it should be."""
+
+    what: str
+    health: Health
+    found: str
+
+
+def examine(plan: Plan | None, folder: Path, trial: TryPlan) -> Iterator[CheckResult]:
+    """One finding after another: of the machine, then of the plan, with which `trial` is made. What it writes goes into
+    the empty `folder`."""
+    yield CheckResult("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
+    yield from (*_libraries(), _package())
+    memory, gib = psutil.virtual_memory(), 2**30
+    yield CheckResult("memory", Health.GOOD, f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB are free")
+    yield from (*_sameness(), *_sockets(folder))
+    if plan is not None:
+        yield from _plan(plan, trial)
+
+
+def _libraries() -> Iterator[CheckResult]:
+    for name in _LIBRARIES:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield CheckResult(name, Health.BAD, "is not installed; install stageline again")
+            continue
+        old = name == "torch" and tuple(map(int, version.split(".")[:2])) < _OLDEST_TORCH
+        yield CheckResult(
+            name, Health.BAD if old else Health.GOOD, f"{version}, but stageline needs 2.10" if old else version
+        )
+
+
+def _package() -> CheckResult:
+    """Another distribution may bring a package of the same name."""
+    found = sorted(set(metadata.packages_distributions().get(NAME, [])))
+    if found not in ([NAME], []):  # an editable install lists no package
+        return CheckResult(f"package {NAME}", Health.BAD, f"comes from {' and '.join(found)}; use a fresh environment")
+    return CheckResult(f"package {NAME}", Health.GOOD, str(Path(str(sys.modules[NAME].__file__)).parent))
+
+
+def _sameness() -> Iterator[CheckResult]:
+    """Machines that agree in this compute the same bits, with one plan and deterministic operations."""
+    hardware = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    yield CheckResult("hardware", Health.GOOD, f"{hardware}, {os.cpu_count()} cores, {device}")
+    facts = (sys.version_info[:2], torch.__version__, torch.__config__.show(), hardware, device)
+    digest = sha256(repr(facts).encode()).hexdigest()[:12]
+    yield CheckResult("fingerprint", Health.GOOD, f"{digest}: machines with the same one compute the same bits")
+
+
+def _sockets(folder: Path) -> Iterator[CheckResult]:
+    yield _tried("tcp on this machine", lambda: _bound("tcp://127.0.0.1:*"))
+    yield _tried("ipc sockets", lambda: _bound(f"ipc://{folder}/queues"))
+    length, most = longest_socket_path(), zmq.IPC_PATH_MAX_LEN
+    well = length <= most
+    way_out = "" if well else "; point TMPDIR at a shorter folder"
+    yield CheckResult("ipc paths", Health.GOOD if well else Health.BAD, f"{length} of {most} bytes{way_out}")
+
+
+def _plan(plan: Plan, trial: TryPlan) -> Iterator[CheckResult]:
+    yield from (CheckResult("exposure", Health.NOTE, warning) for warning in plan.warnings)
+    wanted, there = sum(worker.threads for worker in plan.workers), os.cpu_count() or 1
+    health = Health.NOTE if wanted > there else Health.GOOD
+    yield CheckResult("threads", health, f"the plan's workers use {wanted}, this machine has {there} cores")
+    yield _tried("broker.url", lambda: f"{_free(plan.broker.url)} is free")
+    servers = {"queues.url": plan.queues.url, "broker.store": plan.broker.store}
+    yield from (_tried(key, partial(_server, url)) for key, url in servers.items() if url.startswith(REDIS))
+    yield _tried("run.dir", lambda: _writable(plan.run.dir))
+    differences: list[str] = []
+    yield _tried("plan", lambda: _works(trial(plan, tell=differences.append)))
+    if differences:
+        same = "one microbatch, computed in two processes, gave the same bits"
+        health = Health.BAD if differences[0] else Health.GOOD
+        yield CheckResult("determinism", health, differences[0] or same)
+
+
+def _tried(what: str, look: Callable[[], str]) -> CheckResult:
+    try:
+        return CheckResult(what, Health.GOOD, look())
+    except (BrokerError, PlanRefused, ModelRefused, DataError, OSError) as error:
+        return CheckResult(what, Health.BAD, str(error))
+
+
+def _bound(url: str) -> str:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, listening(socket, url) as endpoint:
+        return endpoint
+
+
+def _server(url: str) -> str:
+    with closing(RedisLink(url)) as link:
+        link.ask(b"PING")
+        return "; ".join((f"{link.address} is there", *link.warnings))
+
+
+def _free(url: str) -> str:
+    with closing(open_server(url)) as channel:
+        return masked(channel.endpoint)
+
+
+def _writable(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder):
+        return f"{folder} can be written to"
+
+
+def _works(found: TriedPlan) -> str:
+    estimate = found.estimate
+    return f"{len(estimate.stages)} stages, {estimate.steps} steps; digest {estimate.digest[:12]}"

@@ -1,0 +1,198 @@
+"""Chooses what stages recompute and offload for a plan with `memory.limit`: tries each way of recomputing, counts what
+stages then take and how long they compute, and takes what costs least.
+
+    nothing                    fits: chosen
+    weights, optimizer         in files, as operations then take other memory for a moment
+    "stage", "layers"          recomputed, each without files and with them
+
+Each is a trial of its own, with a model of its own, one after the other.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+
+import torch
+from msgspec import structs
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused
+from stageline.pipeline.schedule.replicas import dealt
+from stageline.workers.extras.memory import (
+    Moved,
+    StageOption,
+    Switches,
+    WorkerRoom,
+    added_nanoseconds,
+    cheapest,
+    moved_bytes,
+    shortfalls,
+    tight_workers,
+)
+from stageline.workers.extras.preflight.dry_run import TrialWatch, dry_run, further_copies
+from stageline.workers.extras.preflight.queue_estimates import queue_estimates
+from stageline.workers.extras.preflight.trial_result import ChosenMemory, StageEstimate, StageMemory
+from stageline.workers.runtime.job import Job, prepare
+
+from .work_count import WorkCount
+from .worker_memory import limit_key, stage_load, worker_rooms
+
+_PARTS = ("activations", "weights", "optimizer")
+_OFFLOADS = tuple(chain.from_iterable(combinations(_PARTS, count) for count in range(len(_PARTS) + 1)))
+_FORMS = ("stage", "layers")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """All stages and their further copies, trained by one microbatch with one way of recomputing, which is called
+    `recompute` where the plan does not set it; by stage, how many nanoseconds it computes. `working`: by copy, the
+    bytes that are there for a moment with weights and optimizer in files, where that was tried."""
+
+    recompute: str
+    stages: Sequence[StageEstimate]
+    work: Sequence[int]
+    working: Sequence[int] = ()
+
+
+def chosen_memory(plan: Plan, doing: Callable[[str], None]) -> ChosenMemory:
+    """What `plan` leaves to be chosen. `doing` is told what is next.
+
+    Raises `PlanRefused` if no combination fits, and if the plan cannot work; then also `ModelRefused` or `DataError`.
+    """
+    job = prepare(plan, doing)
+    torch.set_num_threads(job.plan.workers[0].threads)
+    first, rooms = _first_trial(job, doing)
+    job = job.only(())  # without the layers, which the trial has used up
+    trials, left_out = [first], []
+    chosen = cheapest(_options(job, trials), rooms)
+    if chosen is None or any(each.nanoseconds for each in chosen):
+        trials[0] = replace(first, working=_working_in_files(job, "nothing", doing))
+        for form in _FORMS if _may_recompute(job) else ():
+            try:
+                trials.append(_trial(job, form, doing))
+            except ModelRefused as error:
+                left_out.append(f'recompute = "{form}" is not considered: {error}')
+        chosen = cheapest(_options(job, trials), rooms)
+    if chosen is None:
+        raise PlanRefused(list(_refusals(job, _options(job, trials), rooms)))
+    return _chosen(job, chosen, tight_workers(chosen, rooms), first, left_out)
+
+
+def _first_trial(job: Job, doing: Callable[[str], None]) -> tuple[_Trial, list[WorkerRoom]]:
+    counts = _counts(job)
+    stages, messages = dry_run(job, TrialWatch(doing), counts)
+    every = [*stages, *further_copies(job, stages)]
+    return _Trial("nothing", every, _nanoseconds(counts)), worker_rooms(job, every, queue_estimates(job, messages))
+
+
+def _trial(of: Job, form: str, doing: Callable[[str], None]) -> _Trial:
+    gc.collect()  # the model before it: graphs of autograd may be in circles
+    job = prepare(_with_form(of.plan, form), doing)
+    counts = _counts(job)
+    stages, _ = dry_run(job, TrialWatch(doing), counts)
+    every = [*stages, *further_copies(job, stages)]
+    return _Trial(form, every, _nanoseconds(counts), _working_in_files(of, form, doing))
+
+
+def _working_in_files(of: Job, form: str, doing: Callable[[str], None]) -> list[int]:
+    gc.collect()
+    parts = [part for part in _PARTS[1:] if part not in _stays(of)]
+    job = prepare(_with_form(of.plan, form, parts), doing)
+    stages, _ = dry_run(job, TrialWatch(doing))
+    return [each.working for each in (*stages, *further_copies(job, stages))]
+
+
+def _stays(job: Job) -> tuple[str, ...]:
+    """What cannot be in files."""
+    return ("weights",) if job.schedule.delays else ()
+
+
+def _counts(job: Job) -> list[WorkCount]:
+    return [WorkCount(job.plan.workers[job.schedule.owner(stage)].threads) for stage in range(job.schedule.stages)]
+
+
+def _nanoseconds(counts: Sequence[WorkCount]) -> list[int]:
+    return [round(each.nanoseconds) for each in counts]
+
+
+def _recompute_is_free(job: Job, stage: int) -> bool:
+    return f"stage.{stage}.recompute" in job.plan.undecided_memory(stage)
+
+
+def _may_recompute(job: Job) -> bool:
+    """Not in two halves of a backward: each would compute again."""
+    stages = range(job.schedule.stages)
+    return not job.schedule.halves_backwards and any(_recompute_is_free(job, stage) for stage in stages)
+
+
+def _with_form(plan: Plan, form: str, offload: Sequence[str] = ()) -> Plan:
+    """`plan` with what it leaves open decided so."""
+    values: Mapping[str, object] = {"recompute": form, "offload": [*offload]}
+    keys = (key for stage in range(plan.model.stages or 0) for key in plan.undecided_memory(stage))
+    return plan.with_memory({key: values[key.rpartition(".")[2]] for key in keys})
+
+
+def _options(job: Job, trials: Sequence[_Trial]) -> list[list[StageOption]]:
+    return [list(_options_of(job, stage, trials)) for stage in range(job.schedule.stages)]
+
+
+def _options_of(job: Job, stage: int, trials: Sequence[_Trial]) -> Iterator[StageOption]:
+    """In order: those that do least first."""
+    undecided, plan = job.plan.undecided_memory(stage), job.plan
+    free = _recompute_is_free(job, stage)
+    possible = [each for each in _OFFLOADS if not {*each} & {*_stays(job)}]
+    offloads = possible if f"stage.{stage}.offload" in undecided else [plan.offloaded_of(stage)]
+    microbatches = _microbatches(job, stage)
+    for trial in trials if free else trials[:1]:
+        recompute = trial.recompute if free else plan.recompute_of(stage) or "nothing"
+        copies = [each for each in trial.stages if job.schedule.replicas.stage(each.stage) == stage]
+        moved = Moved.of(copies[0].movable, copies[0].in_flight)
+        for offload in offloads:
+            own = {each.worker: _moving(each, trial, offload) for each in copies}
+            tight = {worker: stage_load(job, each, offload, waits=True) for worker, each in own.items()}
+            ample = {worker: stage_load(job, each, offload, waits=False) for worker, each in own.items()}
+            loads = {worker: (tight if job.plan.is_tight(worker) else ample)[worker] for worker in own}
+            added = added_nanoseconds(
+                microbatches * trial.work[stage],
+                microbatches * trials[0].work[stage],
+                moved_bytes(moved, offload, microbatches),
+            )
+            yield StageOption(Switches(recompute, offload), added, loads, ample)
+
+
+def _moving(stage: StageEstimate, trial: _Trial, offload: Sequence[str]) -> StageEstimate:
+    """With what it takes for a moment: where some of what could be is in files, the larger of the two."""
+    in_files = {*offload} & {*_PARTS[1:]}
+    if not in_files or not trial.working:
+        return stage
+    found = trial.working[stage.stage]
+    return structs.replace(stage, working=found if len(in_files) == len(_PARTS[1:]) else max(found, stage.working))
+
+
+def _microbatches(job: Job, stage: int) -> int:
+    """How many of a step the copy has that has most."""
+    shares = job.plan.stage_plan(stage).shares
+    return max(map(len, dealt(shares, job.schedule.microbatches)))
+
+
+def _chosen(
+    job: Job, chosen: Sequence[StageOption], tight: Sequence[int], plain: _Trial, left_out: Sequence[str]
+) -> ChosenMemory:
+    keys: dict[str, object] = {}
+    stages = []
+    for stage, option in enumerate(chosen):
+        values: Mapping[str, object] = {"recompute": option.switches.recompute, "offload": [*option.switches.offload]}
+        keys |= {key: values[key.rpartition(".")[2]] for key in job.plan.undecided_memory(stage)}
+        step = max(1, _microbatches(job, stage) * plain.work[stage])
+        recompute = option.switches.recompute
+        shown = recompute if isinstance(recompute, str) else ", ".join(recompute)
+        stages.append(StageMemory(stage, shown, option.switches.offload, round(option.nanoseconds / step, 3)))
+    keys |= {key: [*tight] for key in job.plan.undecided_of_workers}
+    return ChosenMemory(keys, tuple(stages), tuple(left_out))
+
+
+def _refusals(job: Job, options: Sequence[Sequence[StageOption]], rooms: Sequence[WorkerRoom]) -> Iterator[PlanError]:
+    for short in shortfalls(options, rooms):
+        limit = job.plan.limit_of(short.worker)
+        yield PlanError(limit_key(job, short.worker), str(short), value=str(limit))

@@ -1,0 +1,202 @@
+"""What a trial finds: what the plan comes to, what was computed on the way, or why the plan cannot work.
+
+It crosses from the process of the trial to the one that started it as JSON; neither needs torch to read it.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+from msgspec.structs import replace
+
+from stageline.broker.control.records import RunLength
+from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
+from stageline.pipeline.model.division.layer_costs import LayerCost
+from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.plan import PlanError, PlanRefused
+from stageline.workers.extras.preflight.transcript import Transcript
+
+_LASTING = {"weights": ("weights", "gradients", "averages"), "optimizer": ("optimizer",)}  # what is in files with it
+
+
+class StageEstimate(msgspec.Struct, frozen=True):
+    """One stage, or one replica of it, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
+    microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
+    for a microbatch is `tapped` bytes. `working` bytes come on top for a moment: what its operations make and free
+    again, and what backward computes again. Of what is stashed, `offloaded` bytes are in files most of the time; of
+    weights, gradients, averages and the optimizer's state, `in_files` bytes are memory of files. How much could be in
+    files at most is in `movable`, by what it is. A microbatch takes `halfway` bytes more between the halves of its
+    backward; None if the stage cannot split it.
+
+    `group` processes compute it together. With more than one, all bytes are those of one process that has the whole
+    stage: what a process of the group takes is not known."""
+
+    stage: int
+    worker: int
+    layers: tuple[str, ...]
+    parameters: int
+    trained: int
+    in_flight: int
+    bytes: dict[str, int]
+    total: int
+    tapped: int = 0
+    label: str = ""
+    working: int = 0
+    offloaded: int = 0
+    in_files: int = 0
+    group: int = 1
+    halfway: int | None = 0
+    movable: dict[str, int] = {}
+
+    def with_files(self, wanted: Collection[str]) -> "StageEstimate":
+        """The same with what is `wanted` in files, by its names in `memory.offload`."""
+        lasting = [part for each in wanted for part in _LASTING.get(each, ())]
+        return replace(
+            self,
+            offloaded=self.movable["activations"] if "activations" in wanted else 0,
+            in_files=sum(self.movable[part] for part in lasting),
+        )
+
+
+class QueueEstimate(msgspec.Struct, frozen=True):
+    """One queue, of messages as its `codec` writes them. Of a message, its producer has received `passed_on` bytes that
+    it only passes on, such as a skip over its stage; `retained` is what the messages take that its producer keeps until
+    they are trimmed: those of one step, or, with recovery, of all steps from one complete checkpoint to the next."""
+
+    queue: str
+    producer: int  # a stage
+    consumer: int
+    message: int  # bytes
+    passed_on: int  # bytes
+    in_flight: int  # messages put and not yet taken, at most
+    retained: int  # bytes
+    ends: str = ""  # the stages, for people: "1.0 to 2"
+    codec: str = "lossless"
+
+
+class WorkerEstimate(msgspec.Struct, frozen=True):
+    """What one worker's process takes at most beyond the imports of its program: `bytes` says what takes how much,
+    `total` all of it; or the model as a whole, while it is loaded, if that is more. `stages` and `working` of a worker
+    on another device are there, the others in its host's memory. It may take `limit`, if the plan says so. If that is
+    `tight`, it gives back what it frees, and waits for its snapshots: then `bytes` are those of a worker that does.
+    From a limit of `ample` bytes on it need not."""
+
+    worker: int
+    bytes: dict[str, int]
+    total: int
+    limit: int | None = None
+    tight: bool = False
+    ample: int | None = None
+
+
+class StageMemory(msgspec.Struct, frozen=True):
+    """What `stage` recomputes and offloads, chosen for a limit; its part of a step takes longer by that `share`."""
+
+    stage: int
+    recompute: str
+    offload: tuple[str, ...]
+    share: float
+
+
+class CacheEstimate(msgspec.Struct, frozen=True):
+    """What `stage`, the first that trains, keeps on the disk of its `worker` of the steps before `replayed_from`: a row
+    of `row_bytes` for each sample; the stages before it do not run in later steps."""
+
+    stage: int
+    worker: int
+    replayed_from: int
+    samples: int
+    row_bytes: int
+    bytes: int
+
+
+class ScheduleEstimate(msgspec.Struct, frozen=True):
+    """A schedule that a run may choose: how many microbatches each stage has `in_flight` at most, the bytes of the
+    worker that takes most, and the `reason` why it cannot be taken; "" if it can. `halves`: it splits backwards."""
+
+    name: str
+    in_flight: tuple[int, ...]
+    bytes: int
+    reason: str = ""
+    halves: bool = False
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Schema plan/1. `idle` is each worker's share of a step, if a backward takes twice a forward, messages no time."""
+
+    schema: str = "plan/1"
+    digest: str
+    plan: dict[str, object]
+    origins: dict[str, str]
+    warnings: tuple[str, ...]
+    steps: int
+    stages: list[StageEstimate]
+    queues: list[QueueEstimate]
+    workers: list[WorkerEstimate]
+    idle: tuple[float, ...]
+    seconds: tuple[float, ...] = ()  # of a microbatch, by stage, if where to cut was measured
+    prefix_cache: CacheEstimate | None = None
+    replicas: list[StageEstimate] = []  # of stages, besides the first of each
+    schedules: tuple[ScheduleEstimate, ...] = ()  # of a run that chooses its schedule
+    memory: tuple[StageMemory, ...] = ()  # of a plan with a limit: what was chosen for it
+
+
+class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
+    """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only; `frozen`
+    are those above of which nothing is trained. `layouts` are the stages', if they were asked for; `cut` is where they
+    begin, if that was measured, and `memory` what was chosen for a limit, by keys of the plan."""
+
+    estimate: Estimate
+    length: RunLength
+    first_trainable: int
+    transcript: Transcript
+    layouts: tuple[StageLayout, ...] = ()
+    cut: tuple[int, ...] | None = None
+    frozen: tuple[int, ...] = ()
+    memory: dict[str, object] = {}
+
+
+class MeasuredCut(msgspec.Struct, frozen=True, tag="cut"):
+    """Where a plan is cut that has this measured, and the seconds that each stage takes for a microbatch."""
+
+    cut: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+class ChosenMemory(msgspec.Struct, frozen=True, tag="memory"):
+    """What was chosen for a plan with a limit: `keys` of the plan with their values; what each of the `stages` does,
+    chosen or not; and why some ways of recomputing were `left_out`."""
+
+    keys: dict[str, object]
+    stages: tuple[StageMemory, ...]
+    left_out: tuple[str, ...] = ()
+
+
+class MeasuredLayers(msgspec.Struct, frozen=True, tag="layers"):
+    """What each layer costs with the plan's microbatches, of which a step has so many."""
+
+    names: tuple[str, ...]
+    costs: tuple[LayerCost, ...]
+    microbatches: int
+
+
+class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """The plan cannot work: the error of that `kind`, and its texts, of which a refused plan has several."""
+
+    kind: str
+    texts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, error: StagelineError) -> "TrialRefusal":
+        texts = map(str, error.errors) if isinstance(error, PlanRefused) else [str(error)]
+        return cls(type(error).__name__, tuple(texts))
+
+    @property
+    def error(self) -> StagelineError:
+        """To be raised."""
+        match self.kind:
+            case PlanRefused.__name__:
+                return PlanRefused([PlanError("", text) for text in self.texts])
+            case DataError.__name__:
+                return DataError("\n".join(self.texts))
+            case _:
+                return ModelRefused("\n".join(self.texts))

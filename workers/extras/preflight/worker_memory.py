@@ -1,0 +1,106 @@
+"""What the process of each worker takes at most, from what its stages and its messages take."""
+
+from collections.abc import Collection, Iterator, Sequence
+from functools import reduce
+
+from stageline.broker.codec.message import Flow
+from stageline.pipeline.plan import PlanError
+from stageline.pipeline.stage.backward.offload import AHEAD
+from stageline.workers.disk.scratch_files import BACKLOG
+from stageline.workers.extras.memory import StageLoad, WorkerRoom
+from stageline.workers.extras.memory.load import ample_limit_for, limit_for
+from stageline.workers.extras.preflight.trial_result import QueueEstimate, StageEstimate, WorkerEstimate
+from stageline.workers.runtime.job import Job
+
+_SAVED = ("weights", "optimizer", "averages")  # what a snapshot copies of what a stage holds
+
+
+def worker_estimates(
+    job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate]
+) -> list[WorkerEstimate]:
+    """In the order of the workers. `stages` are those of the model, then their further replicas."""
+    found = []
+    for worker, room in enumerate(worker_rooms(job, stages, queues)):
+        own, tight = [stages[stage] for stage in job.plan.placement[worker]], job.plan.is_tight(worker)
+        load, plain = (_worker_load(job, own, waits=waits) for waits in (tight, False))
+        ample = None if room.limit is None else ample_limit_for(room.peak(plain))
+        found.append(WorkerEstimate(worker, room.parts(load), room.peak(load), room.limit, tight, ample))
+    return found
+
+
+def worker_rooms(job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate]) -> list[WorkerRoom]:
+    """What each worker takes besides its stages, and how much it may take."""
+    model = 0 if job.plan.loads_weights else sum(each.bytes["weights"] for each in stages[: job.schedule.stages])
+    own = [[stages[stage] for stage in placed] for placed in job.plan.placement]
+    return [
+        WorkerRoom(_messages(job, each, queues), model, BACKLOG + AHEAD, job.plan.limit_of(worker))
+        for worker, each in enumerate(own)
+    ]
+
+
+def stage_load(job: Job, stage: StageEstimate, offload: Collection[str], *, waits: bool) -> StageLoad:
+    """What a stage takes of its worker that has `offload` in files. One that `waits` does nothing else while a
+    snapshot is written: the copy is not beside what the update before it has cleared."""
+    in_files = stage.with_files(offload)
+    copied = _copied(job, offload, stage)
+    return StageLoad(
+        held=stage.total - in_files.offloaded - in_files.in_files,
+        working=max(stage.working, copied - _cleared(job, in_files)) if waits else stage.working,
+        copied=0 if waits else copied,
+        offloaded=in_files.offloaded,
+    )
+
+
+def over_limit(job: Job, workers: Sequence[WorkerEstimate]) -> Iterator[PlanError]:
+    """The workers that would take more than they may, whatever was said of their stages."""
+    for each in workers:
+        if each.limit is not None and each.total > each.limit:
+            stages = ", ".join(str(job.schedule.label(stage)) for stage in job.plan.placement[each.worker])
+            yield PlanError(
+                limit_key(job, each.worker),
+                f"worker {each.worker} would take {each.total} bytes with what the plan says of stages {stages}. Use "
+                f'"{-(-limit_for(each.total) // 2**20)}MiB" or more, or leave recompute and offload to be chosen',
+                value=str(each.limit),
+            )
+
+
+def limit_key(job: Job, worker: int) -> str:
+    """The key that says how much it may take."""
+    return "memory.limit" if job.plan.workers[worker].memory is None else f"workers.{worker}.memory"
+
+
+def _worker_load(job: Job, own: Sequence[StageEstimate], *, waits: bool) -> StageLoad:
+    """What the stages of one worker take, with what the plan says of them."""
+    offloads = (job.plan.offloaded_of(job.schedule.replicas.stage(each.stage)) for each in own)
+    return reduce(
+        StageLoad.beside,
+        (stage_load(job, each, offload, waits=waits) for each, offload in zip(own, offloads, strict=True)),
+    )
+
+
+def _copied(job: Job, offload: Collection[str], stage: StageEstimate) -> int:
+    """What a snapshot takes, if its copy is in memory."""
+    if not job.plan.recovery.on or job.plan.queues.url == "memory://" or {"weights", "optimizer"} & {*offload}:
+        return 0
+    there = job.plan.workers[stage.worker].device != "cpu"  # versions on the CPU are never written to, and not copied
+    return sum(stage.bytes[part] for part in (*_SAVED, *(["stashed_weights"] if there else [])))
+
+
+def _cleared(job: Job, stage: StageEstimate) -> int:
+    """What of a stage is not there after an update: gradients, and what is stashed, in memory and on its way to files.
+    In asynchronous mode, microbatches are in flight then; other stages of the worker may use the way to files."""
+    stashed = 0 if job.schedule.mode == "async" else stage.bytes["activations"] - stage.offloaded
+    alone = job.schedule.mode != "async" and len(job.plan.placement[stage.worker]) == 1
+    return stage.bytes["gradients"] + stashed + (min(stage.offloaded, BACKLOG + AHEAD) if alone else 0)
+
+
+def _messages(job: Job, own: Sequence[StageEstimate], queues: Sequence[QueueEstimate]) -> int:
+    """Activations that are in flight count with the stage that has them stashed, not here."""
+    numbers = {stage.stage: stage for stage in own}
+    retained = 0
+    for queue in queues:
+        if queue.producer in numbers:
+            stashed = numbers[queue.producer].in_flight if queue.queue.startswith(f"{Flow.FORWARD}-") else 0
+            retained += max(0, queue.retained - stashed * queue.message)
+    waiting = sum(queue.message * queue.in_flight for queue in queues if queue.consumer in numbers)
+    return min(retained, job.plan.queues.retain_bytes) + waiting
