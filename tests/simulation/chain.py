@@ -26,8 +26,8 @@ from stageline.pipeline.evaluation import Criterion, Rounds, Standing
 from stageline.pipeline.schedule import Kind, Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.call_sequence import CallSequence
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.executor.executor import Sums
-from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.program.program import ENDLESS, NO_ROUNDS, Program
 

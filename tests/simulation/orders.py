@@ -7,7 +7,7 @@ from simulation.environment import Environment
 from stageline.broker.control.messages import Assigned
 from stageline.pipeline.choice import ChosenSchedule, MeasuredTimes, ScheduleReview, StageBytes
 from stageline.pipeline.schedule import Schedule
-from stageline.workers.runtime.program.orders import StepOrders
+from stageline.workers.runtime.orders import StepOrders
 
 CHANGED = "the schedule is changed"
 MEMORY = 2**40  # bytes, more than any of the schedules takes

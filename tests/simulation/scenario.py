@@ -11,7 +11,7 @@ from typing import get_args
 from simulation.network import Weather
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, Tied, Ties, make_schedule
-from stageline.workers.runtime.program.calls import CallKind
+from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.program.program import NO_ROUNDS
 
 PLACEMENTS: tuple[Placement, ...] = (

@@ -22,7 +22,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from stageline.workers.script.calls.driver import Driver
 from stageline.workers.script.calls.open_call import Replies
 

@@ -27,8 +27,8 @@ from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.worker_process import failures_reported
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.runtime.progress import Progress

@@ -24,10 +24,10 @@ from stageline.pipeline.schedule import Kind, Placement, make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call, settled_call
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.metric_value import Metric
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop
-from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position, encode_call, settled_call
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.program.program import AHEAD, ENDLESS, Program
 from stageline.workers.runtime.program.queue_keys import call_key

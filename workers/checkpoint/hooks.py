@@ -26,11 +26,11 @@ from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.disk_wait import in_turns, is_written
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
-from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed

@@ -26,7 +26,7 @@ from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.state.stage_state import InFlight, Previous, StageState
 from stageline.workers.disk.atomic_file import sync
 from stageline.workers.disk.tensor_file import Make, link_tensors, read_tensors, write_tensors
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 
 from .state_tree import BadStateTree, Json, decode_state, encode_state
 

@@ -15,8 +15,8 @@ from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.pipeline.stage.tied_stage import copies_in
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
+from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
-from stageline.workers.runtime.program.calls import LAST_REPLIES, Position
 
 from .control_thread import ControlThread
 from .session import Stopped

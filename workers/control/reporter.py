@@ -10,8 +10,8 @@ from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import QueueKey, Trouble
 from stageline.pipeline.schedule import Kind
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.machine import AwaitCredit
-from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
 

@@ -24,14 +24,14 @@ from stageline.workers.extras.replay.recorder import RecordWriter, record_failur
 from stageline.workers.extras.taps.tap_writer import LIMITS, TapWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.metrics_file import MetricsFile
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.disk_wait import has_room
 from stageline.workers.runtime.executor.executor import ComputeFailed, Executor
 from stageline.workers.runtime.executor.skipping import SkipLog
 from stageline.workers.runtime.executor.stage_bytes import HeldBytes, StageBytesMeter
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop
-from stageline.workers.runtime.program.calls import Position
-from stageline.workers.runtime.program.orders import StepOrders
+from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.state_files import offload_state
 
 log = structlog.get_logger()

@@ -16,8 +16,8 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree
 
+from .calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call
 from .executor.executor import Executor, Sums
-from .program.calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call
 from .program.instruction import Instruction
 from .program.program import Program
 from .program.queue_keys import call_key

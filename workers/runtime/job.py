@@ -30,10 +30,10 @@ from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
+from .calls import CallFeed
 from .executor.executor import Executor
 from .executor.metric_value import Metric
 from .executor.skipping import SkipLog, SkippingExecutor
-from .program.calls import CallFeed
 from .program.program import ENDLESS, NO_ROUNDS, Program
 from .sample_order import made_order, order_of
 from .staying import demand_staying

@@ -27,12 +27,12 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runs.metrics.lines import MetricsLine, StepMetrics, evaluation_line
 
 from .call_sequence import CallSequence, SaveStages
+from .calls import CallKind, Position
 from .executor.executor import Executor
 from .machine import AwaitCredit, AwaitOrder, Command, Compute, Finish, Machine, Take
+from .orders import LONGEST, OrderMissing, StepOrders
 from .outbound_queues import OutboundQueues
-from .program.calls import CallKind, Position
 from .program.instruction import Instruction
-from .program.orders import LONGEST, OrderMissing, StepOrders
 from .program.program import Program
 from .program.replays import CacheUse
 from .progress import Progress

@@ -19,11 +19,11 @@ from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
 
+from .calls import Position
 from .executor.stage_bytes import HeldBytes
 from .machine import AwaitCredit, Take
-from .program.calls import Position
+from .orders import StepOrders
 from .program.instruction import Instruction
-from .program.orders import StepOrders
 
 
 class Done(msgspec.Struct):

@@ -17,8 +17,8 @@ from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.control import commands
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.session import Stopped
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.runtime.program.queue_keys import call_key, loss_key, queue_key, reply_key

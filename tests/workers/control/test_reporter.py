@@ -25,9 +25,9 @@ from stageline.pipeline.schedule import forward_only, make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import MOST_REPEATED, Reporter
+from stageline.workers.runtime.calls import Call, CallKind, Position
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit, Take
-from stageline.workers.runtime.program.calls import Call, CallKind, Position
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.program.program import Program
 from stageline.workers.runtime.program.queue_keys import call_key, reply_key

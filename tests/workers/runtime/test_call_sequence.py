@@ -18,7 +18,7 @@ from stageline.broker.queues.redis.queues import RedisQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
-from stageline.workers.runtime.program.calls import Call, CallKind, CallRefused, Position, encode_call
+from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
 from stageline.workers.runtime.program.queue_keys import call_key, loss_key, reply_key
 from support.payloads import bits
 from support.redis_server import shared_server

@@ -13,10 +13,10 @@ from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.loading.load import load_source
 from stageline.pipeline.model.loading.script_objects import OBJECTS
 from stageline.pipeline.plan import read_plan
+from stageline.workers.runtime.calls import CallFeed
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.skipping import SkipLog, SkippingExecutor
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.program.calls import CallFeed
 from stageline.workers.runtime.program.program import NO_ROUNDS
 from support.small_plans import plan
 from support.workspace import Workspace

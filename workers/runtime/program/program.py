@@ -16,10 +16,10 @@ from stageline.broker.codec.message import message_number
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, forward_only
+from stageline.workers.runtime.calls import Call, CallKind, Position
+from stageline.workers.runtime.orders import StepOrders
 
-from .calls import Call, CallKind, Position
 from .instruction import Instruction
-from .orders import StepOrders
 from .queue_keys import evaluation_key, verdict_key
 from .replays import Replays
 from .run_queues import RunQueues

@@ -13,8 +13,8 @@ from functools import cache, cached_property
 from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey, QueuePart
 from stageline.pipeline.schedule import Action, Schedule
+from stageline.workers.runtime.calls import CallKind
 
-from .calls import CallKind
 from .instruction import Instruction
 from .queue_keys import call_key, evaluation_key, loss_key, queue_key, reply_key, verdict_key
 from .replays import Replays

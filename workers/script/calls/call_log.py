@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.program.calls import Call, CallKind, Position, encode_call
+from stageline.workers.runtime.calls import Call, CallKind, Position, encode_call
 from stageline.workers.runtime.program.program import Program
 
 WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_dict entries; in no order: hashes differ

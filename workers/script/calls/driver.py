@@ -35,7 +35,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.session import Stopped
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.program.calls import LAST_REPLIES, Call, CallKind, Position, settled_call
+from stageline.workers.runtime.calls import LAST_REPLIES, Call, CallKind, Position, settled_call
 from stageline.workers.runtime.program.program import AHEAD, Program
 from stageline.workers.runtime.program.queue_keys import call_key
 from stageline.workers.runtime.progress import Progress

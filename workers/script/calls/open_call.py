@@ -9,7 +9,7 @@ from typing import Any
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.program.calls import Call
+from stageline.workers.runtime.calls import Call
 
 Replies = Mapping[int, Tree]  # to one call, by worker
 

@@ -35,7 +35,7 @@ from stageline.workers.errors import RunFailed
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.store import measured_timetable
-from stageline.workers.runtime.program.calls import CallKind, Position
+from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.call_log import WeightNames

@@ -12,7 +12,7 @@ import structlog
 
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.disk.atomic_file import persist_json, write_json
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 
 log = structlog.get_logger()
 

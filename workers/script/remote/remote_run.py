@@ -27,7 +27,7 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.program.calls import CallKind, Position
+from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.script.arguments.broker_address import command_there
 from stageline.workers.script.calls.call_log import WeightNames
 from stageline.workers.script.calls.driver import Driver

@@ -6,7 +6,7 @@ import pytest
 
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Kind, make_schedule
-from stageline.workers.runtime.program.calls import Call, CallKind, Position
+from stageline.workers.runtime.calls import Call, CallKind, Position
 from stageline.workers.runtime.program.program import Program
 from stageline.workers.runtime.program.queue_keys import queue_key, verdict_key
 from stageline.workers.runtime.program.replays import CacheUse

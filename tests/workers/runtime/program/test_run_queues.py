@@ -4,7 +4,7 @@ import pytest
 
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.program.calls import CallKind
+from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.program.program import Program
 from stageline.workers.runtime.program.queue_keys import call_key, loss_key, queue_key, reply_key
 from support.shapes import line, looped

@@ -6,7 +6,7 @@ import torch
 
 from stageline.broker.codec.message import Message, encode
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.program.calls import CallKind, Position
+from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.script.calls.call_log import CallLog, messages
 

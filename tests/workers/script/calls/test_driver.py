@@ -14,7 +14,7 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.program.calls import CallKind, Position
+from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.runtime.program.queue_keys import call_key, loss_key, reply_key
 from stageline.workers.script.calls.driver import Driver

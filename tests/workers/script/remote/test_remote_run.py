@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from stageline.workers.script.remote.positions import PositionFile
 from stageline.workers.script.remote.remote_run import RemoteRun
 from support.fork_server import ForkServer

@@ -8,7 +8,7 @@ import torch
 from stageline.broker.codec.message import Flow
 from stageline.pipeline.data import cut
 from stageline.pipeline.errors import DataError
-from stageline.workers.runtime.program.calls import (
+from stageline.workers.runtime.calls import (
     Call,
     CallFeed,
     CallKind,

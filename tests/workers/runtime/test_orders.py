@@ -3,7 +3,7 @@
 from stageline.broker.control.records import ScheduleOrder
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.machine import AwaitOrder, Compute, Machine, Take
-from stageline.workers.runtime.program.orders import StepOrders
+from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.program.program import Program
 from support.shapes import line
 
