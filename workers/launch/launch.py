@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+import msgspec
+
 from stageline.broker.control.records import RunLength
 from stageline.pipeline.addresses import dialled
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
+from stageline.workers.extras.preflight.transcript import FirstBatches, Transcript, goes_on
 from stageline.workers.extras.preflight.trial_result import StageMemory, WorkerEstimate
 from stageline.workers.process.system import last_line
 from stageline.workers.process.system.signals import Signals
@@ -22,7 +26,6 @@ from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_o
 from stageline.workers.runs.store import measured_timetable
 
 from .children import LocalRun, ScriptProcess
-from .first_batches import demand_same_data, keep_first_batches
 from .supervisor import supervise
 from .template import Template
 from .trials import cut_arguments, memory_arguments, try_plan
@@ -210,3 +213,26 @@ def local_run(
         length=length,
         broker=dialled(plan.broker.url) if remote else "",
     )
+
+
+# MERGED: What a run's data gave when it began, by checksums in its folder: a run that is resumed has to go on with the same.
+# MERGED:
+# MERGED: `worker` and `broker` commands keep none, and runs of earlier versions have none: then nothing is compared.
+
+FILE = "batches.json"
+
+
+def keep_first_batches(folder: Path, made: Transcript) -> None:
+    """Writes the checksums to the run's `folder`, unless it has some."""
+    if not (folder / FILE).exists():
+        persist_json(folder / FILE, FirstBatches(made.first, made.held_out))
+
+
+def demand_same_data(folder: Path, now: Transcript) -> None:
+    """Raises `ModelRefused` if the run in `folder` began with other data than a trial has found `now`."""
+    try:
+        begun = msgspec.json.decode((folder / FILE).read_bytes(), type=FirstBatches)
+    except (OSError, msgspec.MsgspecError):  # the file is a check, and no part of the run
+        return
+    if difference := goes_on(begun, now):
+        raise ModelRefused(difference)

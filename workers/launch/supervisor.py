@@ -25,8 +25,7 @@ from stageline.workers.runs.folder import read_control_secret
 from stageline.workers.runs.owner import record_end
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
-from .children import Children, LocalRun
-from .hangs import TELL_TIMEOUT, Hangs, on_this_machine
+from .children import TELL_TIMEOUT, Children, Hangs, LocalRun, on_this_machine
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile

@@ -24,7 +24,9 @@ from msgspec.structs import replace
 from stageline.broker.control.messages import Exited
 from stageline.broker.membership.failure_detector import describe_exit
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.division.layer_costs import LayerRanges
 from stageline.pipeline.plan import Plan
+from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
 from stageline.workers.extras.preflight.transcript import agrees, repeats
 from stageline.workers.extras.preflight.trial_log import TrialLog
 from stageline.workers.extras.preflight.trial_result import (
@@ -37,6 +39,8 @@ from stageline.workers.extras.preflight.trial_result import (
 from stageline.workers.process.system import last_line
 from stageline.workers.process.system.signals import Signals
 from stageline.workers.process.system.spawn import Spawn, SpawnedProcess
+
+from .template import Template
 
 POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
@@ -253,3 +257,29 @@ class _TrialProcess:
         until = monotonic() + seconds
         while self._process.poll() is None and monotonic() < until:
             sleep(POLL)
+
+
+# MERGED: Which machines the stages of a plan go to: its layers are measured here, in a process of their own.
+
+
+def fitted(plan: Plan, arguments: Sequence[str], hosts: Path) -> HostFit:
+    """The stages of `plan`, which `arguments` name on a command line, for the machines in the file `hosts`.
+
+    Raises `PlanRefused`, `ModelRefused` or `DataError` if the plan or the file cannot work, `NoFit` if no stages have
+    room there.
+    """
+    machines = read_hosts(hosts)
+    with Template() as processes:
+        measured = measure_layers(plan, arguments, processes)
+    return fit(_layers(measured), machines, measured.microbatches)
+
+
+def _layers(measured: MeasuredLayers) -> LayerTimes:
+    ranges = LayerRanges(measured.costs)
+
+    def taken(begin: int, end: int, in_flight: int) -> int:
+        held, _, saved = ranges.bytes(begin, end)
+        return held + saved * in_flight
+
+    seconds = [max(cost.nanoseconds, 1) / 1e9 for cost in measured.costs]
+    return LayerTimes(measured.names, seconds, [sum(cost.output.values()) for cost in measured.costs], taken)

@@ -53,7 +53,7 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     """
     log_to_stderr()
     from stageline.workers.launch import template
-    from stageline.workers.launch.libraries import libraries_of
+    from stageline.workers.launch.template import libraries_of
 
     def leave(number: int) -> None:
         processes.abandon()
