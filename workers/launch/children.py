@@ -17,7 +17,7 @@ from stageline.broker.control.records import RunLength
 from stageline.pipeline.code_lines import CodeLine
 from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.process.system import last_line
-from stageline.workers.process.system.spawn import Spawn, SpawnedProcess
+from stageline.workers.process.system.fork import Spawn, SpawnedProcess
 from stageline.workers.runs.result import Facts
 
 EXIT_TIMEOUT = 2.5  # seconds for processes to exit by themselves, and again after SIGTERM, before SIGKILL

@@ -37,8 +37,8 @@ from stageline.workers.extras.preflight.trial_result import (
     TriedPlan,
 )
 from stageline.workers.process.system import last_line
+from stageline.workers.process.system.fork import Spawn, SpawnedProcess
 from stageline.workers.process.system.signals import Signals
-from stageline.workers.process.system.spawn import Spawn, SpawnedProcess
 
 from .template import Template
 

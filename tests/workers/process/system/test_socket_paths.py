@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.process.system import socket_paths as module
-from stageline.workers.process.system.socket_paths import TooDeep, demand_short_socket_paths, longest_socket_path
+from stageline.workers.disk import owned_folder as module
+from stageline.workers.disk.owned_folder import TooDeep, demand_short_socket_paths, longest_socket_path
 
 
 def test_a_folder_for_temporary_files_that_is_too_deep_for_sockets_is_named(monkeypatch, tmp_path: Path) -> None:

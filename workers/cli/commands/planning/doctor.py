@@ -17,7 +17,7 @@ from stageline.workers.cli.display.output import say
 from stageline.workers.process.system.signals import Signals, exit_at_once
 
 if TYPE_CHECKING:
-    from stageline.workers.process.system.spawn import SpawnedProcess
+    from stageline.workers.process.system.fork import SpawnedProcess
 
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 
