@@ -78,7 +78,7 @@ LADDER = {
     "workers/extras/replay": DOING,
     "workers/extras/taps": DOING,
     "workers/control": DOING,
-    "workers/process/system": DOING,
+    "pipeline/process": DOING,
     "workers/process/group": DOING,
     "workers/process": DOING,
     "workers/extras/preflight": DOING,

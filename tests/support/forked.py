@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import stageline
-from stageline.workers.control.lifeline import LifelineOwner
+from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.launch.forking import CommandToRun, end_group, parse_report
 from support import action_log

@@ -15,9 +15,9 @@ import msgspec
 
 from stageline.broker.control.records import RunLength
 from stageline.pipeline.code_lines import CodeLine
-from stageline.workers.control.lifeline import Lifeline
-from stageline.workers.process.system import last_line
-from stageline.workers.process.system.fork import Spawn, SpawnedProcess
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.fork import Spawn, SpawnedProcess
+from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.runs.result import Facts
 
 EXIT_TIMEOUT = 2.5  # seconds for processes to exit by themselves, and again after SIGTERM, before SIGKILL

@@ -12,15 +12,15 @@ from stageline.pipeline.addresses import dialled
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.segments.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.fork import Spawn
+from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.disk.owned_folder import demand_short_socket_paths
 from stageline.workers.extras.preflight.transcript import FirstBatches, Transcript, goes_on
 from stageline.workers.extras.preflight.trial_result import StageMemory, WorkerEstimate
-from stageline.workers.process.system import last_line
-from stageline.workers.process.system.fork import Spawn
-from stageline.workers.process.system.signals import Signals
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.store import measured_timetable

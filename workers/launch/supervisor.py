@@ -17,10 +17,10 @@ from time import monotonic, sleep
 
 from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.fork import SpawnedProcess
+from stageline.pipeline.process.signals import Signals
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.process.system import last_line
-from stageline.workers.process.system.fork import SpawnedProcess
-from stageline.workers.process.system.signals import Signals
 from stageline.workers.runs.folder import read_control_secret
 from stageline.workers.runs.owner import record_end
 from stageline.workers.runs.result import Facts, LaunchOutcome

@@ -24,9 +24,9 @@ from typing import Protocol, TextIO
 
 from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.plan import Plan
-from stageline.workers.control.lifeline import LifelineOwner
+from stageline.pipeline.process.fork import Fork
+from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
-from stageline.workers.process.system.fork import Fork
 
 from .forking import IMPORT, ForkedProcess, send_request
 

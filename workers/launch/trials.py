@@ -26,6 +26,9 @@ from stageline.broker.membership.failure_detector import describe_exit
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.division.layer_costs import LayerRanges
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.fork import Spawn, SpawnedProcess
+from stageline.pipeline.process.signals import Signals
 from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
 from stageline.workers.extras.preflight.transcript import agrees, repeats
 from stageline.workers.extras.preflight.trial_log import TrialLog
@@ -36,9 +39,6 @@ from stageline.workers.extras.preflight.trial_result import (
     TrialRefusal,
     TriedPlan,
 )
-from stageline.workers.process.system import last_line
-from stageline.workers.process.system.fork import Spawn, SpawnedProcess
-from stageline.workers.process.system.signals import Signals
 
 from .template import Template
 

@@ -6,11 +6,11 @@ from contextlib import closing
 
 import pytest
 
-from stageline.workers.control.lifeline import Lifeline, LifelineOwner
+from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 
 HANGS = """
 import sys, time
-from stageline.workers.control.lifeline import Lifeline
+from stageline.pipeline.process.lifeline import Lifeline
 Lifeline(int(sys.argv[1])).end_process_when_cut(after=0.01)
 print("hangs", flush=True)
 while True:
@@ -19,7 +19,7 @@ while True:
 
 FORKS = """
 import os, signal, time
-from stageline.workers.control.lifeline import Lifeline, LifelineOwner
+from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 owner = LifelineOwner()
 if not (forked := os.fork()):
     signal.pause()

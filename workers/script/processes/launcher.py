@@ -20,13 +20,13 @@ import msgspec
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ExitCode, StagelineError, failure_code
 from stageline.pipeline.plan import Plan
-from stageline.workers.control.lifeline import Lifeline
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.launch.children import ScriptProcess, broker_url
 from stageline.workers.launch.launch import keep_result, local_run
 from stageline.workers.launch.supervisor import supervise
 from stageline.workers.launch.template import ForkedTemplate
-from stageline.workers.process.system import last_line
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.code import write_code
 from stageline.workers.runs.owner import write_owner

@@ -16,9 +16,9 @@ from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.model.loading.script_objects import OBJECTS
 from stageline.pipeline.plan import Plan
-from stageline.workers.control.lifeline import Lifeline, LifelineOwner
+from stageline.pipeline.process.fork import Fork, above_stdio
+from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 from stageline.workers.disk.owned_folder import demand_short_socket_paths
-from stageline.workers.process.system.fork import Fork, above_stdio
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.code import CODE
 from stageline.workers.runs.owner import require_free

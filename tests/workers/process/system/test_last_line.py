@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.code_lines import CodeLine
-from stageline.workers.process.system import last_line
+from stageline.pipeline.process import last_line
 
 USER = """
 import os, ctypes, json, signal, sys
-from stageline.workers.process.system.last_line import exit_is_failure, install
+from stageline.pipeline.process.last_line import exit_is_failure, install
 
 def leaves():
     os._exit(7)

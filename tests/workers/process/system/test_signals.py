@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from stageline.workers.process.system.signals import Signals
+from stageline.pipeline.process.signals import Signals
 from support.paths import importing_tests
 
 IGNORING = 'trap \'\' INT; exec "$0" "$@"'  # as a shell does for what it starts with `&`
@@ -32,7 +32,7 @@ def test_with_once_the_second_signal_goes_to_the_handlers_before() -> None:
 def test_a_signal_that_the_parent_ignores_is_counted_all_the_same_and_ignored_afterwards() -> None:
     code = (
         "import signal\n"
-        "from stageline.workers.process.system.signals import Signals\n"
+        "from stageline.pipeline.process.signals import Signals\n"
         "with Signals() as signals:\n"
         "    signal.raise_signal(signal.SIGINT)\n"
         "signal.raise_signal(signal.SIGINT)\n"

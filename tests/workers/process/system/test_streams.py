@@ -10,7 +10,7 @@ import pytest
 PRINTS = """
 import sys
 from pathlib import Path
-from stageline.workers.process.system import streams
+from stageline.pipeline.process import streams
 
 streams.keep_open()
 {output}

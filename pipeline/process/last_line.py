@@ -4,7 +4,7 @@
     ask(pid)            to a process that hangs: it writes its stack to its log
     read(log, since)    from the log: the innermost line of the user's files, else of a library that they called
 
-`stageline.workers.process.system.last_line` is for every process that runs a user's code: workers and trials.
+`stageline.pipeline.process.last_line` is for every process that runs a user's code: workers and trials.
 """
 
 import faulthandler
