@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from stageline.workers.script.fit.callback import Callback, Fitted
     from stageline.workers.script.fit.tensorboard import TensorBoard
     from stageline.workers.script.line import Line
-    from stageline.workers.script.processes.forkable import CannotFork
+    from stageline.workers.script.processes.local_processes import CannotFork
     from stageline.workers.script.train import Trained, train
 
 __all__ = [

@@ -34,7 +34,7 @@ from stageline.workers.runs.result import Facts, LaunchOutcome
 from stageline.workers.script.arguments.broker_address import command_there
 from stageline.workers.script.display.lost_workers import LostWorkers
 
-from .forkable import gpu_obstacle
+from .local_processes import gpu_obstacle
 
 PLAN = "script:plan"  # names the plan on the command lines of its processes
 

@@ -3,9 +3,11 @@
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from stageline.broker.coordinator.run import ScriptCode
 from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.traced.apart import has_backward_threads, initialized_accelerator
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.fork import Fork, above_stdio
 from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
@@ -24,7 +27,6 @@ from stageline.workers.runs.code import CODE
 from stageline.workers.runs.owner import require_free
 from stageline.workers.runs.result import LaunchOutcome
 
-from .forkable import demand_forkable
 from .launcher import LaunchEnded, LauncherReport, LauncherTask, LaunchNews, LaunchStarted, run_launcher
 
 LOG = "launcher.log"
@@ -222,3 +224,48 @@ def _remove(folder: Path) -> None:
         for name in (runs.OWNER, runs.PLAN, CODE, LOG):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
+
+
+# MERGED: Whether this process can be forked, so that the forks can compute; and whether a fork can.
+# MERGED:
+# MERGED: Threads that a library's parallel loops have left do no harm: the thread that forks has none (see system/fork.py). What
+# MERGED: no fork can have is a GPU that this process uses, or torch's threads for backwards on GPUs.
+
+_ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_WAY_OUT = (
+    "Make the line before this process uses a GPU (in a notebook: restart the kernel first), or pass "
+    'workers="inline" to compute in this process. If model and functions are in files of their own, broker= '
+    '"tcp://127.0.0.1:7000" works too, with workers that `stageline worker --join` starts'
+)
+
+
+class CannotFork(StagelineError):
+    """This process has something that its forks could not use."""
+
+
+def demand_forkable() -> None:
+    """Raises `CannotFork`, which says why and what can be done."""
+    if reason := _obstacle():
+        raise CannotFork(f"the processes of a line are forks of this one, and {reason}. {_WAY_OUT}")
+
+
+def gpu_obstacle(devices: Iterable[str]) -> str:
+    """In a fork: why it cannot compute on `devices`, "" if it can. torch knows, and starts no GPU for that."""
+    torch = sys.modules.get("torch")
+    on_gpu = [device for device in devices if device.startswith("cuda")]
+    if torch is None or not on_gpu or not torch.cuda._is_in_bad_fork():
+        return ""
+    return (
+        f"no worker can use {on_gpu[0]}: the script has asked for GPUs, as torch.cuda.is_available() does, before it "
+        f"was forked. Make the line before, or set {_ASKS_NO_GPU}=1 in the script's environment, with which torch asks "
+        f"in a way that forks survive"
+    )
+
+
+def _obstacle() -> str:
+    """Why forks of this process could not compute, "" if they can."""
+    if name := initialized_accelerator():
+        return f"it has used torch.{name}, which a fork cannot use any more"
+    if has_backward_threads():
+        return "a backward has run in it on a machine with a GPU, and torch's threads for that are not in a fork"
+    return ""

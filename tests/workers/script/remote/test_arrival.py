@@ -4,7 +4,7 @@ import threading
 from unittest.mock import Mock
 
 from stageline.workers.control.client import BrokerUnreachable
-from stageline.workers.script.remote.arrival import Absence, await_workers, workers_named
+from stageline.workers.script.processes.remote_run import Absence, await_workers, workers_named
 
 
 def test_workers_are_listed() -> None:

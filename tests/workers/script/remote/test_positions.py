@@ -6,7 +6,7 @@ import pytest
 
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.runtime.program.calls import Position
-from stageline.workers.script.remote.positions import NAME, PositionFile
+from stageline.workers.script.processes.remote_run import NAME, PositionFile
 
 
 def test_a_later_script_finds_the_position_of_every_recent_checkpoint(tmp_path: Path) -> None:

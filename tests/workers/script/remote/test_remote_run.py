@@ -15,8 +15,7 @@ import pytest
 
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.program.calls import Position
-from stageline.workers.script.remote.positions import PositionFile
-from stageline.workers.script.remote.remote_run import RemoteRun
+from stageline.workers.script.processes.remote_run import PositionFile, RemoteRun
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES, TESTS
 from support.redis_server import RedisServer, shared_server

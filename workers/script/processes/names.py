@@ -5,10 +5,12 @@ partial(SGD, lr=0.1)          "torch.optim.SGD" and {"lr": 0.1}
 a module, lambda, closure     refused: nothing is pickled
 """
 
+import ast
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import resolve_name
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
@@ -20,9 +22,10 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.loading.names import defines, torch_name
 from stageline.workers.runs.code import hashes_of
+from stageline.workers.script.arguments.broker_address import check_address, queues_beside
+from stageline.workers.script.arguments.script_plan import LineOptions, Model
 
-from .import_graph import files_of, is_installed
-
+INSTALLED = ("site-packages", "dist-packages")  # folders in which packages are
 _FUNCTIONS = {  # of torch's losses, by their classes
     "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
     "L1Loss": "l1_loss",
@@ -33,6 +36,57 @@ _WAY_OUT = (
     "The workers on other machines import it by its name: put a function into a file beside the script that they have "
     "too, such as model.py, and pass that one"
 )
+
+
+# MERGED: The files of a user's folder that some modules need: their own, and those of all that their statements import.
+# MERGED:
+# MERGED: Statements inside functions count too. What a module imports by other means is not seen.
+
+
+def files_of(modules: Iterable[str], root: Path) -> set[str]:
+    """The paths in the folder `root` of what the imported `modules` are and need; without what is installed."""
+    found: dict[str, ModuleType] = {}
+    left = list(modules)
+    while left:
+        name = left.pop()
+        module = sys.modules.get(name)
+        if name not in found and module is not None and _is_in(root, module):
+            found[name] = module
+            left += _imports(module)
+    return {_file(module).relative_to(root).as_posix() for module in found.values()}
+
+
+def is_installed(file: Path) -> bool:
+    """Whether it is a package's, which has a version instead of being the user's."""
+    return any(part in INSTALLED for part in file.parts)
+
+
+def _imports(module: ModuleType) -> Iterator[str]:
+    """What its statements import, and the packages around that and around itself: names of modules, and of what is in
+    modules."""
+    for name in (module.__name__, *_named(module)):
+        parts = name.split(".")
+        yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _named(module: ModuleType) -> Iterator[str]:
+    package = module.__package__ or ""
+    for node in ast.walk(ast.parse(_file(module).read_bytes())):
+        match node:
+            case ast.Import(names=names):
+                yield from (each.name for each in names)
+            case ast.ImportFrom(module=source, names=names, level=level):
+                base = resolve_name("." * level + (source or ""), package) if level else str(source)
+                yield from (f"{base}.{each.name}" for each in names)
+
+
+def _is_in(root: Path, module: ModuleType) -> bool:
+    file = _file(module)
+    return file.suffix == ".py" and file.is_relative_to(root) and not is_installed(file)
+
+
+def _file(module: ModuleType) -> Path:
+    return Path(getattr(module, "__file__", None) or "").absolute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +216,40 @@ def _root(module: ModuleType) -> Path:
     file = Path(str(module.__file__)).absolute()
     depth = module.__name__.count(".") + (file.name == "__init__.py")
     return file.parents[depth]
+
+
+# MERGED: The plan of a run whose workers are on other machines: where it differs, and which code it goes with.
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePlan:
+    """The keys of the plan that differ from a run on this machine, by table, and the code that it goes with."""
+
+    tables: Mapping[str, Mapping[str, object]]
+    code: ScriptCode
+
+
+def remote_plan(model: Model, options: LineOptions, broker: str) -> RemotePlan:
+    """Of a run whose workers find the broker at `broker`. Raises `ModelRefused` for what has no name that can be sent,
+    `ValueError` for an address that other machines cannot dial."""
+    check_address(broker)
+    factory = named("model", model)
+    loss = named("loss", options.loss, factory=False)
+    metrics = [named("metrics", metric, factory=False) for metric in options.metrics]
+    optimizer = named("optimizer", options.optimizer)
+    scheduler = None if options.lr_scheduler is None else named("lr_scheduler", options.lr_scheduler)
+    tables: dict[str, Mapping[str, object]] = {
+        "model": {
+            "factory": factory.reference,
+            "options": factory.options,
+            "loss": loss.reference,
+            "metrics": [metric.reference for metric in metrics],
+        },
+        "optimizer": optimizer.table,
+        "broker": {"url": broker},
+        "queues": {"url": queues_beside(broker)},
+    }
+    if scheduler is not None:
+        tables["lr_scheduler"] = scheduler.table
+    names = [factory, loss, optimizer, *metrics, *([] if scheduler is None else [scheduler])]
+    return RemotePlan(tables, code_of_names(names))

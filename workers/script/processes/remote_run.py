@@ -8,24 +8,31 @@ The script sees neither their snapshots nor the weights that they save. So it ke
 and has the weights sent before the run ends.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import cast
+from typing import Any, cast
 
+import msgspec
+import structlog
 from torch import Tensor
 
 from stageline.broker.control.messages import Assigned
-from stageline.broker.coordinator.run import ScriptCode
+from stageline.broker.coordinator.run import RunPhase, ScriptCode
 from stageline.pipeline.addresses import EVERY_INTERFACE, host_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.printable import printable_line
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
-from stageline.workers.control.client import Client
+from stageline.workers.checkpoint.snapshot import SnapshotDamaged
+from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.disk.atomic_file import persist_json, write_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.program.calls import CallKind, Position
 from stageline.workers.script.arguments.broker_address import command_there
@@ -36,8 +43,134 @@ from stageline.workers.script.display.stderr import say
 from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
 
-from .arrival import LOOK, await_workers, missing_line, workers_named
-from .positions import PositionFile
+log = structlog.get_logger()
+
+NAME = "positions.json"
+_CHECKPOINTS = 8  # newest, of which one is complete or none was long ago
+_STEPS = 16  # newest: the run may be stopped after any of them
+LOOK = 0.05  # seconds between two looks at the broker, and at who is missing
+ANSWER_TIMEOUT = 1.0  # seconds for the broker to answer a question
+
+
+# MERGED: Keeps the position of every checkpoint that may be gone on from, where only workers on other machines have snapshots.
+# MERGED:
+# MERGED: positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluated batches were done
+
+
+class PositionFile:
+    """In the run's `folder`, which has snapshots of every `every` steps. One thread notes; any may write."""
+
+    def __init__(self, folder: Path, every: int) -> None:
+        self._file = folder / NAME
+        self._every = every
+        self._kept = self._written = self._read()
+        self._writing = threading.Lock()
+
+    def note(self, position: Position) -> None:
+        """Comes before the call that leads to `position`. On the disk if a snapshot of it is due."""
+        kept = {step: each for step, each in self._kept.items() if self._may_matter(step, position.step)}
+        self._kept = {**kept, position.step: position}
+        if self._every and position.step % self._every == 0:
+            self._write(persist_json)
+
+    def keep(self) -> None:
+        """Writes all, since the run ends and may be gone on from after any step. In one attempt: a disk that cannot be
+        written to is logged, and does not keep the run from ending."""
+        try:
+            self._write(write_json)
+        except OSError as error:
+            log.warning("positions not written", reason=f"the run cannot be resumed at its last steps: {error}")
+
+    def _write(self, write: Callable[[Path, object], None]) -> None:
+        with self._writing:
+            kept = self._kept
+            if kept != self._written:
+                write(self._file, {str(step): (each.calls, each.evaluations) for step, each in kept.items()})
+                self._written = kept
+
+    def read(self, step: int) -> Position:
+        """Of the checkpoint of `step`. Raises `SnapshotDamaged` if it is not known."""
+        if not step:
+            return Position()
+        if step not in self._kept:
+            raise SnapshotDamaged(self._file, [f"it does not say how many calls came before step {step}"])
+        return self._kept[step]
+
+    def _may_matter(self, step: int, newest: int) -> bool:
+        """Also false for what was called before the run went back to a checkpoint."""
+        ahead = newest - step
+        of_checkpoint = bool(self._every) and step % self._every == 0 and ahead <= _CHECKPOINTS * self._every
+        return 0 < ahead <= _STEPS or (ahead > 0 and of_checkpoint)
+
+    def _read(self) -> dict[int, Position]:
+        try:
+            found = msgspec.json.decode(self._file.read_bytes(), type=dict[int, tuple[int, int]])
+        except FileNotFoundError:
+            return {}
+        except msgspec.MsgspecError as error:
+            raise SnapshotDamaged(self._file, [str(error)]) from error
+        return {step: Position.of_checkpoint(step, *counts) for step, counts in found.items()}
+
+
+# MERGED: Waits until the workers on other machines have joined, and says which of them are missing, and which cannot join.
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """The workers that are missing; why the broker did not answer when it was last asked, "" if it did; and what is
+    known of processes that cannot join."""
+
+    workers: list[int]
+    unreachable: str
+    declined: tuple[str, ...] = ()
+
+
+def await_workers(
+    client: Client,
+    workers: int,
+    patience: float,
+    ended: threading.Event,
+    tell: Callable[[str], object] = lambda line: None,
+) -> Absence | None:
+    """Returns None once all `workers` are there, or the run has `ended`; else, after `patience` seconds, what is
+    missing: all of them until the broker has said otherwise. Each process that cannot join is told once."""
+    missing, unreachable, deadline = list(range(workers)), "", monotonic() + patience
+    told: dict[str, None] = {}  # in order
+    while not ended.is_set() and monotonic() < deadline:
+        try:
+            status = client.ask("status", timeout=ANSWER_TIMEOUT)
+        except BrokerUnreachable as error:  # it is started again
+            unreachable = str(error)
+        else:
+            if status["phase"] != RunPhase.WAITING:
+                return None
+            missing, unreachable = status["missing"], ""
+            for line in (_declined_line(row) for row in status["declined"]):
+                if line not in told:
+                    told[line] = None
+                    tell(line)
+        ended.wait(LOOK)
+    return None if ended.is_set() else Absence(missing, unreachable, tuple(told))
+
+
+def _declined_line(row: Mapping[str, Any]) -> str:
+    """What the script says of a process that cannot join; what it says itself comes from the network."""
+    return printable_line(f"a worker (process {row['pid']} on {row['host']}) cannot join: {row['reason']}")
+
+
+def missing_line(missing: list[int], broker: str) -> str:
+    """What the script says of workers that are `missing` at `broker`."""
+    return (
+        f"waiting for {workers_named(missing)}. On each machine, in the folder with your code: {command_there(broker)}"
+    )
+
+
+def workers_named(missing: list[int]) -> str:
+    """ "worker 0", "workers 0 and 1"."""
+    names = list(map(str, missing))
+    if len(names) < 2:
+        return f"worker {''.join(names)}"
+    return f"workers {', '.join(names[:-1])} and {names[-1]}"
 
 
 class RemoteRun(ProcessRun):
