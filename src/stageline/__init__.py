@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stageline.pipeline.data import Batch, Rows, Source, split_batch
-    from stageline.pipeline.data.datasets.loader import Loader
-    from stageline.pipeline.data.datasets.stream import StreamLoader
+    from stageline.pipeline.data.datasets.loader import Loader, StreamLoader
     from stageline.pipeline.errors import (
         DataError,
         GradientMismatch,
