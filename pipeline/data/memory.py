@@ -1,4 +1,8 @@
-"""The built-in source for tensors in memory."""
+"""The built-in source for tensors in memory. The order of an epoch follows from the seed and the epoch alone.
+
+step 7, 3 steps an epoch          epoch 2, place 1:  rows 4..7 of the epoch's order
+batch_size 4, 10 rows             [ . . . . | 4 5 6 7 | . . ]    the last batch is smaller, never dropped
+"""
 
 from functools import lru_cache
 from hashlib import sha256
@@ -9,11 +13,6 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree, map_tensors
 
 from .batch import Batch, rows, slice_rows
-
-# MERGED: Which rows each step has. The order of an epoch follows from the seed and the epoch alone.
-# MERGED:
-# MERGED: step 7, 3 steps an epoch          epoch 2, place 1:  rows 4..7 of the epoch's order
-# MERGED: batch_size 4, 10 rows             [ . . . . | 4 5 6 7 | . . ]    the last batch is smaller, never dropped
 
 
 class Order:

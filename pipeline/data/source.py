@@ -1,4 +1,8 @@
-"""What a data source is: (seed, step) gives a batch, the same on every machine."""
+"""Data sources: (seed, step) gives a batch, the same on every machine; and the numbers of the samples in it.
+
+samples of batches 0 and 1     [7 2 9 4] [0 5 1 8]      accumulate = 2, 2 microbatches of each
+microbatches of step 0         [7 2] [9 4] [0 5] [1 8]
+"""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -60,12 +64,6 @@ def samples_of(source: NumberedSource, step: int) -> torch.Tensor:
     raise DataError(f"the data source's samples({step}) is {wrong}; expected numbers from 0 on, int64 [rows]")
 
 
-# MERGED: Which samples each microbatch has: their numbers are cut as the rows of the batch are.
-# MERGED:
-# MERGED: samples of batches 0 and 1     [7 2 9 4] [0 5 1 8]      accumulate = 2, 2 microbatches of each
-# MERGED: microbatches of step 0         [7 2] [9 4] [0 5] [1 8]
-
-
 class Numbering:
     """`samples` are those of a batch, of which a step has `accumulate`, each in so many `microbatches`."""
 
@@ -90,9 +88,6 @@ class Numbering:
 
     def _cut(self, batch: int) -> tuple[torch.Tensor, ...]:
         return self._samples(batch).tensor_split(self._microbatches)
-
-
-# MERGED: Two sources as one: the inputs of one, the targets of another, for a process that needs both.
 
 
 class OwnTargets:

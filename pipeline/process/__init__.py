@@ -1,4 +1,4 @@
-"""What a process is to the system: forked, waited for, interrupted; where it was when it ended; its sockets' paths.
+"""What a process is to the system: forked, waited for, interrupted; where it was when it ended.
 
-May import `pipeline`. Read `spawn.py` first, then `fork.py`.
+May import the files of `pipeline` itself. Read `fork.py` first, then `lifeline.py`.
 """

@@ -229,8 +229,6 @@ def _connects(fd: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-# MERGED: What starts a stageline command in a process of its own, and what is then known of that process.
-
 _LOOK = 0.01  # seconds between two calls of `poll`
 
 

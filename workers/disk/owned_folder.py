@@ -6,6 +6,8 @@ system keeps the folder locked until the last of them has ended.
     remove_when_left    in the process that stays to the end: waits for that, and removes the folder
     remove_abandoned    at the next start: removes folders of which no owner is left, and none else
 
+Paths of sockets have few bytes: `demand_short_socket_paths` refuses a folder for temporary files that is too deep.
+
 Only sockets and folders of sockets are ever removed: a folder that holds something else is another's, and stays.
 """
 
@@ -89,8 +91,6 @@ def _lock(path: Path) -> int | None:
     os.close(fd)
     return None
 
-
-# MERGED: Whether sockets can be made in the folder for temporary files: their paths have few bytes.
 
 # What a worker that `train` started adds to the folder for temporary files: the run's folder, its own in it, a socket.
 _DEEPEST = "stageline-xxxxxxxx/stageline-xxxxxxxx/queues"

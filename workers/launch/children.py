@@ -161,8 +161,6 @@ def _end(processes: Sequence[SpawnedProcess], kill_now: Callable[[], bool]) -> N
             sleep(0.02)
 
 
-# MERGED: Workers that hang, lost or still loading: each is asked where it is, and killed, so that another can be started.
-
 LOST_TIMEOUT = 1.0  # seconds for a lost worker to exit by itself, before it is killed
 TELL_TIMEOUT = 0.5  # seconds for a worker that hangs to tell where it is
 

@@ -149,8 +149,6 @@ def _become_own_process(arguments: Sequence[str], log: int, report: int) -> None
         drawn.seed()
 
 
-# MERGED: A process that the template forks: asked for at once, known once it has started, and its result.
-
 START_TIMEOUT = 120.0  # seconds for a template to import torch and to fork; after that it is replaced
 ATTEMPTS = 3  # requests for one process, if templates end before they fork it
 

@@ -1,4 +1,7 @@
-"""Launches a run on this machine: checks the plan, runs it to its end, keeps the result."""
+"""Launches a run on this machine: checks the plan, runs it to its end, keeps the result.
+
+The run's folder also gets checksums of the data's first batches: a resumed run has to go on with the same data.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -214,10 +217,6 @@ def local_run(
         broker=dialled(plan.broker.url) if remote else "",
     )
 
-
-# MERGED: What a run's data gave when it began, by checksums in its folder: a run that is resumed has to go on with the same.
-# MERGED:
-# MERGED: `worker` and `broker` commands keep none, and runs of earlier versions have none: then nothing is compared.
 
 FILE = "batches.json"
 

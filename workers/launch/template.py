@@ -2,6 +2,12 @@
 
 train ──starts, once──> template ──forks──> trials, broker, workers, replacements, spares
 
+The template imports libraries that the user's files import before anything else, so that each is imported once:
+
+data.py     import torch
+            from sklearn.datasets import load_digits       sklearn.datasets
+            os.environ["..."] = "1"                        from here on, the file decides how
+
 If the template is killed, running processes go on, and `train` starts another.
 """
 
@@ -193,10 +199,6 @@ def _become_subreaper(on: bool) -> bool:
     return bool(before.value)
 
 
-# MERGED: A template process that is a fork of this one: what it forks has this process's objects, a script's model among them.
-# MERGED:
-# MERGED: It is forked once. If it is killed, the processes that it forked go on, but none can be started in place of another.
-
 _LOG = 2  # stderr of this process, which its template writes to as well
 
 
@@ -231,12 +233,6 @@ def _serve(arguments: Sequence[str]) -> int:
     code: int = import_module(PROGRAM).main(arguments)
     return code
 
-
-# MERGED: Which libraries the user's files import before anything else: the template process imports them once, for all.
-# MERGED:
-# MERGED: data.py     import torch
-# MERGED:             from sklearn.datasets import load_digits       sklearn.datasets
-# MERGED:             os.environ["..."] = "1"                        from here on, the file decides how
 
 SAFE = frozenset({"numpy", "scipy", "sklearn"})  # they start no thread of their own that a fork would lack
 

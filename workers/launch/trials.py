@@ -4,6 +4,8 @@ train ──starts──> trial A, trial B        at once; on other devices than
   │ <── log ───── what each does, what the user's code prints, the result
   ├── one ends without a result, or takes too long: named with the user's line, and the plan is refused
   └── both have a result: the transcripts must agree
+
+A trial also measures a plan's layers, by which `fitted` chooses the machines of its stages.
 """
 
 import fcntl
@@ -257,9 +259,6 @@ class _TrialProcess:
         until = monotonic() + seconds
         while self._process.poll() is None and monotonic() < until:
             sleep(POLL)
-
-
-# MERGED: Which machines the stages of a plan go to: its layers are measured here, in a process of their own.
 
 
 def fitted(plan: Plan, arguments: Sequence[str], hosts: Path) -> HostFit:

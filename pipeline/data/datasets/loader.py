@@ -1,4 +1,4 @@
-"""Any map-style dataset of torch as a data source, and as a loader for a script's own loop."""
+"""Datasets of torch as loaders: a map-style one is a data source, too; an iterable one serves a script's own loop."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -122,9 +122,6 @@ class Loader(AbstractContextManager["Loader"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-# MERGED: An iterable dataset as a loader for a script's own loop: its samples come in one order only, from the first on.
 
 
 class StreamLoader:

@@ -4,6 +4,9 @@
     Readers ──── 7, 9, ... ───> reader 0 ──────────> 7, 9, ...
             ──── 8, 10, ... ──> reader 1 ──────────> 8, 10, ...
 
+Readers are forks of this process, since these have the dataset as it is, also one that was defined in a notebook, and
+are at work in milliseconds. This process may have threads: like torch's own readers, readers need none of them.
+
 They are forked with the first batch and serve all epochs. Another step than the next one costs what was drawn ahead. If
 a reader dies, others draw again what it had, with the same bits.
 """
@@ -45,12 +48,6 @@ _WAYS_OUT = {
 _CRASHED = "A library that the dataset calls has crashed: num_workers = 0 draws in this process, and shows where"
 _EXITED = "Its code has ended the process: num_workers = 0 draws in this process, and shows where"
 AHEAD = 2  # steps that each reader has been asked for
-
-
-# MERGED: One reader process: a fork of this one that draws the steps it is asked for, and ends with this one.
-# MERGED:
-# MERGED: A fork, since it has the dataset as it is, also one that was defined in a notebook, and is at work in milliseconds. What
-# MERGED: it was forked from may have threads: like torch's own readers, it needs none of them.
 
 
 class ReaderDied(Exception):

@@ -1,6 +1,7 @@
 """How the batch of a step is drawn from a dataset: sample by sample, each with random numbers of its own.
 
 step 7 ──order──> rows 17, 4, 29 ──dataset[17], ...──> samples ──collate──> batch ──target──> inputs, targets
+key "40/epoch 2/sample 17"  ──SHA-256──>  one part each for torch, numpy and `random`
 """
 
 import random
@@ -30,11 +31,6 @@ _STREAM = (
     "stageline.StreamLoader, or of a torch DataLoader of your own, to Line.step; or, in a plan, write a source whose "
     "batch(step) finds them"
 )
-
-
-# MERGED: The random numbers that a sample is drawn with: they follow from a key, and those of the process stay as they are.
-# MERGED:
-# MERGED: key "40/epoch 2/sample 17"  ──SHA-256──>  one part each for torch, numpy and `random`
 
 
 def seed_generators(key: str) -> None:

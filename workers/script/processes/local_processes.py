@@ -1,4 +1,8 @@
-"""The processes of a scripted run on this machine, as the script sees them: started, stopped, and how they ended."""
+"""The processes of a scripted run on this machine, as the script sees them: started, stopped, and how they ended.
+
+A script that uses a GPU, or that has torch's threads for backwards on GPUs, cannot be forked: no fork can have these.
+Threads that a library's parallel loops have left do no harm, since the thread that forks has none.
+"""
 
 import os
 import signal
@@ -225,11 +229,6 @@ def _remove(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 
-
-# MERGED: Whether this process can be forked, so that the forks can compute; and whether a fork can.
-# MERGED:
-# MERGED: Threads that a library's parallel loops have left do no harm: the thread that forks has none (see system/fork.py). What
-# MERGED: no fork can have is a GPU that this process uses, or torch's threads for backwards on GPUs.
 
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _WAY_OUT = (

@@ -3,6 +3,9 @@
 build                         "model.build"
 partial(SGD, lr=0.1)          "torch.optim.SGD" and {"lr": 0.1}
 a module, lambda, closure     refused: nothing is pickled
+
+The plan of such a run names them, and `ScriptCode` has the user's files that they need: their own, and those of all
+that statements in these import, also inside functions. Imports by other means are not seen.
 """
 
 import ast
@@ -36,11 +39,6 @@ _WAY_OUT = (
     "The workers on other machines import it by its name: put a function into a file beside the script that they have "
     "too, such as model.py, and pass that one"
 )
-
-
-# MERGED: The files of a user's folder that some modules need: their own, and those of all that their statements import.
-# MERGED:
-# MERGED: Statements inside functions count too. What a module imports by other means is not seen.
 
 
 def files_of(modules: Iterable[str], root: Path) -> set[str]:
@@ -216,9 +214,6 @@ def _root(module: ModuleType) -> Path:
     file = Path(str(module.__file__)).absolute()
     depth = module.__name__.count(".") + (file.name == "__init__.py")
     return file.parents[depth]
-
-
-# MERGED: The plan of a run whose workers are on other machines: where it differs, and which code it goes with.
 
 
 @dataclass(frozen=True, slots=True)

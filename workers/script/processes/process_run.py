@@ -66,9 +66,6 @@ CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
 REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
 
 
-# MERGED: Waits for the beginning of a run that its script is about to leave: before it, nothing that was called is begun.
-
-
 def await_beginning(broker: str, ended: threading.Event) -> None:
     """Returns once all workers have joined the run at `broker`, the run has `ended`, or `BEGIN_TIMEOUT` has passed."""
     deadline = monotonic() + BEGIN_TIMEOUT
@@ -77,9 +74,6 @@ def await_beginning(broker: str, ended: threading.Event) -> None:
         if facts is None or facts["phase"] != RunPhase.WAITING:
             return
         ended.wait(_LOOK)
-
-
-# MERGED: What stageline logs in a script's process goes to a file in the run's folder: the script's output is the user's.
 
 
 class ScriptLog(AbstractContextManager["ScriptLog"]):

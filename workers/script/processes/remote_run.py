@@ -6,6 +6,8 @@ on each other machine:  stageline worker --join ADDRESS ─────┘  gets
 
 The script sees neither their snapshots nor the weights that they save. So it keeps the positions of checkpoints itself,
 and has the weights sent before the run ends.
+
+positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluated batches were done
 """
 
 import threading
@@ -50,11 +52,6 @@ _CHECKPOINTS = 8  # newest, of which one is complete or none was long ago
 _STEPS = 16  # newest: the run may be stopped after any of them
 LOOK = 0.05  # seconds between two looks at the broker, and at who is missing
 ANSWER_TIMEOUT = 1.0  # seconds for the broker to answer a question
-
-
-# MERGED: Keeps the position of every checkpoint that may be gone on from, where only workers on other machines have snapshots.
-# MERGED:
-# MERGED: positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluated batches were done
 
 
 class PositionFile:
@@ -110,9 +107,6 @@ class PositionFile:
         except msgspec.MsgspecError as error:
             raise SnapshotDamaged(self._file, [str(error)]) from error
         return {step: Position.of_checkpoint(step, *counts) for step, counts in found.items()}
-
-
-# MERGED: Waits until the workers on other machines have joined, and says which of them are missing, and which cannot join.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Saves a checkpoint of a script's run into a folder of the user's choice, and begins a run from one."""
+"""Saves a checkpoint of a script's run into a folder of the user's choice, and begins a run from one.
+
+A killed script leaves its launcher, broker and workers for a lease, as in a pause. A run is resumed once they have
+ended.
+"""
 
 import shutil
 import socket
@@ -32,11 +36,6 @@ from stageline.workers.script.display.stderr import say
 
 LOOK = 0.1  # seconds between two looks
 ENDS = 30.0  # seconds for the processes of a run to end, after the lease
-
-
-# MERGED: Waits for the end of what a killed script has left: its launcher, broker and workers stay for a lease, as in a pause.
-# MERGED:
-# MERGED: Then the run goes on in processes of the script that resumes it.
 
 
 def await_former_processes(folder: Path, lease: float) -> None:
