@@ -163,7 +163,7 @@ def all_handlers(features: Sequence[Feature], stage: Any, core: Mapping[str, Com
 
 
 def _named(feature: Feature, hook: Compute, inner: Compute | None) -> Compute:
-    """Return `hook` with exceptions that name `feature`; those that came through the code of `inner` stay as they are."""
+    """Return `hook` with exceptions that name `feature`, unless they came through the code of `inner`."""
 
     def called(operation: Operation, received: Sequence[Tree]) -> Tree:
         try:
