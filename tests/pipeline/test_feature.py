@@ -18,7 +18,7 @@ from stageline.pipeline.feature import (
 from stageline.pipeline.tree import Tree
 
 
-class Entry(NamedTuple):
+class PlainOperation(NamedTuple):
     kind: str = "F"
     stage: int = 1
     step: int = 2
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch} of step {self.step}"
 
 
-class Named(Feature):
+class Noting(Feature):
     """Notes its name before and after what it wraps."""
 
     def __init__(self, name: str, *, inside: Collection[str] = (), outside: Collection[str] = ()) -> None:
@@ -78,46 +78,46 @@ def test_a_feature_that_overrides_nothing_changes_nothing() -> None:
 
 
 def test_the_first_feature_of_a_list_is_the_outermost() -> None:
-    compute = compose([Named("a"), Named("b")], 0, "F", computed)
-    assert compute(Entry(), ["x"]) == ["a", ["b", ["x"], "b"], "a"]
+    compute = compose([Noting("a"), Noting("b")], 0, "F", computed)
+    assert compute(PlainOperation(), ["x"]) == ["a", ["b", ["x"], "b"], "a"]
 
 
 def test_a_kind_that_no_feature_wraps_is_computed_by_the_stage_itself() -> None:
-    assert compose([Named("a"), Named("b")], 0, "B", computed) is computed
+    assert compose([Noting("a"), Noting("b")], 0, "B", computed) is computed
 
 
 def test_features_keep_their_order_unless_they_declare_another() -> None:
-    assert names(ordered([Named("a"), Named("b"), Named("c")])) == ["a", "b", "c"]
-    assert names(ordered([Named("a", inside=("c",)), Named("b"), Named("c")])) == ["b", "c", "a"]
-    assert names(ordered([Named("a"), Named("b", outside=("a",))])) == ["b", "a"]
+    assert names(ordered([Noting("a"), Noting("b"), Noting("c")])) == ["a", "b", "c"]
+    assert names(ordered([Noting("a", inside=("c",)), Noting("b"), Noting("c")])) == ["b", "c", "a"]
+    assert names(ordered([Noting("a"), Noting("b", outside=("a",))])) == ["b", "a"]
 
 
 def test_a_neighbour_may_be_absent_if_it_is_known() -> None:
-    assert names(ordered([Named("a", inside=("recorder",))], known=("recorder",))) == ["a"]
+    assert names(ordered([Noting("a", inside=("recorder",))], known=("recorder",))) == ["a"]
 
 
 def test_an_unknown_neighbour_is_refused_with_both_names() -> None:
     with pytest.raises(FeatureRefused, match="noise names recordre"):
-        ordered([Named("noise", inside=("recordre",)), Named("recorder")])
+        ordered([Noting("noise", inside=("recordre",)), Noting("recorder")])
 
 
 def test_contradicting_orders_are_refused_with_the_names() -> None:
-    circle = [Named("a", outside=("b",)), Named("b", outside=("c",)), Named("c", outside=("a",)), Named("d")]
+    circle = [Noting("a", outside=("b",)), Noting("b", outside=("c",)), Noting("c", outside=("a",)), Noting("d")]
     with pytest.raises(FeatureRefused, match="b outside c"):
         ordered(circle)
     with pytest.raises(FeatureRefused, match="a outside a"):
-        ordered([Named("a", inside=("a",))])
+        ordered([Noting("a", inside=("a",))])
 
 
 def test_two_features_of_one_name_are_refused() -> None:
     with pytest.raises(FeatureRefused, match="noise"):
-        ordered([Named("noise"), Named("noise")])
+        ordered([Noting("noise"), Noting("noise")])
 
 
 def test_a_hook_that_fails_is_named_with_the_operation() -> None:
-    compute = compose([Named("outer"), Dividing(), Named("inner")], 0, "F", computed)
+    compute = compose([Noting("outer"), Dividing(), Noting("inner")], 0, "F", computed)
     with pytest.raises(FeatureFailed, match=r"Dividing.*1F3 of step 2.*ZeroDivisionError.*by zero") as raised:
-        compute(Entry(), [])
+        compute(PlainOperation(), [])
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
@@ -127,16 +127,16 @@ def test_what_the_stage_itself_raises_passes_as_it_is(error: BaseException) -> N
         raise error
 
     with pytest.raises(type(error)) as raised:
-        compose([Named("a"), Named("b")], 0, "F", failing)(Entry(), [])
+        compose([Noting("a"), Noting("b")], 0, "F", failing)(PlainOperation(), [])
     assert raised.value is error
 
 
 def test_a_feature_computes_operations_of_its_own() -> None:
-    found = all_handlers([Named("a"), Dividing()], 0, {"B": computed})
+    found = all_handlers([Noting("a"), Dividing()], 0, {"B": computed})
     assert found.keys() == {"B", "D"}
     assert found["B"] is computed
     with pytest.raises(FeatureFailed, match=r"Dividing.*1D0 of step 2"):
-        found["D"](Entry("D", microbatch=0), [])
+        found["D"](PlainOperation("D", microbatch=0), [])
 
 
 def test_two_handlers_of_one_kind_are_refused_with_both_owners() -> None:
