@@ -28,7 +28,7 @@ class PlainOperation(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch} of step {self.step}"
 
 
-class Noting(Feature):
+class NamedFeature(Feature):
     """Notes its name before and after what it wraps."""
 
     def __init__(self, name: str, *, inside: Collection[str] = (), outside: Collection[str] = ()) -> None:
@@ -78,44 +78,49 @@ def test_a_feature_that_overrides_nothing_changes_nothing() -> None:
 
 
 def test_the_first_feature_of_a_list_is_the_outermost() -> None:
-    compute = compose([Noting("a"), Noting("b")], 0, "F", computed)
+    compute = compose([NamedFeature("a"), NamedFeature("b")], 0, "F", computed)
     assert compute(PlainOperation(), ["x"]) == ["a", ["b", ["x"], "b"], "a"]
 
 
 def test_a_kind_that_no_feature_wraps_is_computed_by_the_stage_itself() -> None:
-    assert compose([Noting("a"), Noting("b")], 0, "B", computed) is computed
+    assert compose([NamedFeature("a"), NamedFeature("b")], 0, "B", computed) is computed
 
 
 def test_features_keep_their_order_unless_they_declare_another() -> None:
-    assert names(ordered([Noting("a"), Noting("b"), Noting("c")])) == ["a", "b", "c"]
-    assert names(ordered([Noting("a", inside=("c",)), Noting("b"), Noting("c")])) == ["b", "c", "a"]
-    assert names(ordered([Noting("a"), Noting("b", outside=("a",))])) == ["b", "a"]
+    assert names(ordered([NamedFeature("a"), NamedFeature("b"), NamedFeature("c")])) == ["a", "b", "c"]
+    assert names(ordered([NamedFeature("a", inside=("c",)), NamedFeature("b"), NamedFeature("c")])) == ["b", "c", "a"]
+    assert names(ordered([NamedFeature("a"), NamedFeature("b", outside=("a",))])) == ["b", "a"]
 
 
 def test_a_neighbour_may_be_absent_if_it_is_known() -> None:
-    assert names(ordered([Noting("a", inside=("recorder",))], known=("recorder",))) == ["a"]
+    assert names(ordered([NamedFeature("a", inside=("recorder",))], known=("recorder",))) == ["a"]
 
 
 def test_an_unknown_neighbour_is_refused_with_both_names() -> None:
     with pytest.raises(FeatureRefused, match="noise names recordre"):
-        ordered([Noting("noise", inside=("recordre",)), Noting("recorder")])
+        ordered([NamedFeature("noise", inside=("recordre",)), NamedFeature("recorder")])
 
 
 def test_contradicting_orders_are_refused_with_the_names() -> None:
-    circle = [Noting("a", outside=("b",)), Noting("b", outside=("c",)), Noting("c", outside=("a",)), Noting("d")]
+    circle = [
+        NamedFeature("a", outside=("b",)),
+        NamedFeature("b", outside=("c",)),
+        NamedFeature("c", outside=("a",)),
+        NamedFeature("d"),
+    ]
     with pytest.raises(FeatureRefused, match="b outside c"):
         ordered(circle)
     with pytest.raises(FeatureRefused, match="a outside a"):
-        ordered([Noting("a", inside=("a",))])
+        ordered([NamedFeature("a", inside=("a",))])
 
 
 def test_two_features_of_one_name_are_refused() -> None:
     with pytest.raises(FeatureRefused, match="noise"):
-        ordered([Noting("noise"), Noting("noise")])
+        ordered([NamedFeature("noise"), NamedFeature("noise")])
 
 
 def test_a_hook_that_fails_is_named_with_the_operation() -> None:
-    compute = compose([Noting("outer"), Dividing(), Noting("inner")], 0, "F", computed)
+    compute = compose([NamedFeature("outer"), Dividing(), NamedFeature("inner")], 0, "F", computed)
     with pytest.raises(FeatureFailed, match=r"Dividing.*1F3 of step 2.*ZeroDivisionError.*by zero") as raised:
         compute(PlainOperation(), [])
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
@@ -127,12 +132,12 @@ def test_what_the_stage_itself_raises_passes_as_it_is(error: BaseException) -> N
         raise error
 
     with pytest.raises(type(error)) as raised:
-        compose([Noting("a"), Noting("b")], 0, "F", failing)(PlainOperation(), [])
+        compose([NamedFeature("a"), NamedFeature("b")], 0, "F", failing)(PlainOperation(), [])
     assert raised.value is error
 
 
 def test_a_feature_computes_operations_of_its_own() -> None:
-    found = all_handlers([Noting("a"), Dividing()], 0, {"B": computed})
+    found = all_handlers([NamedFeature("a"), Dividing()], 0, {"B": computed})
     assert found.keys() == {"B", "D"}
     assert found["B"] is computed
     with pytest.raises(FeatureFailed, match=r"Dividing.*1D0 of step 2"):
