@@ -11,8 +11,7 @@ from stageline.broker.control.messages import Answer, Ask, Refused
 from stageline.broker.diagnosis.explain import MEND
 from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.evaluations import fact_of
-from stageline.broker.ledger.ledger import MicrobatchPosition
-from stageline.broker.ledger.step_times import timed_actions
+from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
 from stageline.broker.membership.replacements import Replacement
 from stageline.broker.membership.standby import Contact
 from stageline.broker.recovery.lost_work import attempts_on

@@ -13,9 +13,8 @@ from stageline.broker.control.messages import Declined, FromBroker, Report, Trim
 from stageline.broker.control.records import LONGEST_NAME, EvaluationRecord
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
-from stageline.broker.ledger.ledger import Ledger
+from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.orders import OrderBook
-from stageline.broker.ledger.queue_digests import QueueDigests
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry
 from stageline.broker.membership.replacements import Replacement, Replacements
