@@ -12,8 +12,7 @@ on where it was, and the run stops at once.
 
 from stageline.broker.control.messages import Exited, Goodbye, StopRun
 from stageline.broker.diagnosis.failure_report import failure_report
-from stageline.broker.membership.failure_detector import WorkerLoss
-from stageline.broker.membership.member import Member
+from stageline.broker.membership.member import Member, WorkerLoss
 from stageline.broker.membership.replacements import Replacement
 
 from .records import RunRecords

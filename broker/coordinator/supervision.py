@@ -10,8 +10,15 @@ from stageline.broker.control.messages import Exited, Failed, Goodbye
 from stageline.broker.diagnosis.explain import Diagnosis, diagnose
 from stageline.broker.diagnosis.failure_report import failure_report, how_lost
 from stageline.broker.diagnosis.wait_graph import ClusterState, Starts
-from stageline.broker.membership.failure_detector import PARTING, Standstill, WorkerLoss, describe_exit
-from stageline.broker.membership.member import Member, MemberStatus, worker_label
+from stageline.broker.membership.member import (
+    PARTING,
+    Member,
+    MemberStatus,
+    Standstill,
+    WorkerLoss,
+    describe_exit,
+    worker_label,
+)
 from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.errors import ExitCode, failure_code
 

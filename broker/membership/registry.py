@@ -16,8 +16,7 @@ from stageline.broker.control.messages import Hello, Refused, Report
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 
-from .failure_detector import Leases, WorkerLoss, loss_of
-from .member import Member, MemberStatus, may_take
+from .member import Leases, Member, MemberStatus, WorkerLoss, loss_of, may_take
 from .standby import Contact, process_key
 
 # What a store keeps of a member.

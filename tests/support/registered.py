@@ -1,8 +1,7 @@
 """Workers that register at a registry."""
 
 from stageline.broker.control.messages import CONTROL_VERSION, Hello, Report
-from stageline.broker.membership.failure_detector import Leases
-from stageline.broker.membership.member import Member
+from stageline.broker.membership.member import Leases, Member
 from stageline.broker.membership.registry import Registry
 
 PLACEMENT = ((0, 2), (1,))
