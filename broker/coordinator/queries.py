@@ -12,8 +12,7 @@ from stageline.broker.diagnosis.explain import MEND
 from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.evaluations import fact_of
 from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
-from stageline.broker.membership.replacements import Replacement
-from stageline.broker.membership.standby import Contact
+from stageline.broker.membership.registry import Contact, Replacement
 from stageline.broker.recovery.lost_work import attempts_on
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.evaluation import Standing

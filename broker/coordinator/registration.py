@@ -25,7 +25,7 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.records import RunLength
 from stageline.broker.membership.member import Member, may_take
-from stageline.broker.membership.standby import MOST, Contact, process_key
+from stageline.broker.membership.registry import MOST, Contact, process_key
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences

@@ -19,7 +19,7 @@ from stageline.broker.membership.member import (
     describe_exit,
     worker_label,
 )
-from stageline.broker.membership.replacements import Replacement
+from stageline.broker.membership.registry import Replacement
 from stageline.pipeline.errors import ExitCode, failure_code
 
 from .records import RunRecords

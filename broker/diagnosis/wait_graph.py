@@ -11,7 +11,7 @@ from stageline.broker.control.messages import Report
 from stageline.broker.control.records import Wait
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.membership.member import Leases, Member, MemberStatus
-from stageline.broker.membership.replacements import Replacement
+from stageline.broker.membership.registry import Replacement
 from stageline.pipeline.schedule import Placement, Schedule
 
 from .queue_routes import (

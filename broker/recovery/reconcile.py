@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from stageline.broker.control.messages import Hello
 from stageline.broker.control.records import WorkerRecord
-from stageline.broker.membership.standby import Contact, ProcessKey, process_key
+from stageline.broker.membership.registry import Contact, ProcessKey, process_key
 from stageline.pipeline.schedule import Placement
 
 
