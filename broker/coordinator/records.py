@@ -17,8 +17,7 @@ from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry, Replacement, Replacements, StandbyWorkers
-from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
-from stageline.broker.recovery.lost_work import KEPT_LOSSES, LostAttempt, lost_attempts
+from stageline.broker.recovery.checkpoint_tracker import KEPT_LOSSES, CheckpointTracker, LostAttempt, lost_attempts
 from stageline.broker.stores.base import Fact, Store, StoredRun
 from stageline.pipeline.evaluation import Rounds, Standing
 

@@ -9,7 +9,7 @@ from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
-from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
+from stageline.broker.recovery.checkpoint_tracker import CheckpointPoll, ResumePoint
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, having_read, hello, name, steps
 
