@@ -34,7 +34,7 @@ from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
-from stageline.broker.membership.member import Member
+from stageline.broker.ledger.member import Member
 from stageline.broker.stores.base import Store
 from stageline.pipeline.errors import ExitCode
 

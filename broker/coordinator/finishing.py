@@ -7,7 +7,7 @@ A worker sends Finished after the broker has confirmed all its steps. So one tha
 """
 
 from stageline.broker.control.messages import Finished
-from stageline.broker.membership.member import Member, MemberStatus
+from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.pipeline.digest import differing_copies, weights_sha256
 from stageline.pipeline.errors import ExitCode
 

@@ -12,8 +12,8 @@ from stageline.broker.diagnosis.explain import MEND
 from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.evaluations import fact_of
 from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
-from stageline.broker.membership.registry import Contact, Replacement
-from stageline.broker.recovery.checkpoint_tracker import attempts_on
+from stageline.broker.ledger.recovery import attempts_on
+from stageline.broker.ledger.registry import Contact, Replacement
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule

@@ -14,10 +14,10 @@ from stageline.broker.control.records import LONGEST_NAME, EvaluationRecord
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
+from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.broker.ledger.orders import OrderBook
-from stageline.broker.membership.member import Member, MemberStatus
-from stageline.broker.membership.registry import Registry, Replacement, Replacements, StandbyWorkers
-from stageline.broker.recovery.checkpoint_tracker import KEPT_LOSSES, CheckpointTracker, LostAttempt, lost_attempts
+from stageline.broker.ledger.recovery import KEPT_LOSSES, CheckpointTracker, LostAttempt, lost_attempts
+from stageline.broker.ledger.registry import Registry, Replacement, Replacements, StandbyWorkers
 from stageline.broker.stores.base import Fact, Store, StoredRun
 from stageline.pipeline.evaluation import Rounds, Standing
 

@@ -24,9 +24,9 @@ from stageline.broker.control.messages import (
     Standby,
 )
 from stageline.broker.control.records import RunLength
-from stageline.broker.membership.member import Member, may_take
-from stageline.broker.membership.registry import MOST, Contact, process_key
-from stageline.broker.recovery.checkpoint_tracker import is_gone
+from stageline.broker.ledger.member import Member, may_take
+from stageline.broker.ledger.recovery import is_gone
+from stageline.broker.ledger.registry import MOST, Contact, process_key
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
 

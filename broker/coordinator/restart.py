@@ -6,9 +6,9 @@ CHOOSING_CHECKPOINT   of which checkpoint can all snapshots be read? See recover
 """
 
 from stageline.broker.control.messages import Hello
-from stageline.broker.membership.member import worker_label
-from stageline.broker.membership.registry import Replacement
-from stageline.broker.recovery.checkpoint_tracker import CheckpointPoll, ReconciledState, Reconciliation, ResumePoint
+from stageline.broker.ledger.member import worker_label
+from stageline.broker.ledger.recovery import CheckpointPoll, ReconciledState, Reconciliation, ResumePoint
+from stageline.broker.ledger.registry import Replacement
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords

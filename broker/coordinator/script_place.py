@@ -12,8 +12,8 @@ on where it was, and the run stops at once.
 
 from stageline.broker.control.messages import Exited, Goodbye, StopRun
 from stageline.broker.diagnosis.failure_report import failure_report
-from stageline.broker.membership.member import Member, WorkerLoss
-from stageline.broker.membership.registry import Replacement
+from stageline.broker.ledger.member import Member, WorkerLoss
+from stageline.broker.ledger.registry import Replacement
 
 from .records import RunRecords
 from .shutdown import Shutdown

@@ -12,7 +12,7 @@ from math import ceil
 import msgspec
 
 from stageline.broker.control.messages import Stop, StopRun
-from stageline.broker.membership.member import Member
+from stageline.broker.ledger.member import Member
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords

@@ -10,7 +10,7 @@ from stageline.broker.control.messages import Exited, Failed, Goodbye
 from stageline.broker.diagnosis.explain import Diagnosis, diagnose
 from stageline.broker.diagnosis.failure_report import failure_report, how_lost
 from stageline.broker.diagnosis.wait_graph import ClusterState, Starts
-from stageline.broker.membership.member import (
+from stageline.broker.ledger.member import (
     PARTING,
     Member,
     MemberStatus,
@@ -19,7 +19,7 @@ from stageline.broker.membership.member import (
     describe_exit,
     worker_label,
 )
-from stageline.broker.membership.registry import Replacement
+from stageline.broker.ledger.registry import Replacement
 from stageline.pipeline.errors import ExitCode, failure_code
 
 from .records import RunRecords

@@ -7,7 +7,7 @@ and has made no progress since; it is in layers.30.mlp"
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stageline.broker.membership.member import SCRIPT, Member, describe_exit, silence_limit, stages_label, worker_label
+from stageline.broker.ledger.member import SCRIPT, Member, describe_exit, silence_limit, stages_label, worker_label
 
 from .queue_routes import CALL, CLIP, EVALUATION, LOSS, NORMS, REPLAYED, REPLY, SUBTOTAL, SUM, TIED, TOTAL, VERDICT
 from .wait_graph import (

@@ -3,7 +3,7 @@
 import signal
 
 from stageline.broker.ledger.ledger import Held, Ledger
-from stageline.broker.membership.member import Member, WorkerLoss
+from stageline.broker.ledger.member import Member, WorkerLoss
 
 _OUT_OF_MEMORY = " (if not by you, then by the kernel's out-of-memory killer: see dmesg)"
 

@@ -27,7 +27,7 @@ from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator, Rec
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage
-from stageline.broker.membership.registry import MOST
+from stageline.broker.ledger.registry import MOST
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, finished, hello, name, report, steps
 

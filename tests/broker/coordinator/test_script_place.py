@@ -19,7 +19,7 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.coordinator.run import RunPhase, ScriptCode
 from stageline.broker.coordinator.run_state import RunState
-from stageline.broker.membership.member import PARTING
+from stageline.broker.ledger.member import PARTING
 from support.conversation import TERMS, Conversation, finished, hello, name, report, steps
 from support.scripted import (
     SCRIPT,

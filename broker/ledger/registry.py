@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from stageline.broker.control.messages import Hello, Refused, Report
+from stageline.broker.ledger.member import Leases, Member, MemberStatus, WorkerLoss, loss_of, may_take
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
-
-from .member import Leases, Member, MemberStatus, WorkerLoss, loss_of, may_take
 
 # What a store keeps of a member.
 _STORED = (
