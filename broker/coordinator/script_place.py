@@ -11,7 +11,7 @@ on where it was, and the run stops at once.
 """
 
 from stageline.broker.control.messages import Exited, Goodbye, StopRun
-from stageline.broker.diagnosis.failure_report import failure_report
+from stageline.broker.diagnosis.explain import failure_report
 from stageline.broker.ledger.member import Member, WorkerLoss
 from stageline.broker.ledger.registry import Replacement
 

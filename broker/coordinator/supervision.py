@@ -7,8 +7,7 @@ For the script there are other rules: see script_place.py.
 """
 
 from stageline.broker.control.messages import Exited, Failed, Goodbye
-from stageline.broker.diagnosis.explain import Diagnosis, diagnose
-from stageline.broker.diagnosis.failure_report import failure_report, how_lost
+from stageline.broker.diagnosis.explain import Diagnosis, diagnose, failure_report, how_lost
 from stageline.broker.diagnosis.wait_graph import ClusterState, Starts
 from stageline.broker.ledger.member import (
     PARTING,
