@@ -38,7 +38,7 @@ from stageline.broker.ledger.member import Member
 from stageline.broker.stores.base import Store
 from stageline.pipeline.errors import ExitCode
 
-from .authenticity import Authenticity, refusal_to
+from .authenticity import Authenticity, OutgoingSeals, refusal_to
 from .finishing import Finishing
 from .observation import OBSERVED, observe, recall_result
 from .ordering import Ordering
@@ -49,7 +49,6 @@ from .registration import FromMember, Registration
 from .restart import Restart
 from .run import ResumeMode, RunConfig, RunPhase
 from .run_state import RunEvent, RunState
-from .seals import OutgoingSeals
 from .shutdown import Shutdown
 from .supervision import Supervision
 
