@@ -39,7 +39,6 @@ from stageline.broker.stores.base import Store
 from stageline.pipeline.errors import ExitCode
 
 from .authenticity import Authenticity, OutgoingSeals, refusal_to
-from .finishing import Finishing
 from .observation import OBSERVED, observe, recall_result
 from .ordering import Ordering
 from .plausibility import implausible, is_due
@@ -49,7 +48,7 @@ from .registration import FromMember, Registration
 from .restart import Restart
 from .run import ResumeMode, RunConfig, RunPhase
 from .run_state import RunEvent, RunState
-from .shutdown import Shutdown
+from .shutdown import Finishing, Shutdown
 from .supervision import Supervision
 
 TRIM_EVERY = 0.05  # seconds between two announcements
