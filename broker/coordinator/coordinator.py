@@ -39,6 +39,7 @@ from stageline.broker.stores.base import Store
 from stageline.pipeline.errors import ExitCode
 
 from .authenticity import Authenticity, OutgoingSeals, refusal_to
+from .lifecycle import RunEvent, RunState
 from .observation import OBSERVED, observe, recall_result
 from .ordering import Ordering
 from .plausibility import implausible, is_due
@@ -47,7 +48,6 @@ from .records import Outgoing, RunRecords
 from .registration import FromMember, Registration
 from .restart import Restart
 from .run import ResumeMode, RunConfig, RunPhase
-from .run_state import RunEvent, RunState
 from .shutdown import Finishing, Shutdown
 from .supervision import Supervision
 

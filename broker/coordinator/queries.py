@@ -18,10 +18,10 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule
 
+from .lifecycle import RunState
 from .records import RunRecords
 from .restart import Restart
 from .run import RunPhase
-from .run_state import RunState
 from .supervision import Supervision
 
 Facts = dict[str, object]

@@ -21,8 +21,8 @@ from stageline.broker.ledger.registry import Registry, Replacement, Replacements
 from stageline.broker.stores.base import Fact, Store, StoredRun
 from stageline.pipeline.evaluation import Rounds, Standing
 
+from .lifecycle import RunEvent, RunLifecycle
 from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
-from .run_state import RunEvent, RunLifecycle
 
 _FACT = "registry"
 _LOGGED = 20  # anomalies of one kind that become warnings, in so many seconds; all are counted

@@ -30,10 +30,10 @@ from stageline.broker.ledger.registry import MOST, Contact, process_key
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
 
+from .lifecycle import RunState
 from .records import RunRecords
 from .restart import Restart
 from .run import RunConfig
-from .run_state import RunState
 
 UNDECIDED = 3.0  # seconds that a newcomer stands by at most until those that load their models are heard again
 

@@ -11,9 +11,9 @@ from stageline.broker.ledger.recovery import CheckpointPoll, ReconciledState, Re
 from stageline.broker.ledger.registry import Replacement
 from stageline.pipeline.errors import ExitCode
 
+from .lifecycle import RunEvent, RunState
 from .records import RunRecords
 from .run import RESUMED, ResumeMode
-from .run_state import RunEvent, RunState
 
 RECONCILE_RESUMED = 600.0  # seconds that a resumed run without records waits for the workers with its snapshots
 

@@ -16,9 +16,9 @@ from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.pipeline.digest import differing_copies, weights_sha256
 from stageline.pipeline.errors import ExitCode
 
+from .lifecycle import RunEvent, RunState
 from .records import RunRecords
 from .run import RunOutcome, RunPhase
-from .run_state import RunEvent, RunState
 
 DELAY = 1.0  # seconds at most from a stage's start of a step until the broker's decision on that news arrives there
 MOTION = 0.3  # seconds that steps must have been observed for to know their pace
