@@ -1,4 +1,4 @@
-"""Whether a message to the broker comes from the process that it claims to be from.
+"""Seals of messages: judges those that come to the broker, and seals those that it sends.
 
     Report, Failed, Finished, Goodbye, Hello with an incarnation    sealed with the incarnation's secret
     StopRun, Exited                                                 sealed with the run's control secret
@@ -9,6 +9,9 @@ A sealed message counts once: one that is sent again has an old serial, and chan
 A broker whose records are lost has another key, and cannot check the secrets that its predecessor gave. It believes the
 Hellos of workers that remember the run, until the run has begun under it, if its run's id was given to it. No broker
 that has its records does, nor one of a run that is new.
+
+What the broker says is sealed with the secret of the incarnation that its recipient has proven. A process without a
+place has no secret yet, and a command needs none: what they are told is not sealed.
 """
 
 from dataclasses import dataclass
@@ -103,10 +106,6 @@ def refusal_to(sealed: SealedMessage) -> Refused | None:
         case _:
             return None
 
-
-# MERGED: Seals what the broker says to its workers, with the secret of the incarnation that the recipient has proven.
-# MERGED:
-# MERGED: A process without a place has no secret yet, and a command needs none: what they are told is not sealed.
 
 _KEPT = 10_000  # newest addresses of workers: a worker that connects again has another one
 

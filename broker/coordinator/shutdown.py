@@ -1,9 +1,16 @@
-"""How a run ends that is stopped on request: with which exit code and reason, and after which step.
+"""The end of a run: on request, with which exit code and reason and after which step; or finished.
 
 All stages have to stop after the same step, or their last snapshots make no checkpoint. The broker chooses it: late
 enough that no stage has passed it when the message arrives, and otherwise as early as possible. In a scripted run it is
 the last step that the script has called for, if that has begun a moment later: the script is asked, and makes no more
 calls from then on.
+
+A run has finished once every worker says so and the ledger says the same:
+
+    Finished ──(all steps of the worker's stages are in the ledger)──> finished ──(all workers are)──> the run is over
+         └──(some are not)──> nothing; said once if that stays so: its worker repeats Finished until the run is over
+
+A worker sends Finished after the broker has confirmed all its steps. So one that comes earlier is not the worker's.
 """
 
 from collections import deque
@@ -156,13 +163,6 @@ class _Pace:
         first = self._seen[0][1]
         return now - max(at for at, begun in self._seen if begun == first)
 
-
-# MERGED: Ends the run as finished, once every worker says so and the ledger says the same.
-# MERGED:
-# MERGED:     Finished ──(all steps of the worker's stages are in the ledger)──> finished ──(all workers are)──> the run is over
-# MERGED:          └──(some are not)──> nothing; said once if that stays so: its worker repeats Finished until the run is over
-# MERGED:
-# MERGED: A worker sends Finished after the broker has confirmed all its steps. So one that comes earlier is not the worker's.
 
 # Seconds until what supports an end may have come: from a replacement of the last stage's worker, which tells where a
 # run ended early, or from the script, whose thread may have to wait for the user's code

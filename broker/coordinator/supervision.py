@@ -3,7 +3,16 @@
 lost ──(may be replaced)──────────> its place is empty ──(no replacement in time)──> the run ends
   └──(replaced too often already, or it would fail again)──────────────────────────────^
 
-For the script there are other rules: see script_place.py.
+A scripted run goes on for a lease if its script is gone:
+
+    lost ──> its place is empty ──(another process takes it)──> the run goes on
+    Goodbye        │
+       │           └──(a lease has passed)──┐
+       └────────────────────────────────────┴──> the run stops with its newest complete checkpoint
+
+The workers carry out what it has called for, and save the state after that. The script is the user's program, which
+nothing here starts again: its losses do not count in `recovery.restarts`. Without snapshots no other process could go
+on where it was, and the run stops at once.
 """
 
 from stageline.broker.control.messages import Exited, Failed, Goodbye, StopRun
@@ -228,18 +237,6 @@ def _starts(config: RunConfig) -> Starts:
 
 def _code(result: int | None) -> int:
     return result if result in _PASSED_ON else ExitCode.FAILED
-
-
-# MERGED: Decides what becomes of a scripted run whose script is gone.
-# MERGED:
-# MERGED:     lost ──> its place is empty ──(another process takes it)──> the run goes on
-# MERGED:     Goodbye        │
-# MERGED:        │           └──(a lease has passed)──┐
-# MERGED:        └────────────────────────────────────┴──> the run stops with its newest complete checkpoint
-# MERGED:
-# MERGED: The workers carry out what it has called for, and save the state after that. The script is the user's program, which
-# MERGED: nothing here starts again: its losses do not count in `recovery.restarts`. Without snapshots no other process could go
-# MERGED: on where it was, and the run stops at once.
 
 
 class ScriptPlace:

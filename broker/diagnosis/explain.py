@@ -285,8 +285,6 @@ def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
     return f"it is declared lost in {left:.0f} s, and {what} ({key} is {limit:g} s)"
 
 
-# MERGED: What is said of a worker that was lost: how, and what it held when it was.
-
 _OUT_OF_MEMORY = " (if not by you, then by the kernel's out-of-memory killer: see dmesg)"
 
 

@@ -5,7 +5,8 @@
                   └────────────────────────────────────────────────────^     frozen stages stop after forward
 
 Reports are samples: intermediate states may be missing, and late or repeated events change nothing. Finished steps are
-records with the times of their actions.
+records with the times of their actions. A record names each action that its stage ran: frozen stages, shared
+parameters and a replayed prefix change the list, and the broker makes schedules without the model.
 """
 
 import struct
@@ -272,11 +273,6 @@ def _check_owned(stage: int, stages: Collection[int]) -> None:
         raise IllegalTransition(f"stage {stage} is not its own")
 
 
-# MERGED: The actions of a step at a stage, with the start and end of each, as a worker reports them.
-# MERGED:
-# MERGED: A worker's list of actions depends on what its model has: frozen stages, shared parameters, a prefix that is replayed.
-# MERGED: The broker makes schedules without the model, so a record names each action.
-
 TimedAction = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
 
 ENTRY = struct.Struct("<cIdd")  # one action in a record's `times`: its kind, its microbatch, its start, its end
@@ -314,16 +310,13 @@ def unreadable_times(times: bytes, microbatches: int | None = None) -> str:
     return ""
 
 
-# MERGED: Compares what the two ends of each queue report of its messages, step by step.
-# MERGED:
-# MERGED: Only queues whose messages lie at a server have such reports: there another client can replace them.
-
 REMEMBERED = 8192  # steps of each queue
 
 
 class QueueDigests:
     """The digests of the newest steps of each queue, whichever end has reported one first.
 
+    Only queues whose messages lie at a server have them: there another client can replace messages.
     `differed`: True once those of both ends have differed.
     """
 

@@ -1,6 +1,11 @@
-"""What the broker knows of one process that has a place in the run: a worker, or the script.
+"""One process that has a place in the run, a worker or the script, and the rule by which it counts as lost.
 
 A scripted run has one place without stages, the last: that of the user's script, which calls the workers.
+
+A worker is lost if it is silent, loads, or is in one action for too long, or if its process has ended. A worker that
+waits for a message is not to blame for making no progress. When all of them wait, the messages do not arrive:
+`Standstill` notices that. The script is lost by silence alone, or by its process's end: its user's code may take hours
+between two calls.
 """
 
 import signal
@@ -102,12 +107,6 @@ def stages_label(stages: Sequence[int | str]) -> str:
     *others, last = map(str, stages)
     return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"
 
-
-# MERGED: When a worker counts as lost: silent or loading for too long, too long in one action, or its process ended.
-# MERGED:
-# MERGED: A worker that waits for a message is not to blame for making no progress. When all of them wait, the messages do not
-# MERGED: arrive: `Standstill` notices that. The script is lost by silence alone, or by its process's end: its user's code may
-# MERGED: take hours between two calls.
 
 EXIT_GRACE = 0.5  # seconds that a process's last messages may arrive after the news of its exit
 PARTING = 1.0  # seconds of silence after which a worker is believed that it ends: it reports ten times a second

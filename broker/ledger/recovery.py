@@ -1,4 +1,6 @@
-"""The newest step that every stage could go back to, from the snapshots that the stages have on disk.
+"""Where stages begin again: the complete checkpoint, and what is decided when records are lost or a run is resumed.
+
+`CheckpointTracker` knows the newest step that every stage could go back to, from the snapshots on the disks:
 
     stage 0    20  40  60
     stage 1    20  40              complete: 40, once the losses before step 40 are stored
@@ -6,6 +8,31 @@
 
 A stage that is given to another worker has the complete checkpoint, which that worker starts from, and nothing newer:
 counting a snapshot of its former owner would complete a checkpoint that the new owner has yet to reach.
+
+`Reconciliation` decides when the broker's records are lost or stale. Then the workers and the disks are the records.
+For a lease, Hellos are collected and nothing else is decided:
+
+    owners      of each place: the worker with the highest incarnation
+    checkpoint  the newest step of which snapshots of all stages are on disk. If a newer one was announced, its messages
+                are gone from the queues, and every stage has to go back
+    kept        owners that have finished at least the checkpoint's steps keep running; all other places are empty
+
+The script of a scripted run is kept by the number of steps that it has asked for. It has no snapshots, and no stage to
+begin with: what is known of it never delays the decision. All get incarnations that cannot have been given out before.
+Taking the maximum of the old records and of the Hellos instead is wrong: it gives out incarnations twice, and begins
+stages at steps that others have forgotten (docs/decisions/lost-records.md).
+
+`CheckpointPoll` decides at which checkpoint a run begins that is resumed as a whole: one of which all snapshots can be
+read. All workers verify their snapshots of the newest complete checkpoint, for which the records are right too. If one
+cannot be read, all verify those of the newest other step of which every stage has one, and so on:
+
+    stage 0    20  40         40 is complete, and damaged at stage 1: every stage begins at 20
+    stage 1    20  4?
+
+    stage 0    20  40  60     the same damage; but checkpoint 60 was about to be complete, or the records are older than
+    stage 1    20  4?  60     it: every stage begins at 60
+
+Once a stage has computed something it is too late: the others do not go back for one that is replaced.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -69,8 +96,6 @@ def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, i
     return step > 0 and any(step not in steps and max(steps, default=0) > step for steps in kept)
 
 
-# MERGED: What was computed and then lost with its worker: earlier attempts on a microbatch, for its history.
-
 KEPT_LOSSES = 64  # the newest of a run, one for each stage of a lost worker: they are written with every checkpoint
 
 
@@ -123,16 +148,16 @@ def _begun(ledger: Ledger, stage: int) -> list[tuple[int, int, str]]:
     return [(held.position.step, held.position.microbatch, str(held.entry.state)) for held in ledger.unfinished(stage)]
 
 
-# MERGED: What a run goes on from that lays another run out in a new way: it begins at that run's checkpoint, and never below.
-# MERGED:
-# MERGED: runs/digits-1f0c               stopped after 120 steps
-# MERGED: runs/digits-1f0c-at120-5e1d03  the same work from step 120 on: the snapshots of step 120 are made of the other's
-
-
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """A run goes on with the first `step` steps of another, whose folder is `source`, "" if that is not known here.
-    `folder` is its own, where each machine has the snapshots of its stages. `scripted`: a script began both."""
+    """The run whose work a run goes on with in another layout, from its checkpoint of `step`, and never below.
+
+        runs/digits-1f0c               stopped after 120 steps
+        runs/digits-1f0c-at120-5e1d03  the same work from step 120 on; its snapshots of step 120 are made of the other's
+
+    `source` is the other run's folder, "" if it is not known here. `folder` is the run's own, where each machine has
+    the snapshots of its stages. `scripted`: a script began both.
+    """
 
     step: int
     source: str
@@ -165,23 +190,6 @@ class EarlierRun:
         each = " and ".join(f"`{command} --worker {index} --write`" for index in workers)
         found = each or f"`{command} --write` (of several machines on each, with its --worker)"
         return f"Write what is missing there with {found}, with this run's plan and --set"
-
-
-# MERGED: Which worker owns which stage, and at which step the run is, when the broker's records are lost or stale.
-# MERGED:
-# MERGED: Then the workers and the disks are the records. For a lease, their Hellos are collected and nothing else is decided:
-# MERGED:
-# MERGED:     owners      of each place: the worker with the highest incarnation
-# MERGED:     checkpoint  the newest step of which snapshots of all stages are on disk. If a newer one was announced, its messages
-# MERGED:                 are gone from the queues, and every stage has to go back
-# MERGED:     kept        owners that have finished at least the checkpoint's steps keep running; all other places are empty
-# MERGED:
-# MERGED: The script of a scripted run is kept likewise, by the number of steps that it has asked for. It has no snapshots, and no
-# MERGED: stage to begin with: what is known of it never delays the decision.
-# MERGED:
-# MERGED: All get incarnations that cannot have been given out before. Taking the maximum of the old records and of the Hellos
-# MERGED: instead is wrong: it gives out incarnations twice, and begins stages at steps that others have forgotten
-# MERGED: (docs/decisions/lost-records.md).
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,22 +292,6 @@ class Reconciliation:
     def _is_script(self, hello: Hello) -> bool:
         index = hello.memory.index if hello.memory is not None else hello.claim
         return index is not None and index < len(self._placement) and not self._placement[index]
-
-
-# MERGED: Which checkpoint a run begins at that is resumed as a whole: one of which all snapshots can be read.
-# MERGED:
-# MERGED: No worker is placed before that is known. All verify their snapshots of the newest complete checkpoint, for which the
-# MERGED: records are right too. If one cannot be read, all verify those of the newest other step of which every stage has one,
-# MERGED: and so on:
-# MERGED:
-# MERGED:     stage 0    20  40         40 is complete, and damaged at stage 1: every stage begins at 20
-# MERGED:     stage 1    20  4?
-# MERGED:
-# MERGED:     stage 0    20  40  60     likewise; but checkpoint 60 was about to be complete, or the records are older than it:
-# MERGED:     stage 1    20  4?  60     every stage begins at 60
-# MERGED:
-# MERGED: Once a stage has computed something it is too late: the others do not go back for one that is replaced. The script has
-# MERGED: no snapshots: it is not waited for here.
 
 
 @dataclass(frozen=True, slots=True)
