@@ -15,7 +15,7 @@ from stageline.broker.errors import AddressUnusable, BadMessage
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 
-from .sealer import Sealer
+from .session import Sealer
 
 REPEAT = 0.25  # seconds between two looks whether a connection broke, and a question with it
 
