@@ -1,4 +1,4 @@
-"""What a worker sends to the broker and when, and how it takes the answers: no sockets, no threads, no clock.
+"""What a worker sends to the broker and when, how it seals that, and how it takes the answers: no sockets or threads.
 
     Joining    Hello (every JOIN seconds) ............ until Assigned
     Session    Hello (whenever the broker may be another one), Report (every BEAT seconds), Finished, until Stop
@@ -9,7 +9,6 @@ Times are monotonic, in seconds.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import time
 from typing import Protocol
 
 import msgspec
@@ -256,10 +255,14 @@ class Session:
 
 
 class Sealer:
-    """Counts the serials of one process. They begin at its time, so that they are above those of any process before it
-    that had the same secret. `clock` gives the seconds since the epoch."""
+    """The seals and serials of what one process sends: a worker's under its incarnation's secret, a command's under
+    the run's. With the same secret a worker checks what the broker says.
 
-    def __init__(self, clock: Callable[[], float] = time) -> None:
+    Serials begin at the time of `clock`, in seconds since the epoch, so that they are above those of any earlier
+    process that had the same secret.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._serial = 0
         self._secrets: dict[int, bytes] = {}  # by incarnation

@@ -1,10 +1,15 @@
-"""Bytes that are in files for a while, and come back before they are needed: activations of microbatches in flight.
+"""Files for what is offloaded from memory: activations of microbatches in flight, and memory that is a file's.
+
+`ScratchFiles` keep activations for a while, and bring them back before they are needed:
 
 put ─> backlog ─> writing thread ─> file ─> reading thread ─> memory
           └───── what has yet to be written is given back as it is ─────┘
 
-Files have no names: a process that ends, however it does, leaves none behind. A file is there as long as one of its
-parcels is.
+`MappedFiles` are the memory of weights, gradients and optimizer state, of which the system keeps in memory what fits.
+Their space on the disk is reserved before they are used, so that a full disk is an error here and not a signal later.
+
+Files have no names: a process that ends, however it does, leaves none behind. A scratch file lives as long as one of
+its parcels.
 """
 
 import ctypes
@@ -136,11 +141,6 @@ class _File:
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
-
-# MERGED: Memory that is a file's: weights, gradients and what optimizers keep, of which the system has in memory what fits.
-# MERGED:
-# MERGED: Files have no names: a process that ends, however it does, leaves none behind. Their space on the disk is there before
-# MERGED: they are used, so that a full disk is an error here and not a signal later.
 
 _DESCRIPTORS = "/proc/self/fd"  # open files by their numbers, on Linux: a file without a name is mapped by this
 _DONTFORK = getattr(mmap, "MADV_DONTFORK", None)  # on Linux

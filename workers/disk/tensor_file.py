@@ -2,6 +2,15 @@
 
 The format keeps dtypes, shapes and values of row-major tensors. Bits of later steps follow strides and alignment too,
 so the notes, JSON in the file's metadata, hold those. Complex numbers are stored as pairs of real ones.
+
+Values around tensors, such as an optimizer's state, become JSON beside the file (`encode_state`):
+
+    {"betas": (0.9, inf), "state": {0: {"step": <tensor>}}}
+    {"betas": {"$tuple": [0.9, {"$float": "inf"}]},
+     "state": {"$dict": [[0, {"step": {"$tensor": "optimizer.state.0.step"}}]]}}      <tensor> has that name
+
+Decoded values are equal in value and type. Nothing is evaluated, and no class is looked up by a name in the data. The
+structure of messages is another one: it has no dict keys but strings, and is not meant to be read by people.
 """
 
 import math
@@ -224,17 +233,6 @@ def _require_equal(path: Path, stored: Mapping[str, torch.Tensor]) -> None:
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
-
-# MERGED: Values that hold tensors, such as an optimizer's state, as JSON and named tensors.
-# MERGED:
-# MERGED:     {"betas": (0.9, inf), "state": {0: {"step": <tensor>}}}
-# MERGED:     {"betas": {"$tuple": [0.9, {"$float": "inf"}]},
-# MERGED:      "state": {"$dict": [[0, {"step": {"$tensor": "optimizer.state.0.step"}}]]}}       <tensor> under that name
-# MERGED:
-# MERGED: Decoded values are equal in value and type. Nothing is evaluated, and no class is looked up by a name in the data.
-# MERGED:
-# MERGED: This is not the structure that travels with messages: that has no dict keys but strings, while optimizers number their
-# MERGED: parameters; in JSON it would need these tags as well; and a manifest is there to be read by people.
 
 Json = Any  # None, bool, int, float, str, and lists and dicts of them
 

@@ -1,8 +1,13 @@
-"""Joins a script's run without a plan file: asks the broker for the plan, and compares the code.
+"""Join a script's run without a plan file: ask the broker for the plan, compare the code, and check the run's folder.
 
 ask "join" (again, until the broker is there) -> the plan, for this machine -> the same code? -> as any other worker
   ^                                                                           └─ no: the script is told
   └── a run that is over, or ends before it has a place for this worker: another may begin at that address
+
+The broker names the run and with it the folder. A process that poses as a broker could name any other run in `run.dir`,
+whose snapshots and weights would be deleted. So the folder must be absent, empty, or hold the same plan and snapshots:
+
+    joined.json     the plan, in a folder that a joining worker has made; where the run was begun, plan.json has it
 """
 
 import os
@@ -164,13 +169,6 @@ def _ask(broker: str, deadline: float, patience: float) -> JoinAnswer:
             log.info(f"waiting for {awaited}", address=masked(broker), seconds=patience)
         sleep(PAUSE)
 
-
-# MERGED: Whether a run's folder on this machine is that of the run which a worker has joined by an address alone.
-# MERGED:
-# MERGED: The broker gives the run's id, and with it the folder: what poses as a broker could name that of any other run in
-# MERGED: `run.dir`, whose snapshots and weights would be deleted and overwritten.
-# MERGED:
-# MERGED:     joined.json     the plan, in a folder that such a worker has made; where the run was begun, plan.json has it
 
 NOTE = "joined.json"
 _LISTED = 5  # differences that a refusal names

@@ -70,7 +70,7 @@ class BrokerPeer:
     control secret."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
-        self._sealer = Sealer()
+        self._sealer = Sealer(time)
         self.socket = context.socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RECONNECT_IVL, 20)
