@@ -1,7 +1,9 @@
-"""The checkpoints that a folder holds: those of a run, or the one that a script has saved there.
+"""The checkpoints that a folder holds, of a run or saved by a script, and the damages of their snapshots.
 
 runs/digits-20260131-235959-1f0c/plan.json          which plan, and so how many stages
                                  checkpoints/...     their snapshots; on several machines some stages' only
+
+The workers of a run that goes on delete old snapshots meanwhile: those are left out of lists.
 """
 
 from collections.abc import Iterator, Mapping
@@ -158,11 +160,6 @@ def source_in(folder: Path) -> CheckpointSource:
     except (msgspec.MsgspecError, UnicodeDecodeError, PlanRefused) as error:
         raise SnapshotDamaged(folder, [f"{runs.PLAN} is damaged: {error}"]) from error
     return CheckpointSource(folder, run, plan)
-
-
-# MERGED: Lists the checkpoints in a folder, and what is wrong with their snapshots.
-# MERGED:
-# MERGED: The workers of a run that goes on delete old snapshots meanwhile: those are left out.
 
 
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -249,11 +249,6 @@ class Session:
         return msgspec.structs.replace(hello, memory=self._progress.memory(run, index))
 
 
-# MERGED: Seals what a process sends to the broker: a worker with its incarnation's secret, a command with the run's.
-# MERGED:
-# MERGED: With the same secret a worker checks what the broker says.
-
-
 class Sealer:
     """The seals and serials of what one process sends: a worker's under its incarnation's secret, a command's under
     the run's. With the same secret a worker checks what the broker says.
