@@ -28,7 +28,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol, TextIO
 
-from stageline.broker.membership.failure_detector import describe_status
+from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.fork import Fork
 from stageline.pipeline.process.lifeline import LifelineOwner
