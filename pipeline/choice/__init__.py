@@ -4,9 +4,8 @@ May import `schedule`. Read `measured.py`, what actions and messages take; then 
 simulate every schedule with those times, and `review.py`, which says when to rank and when to change.
 """
 
-from .candidates import StageBytes
 from .measured import MeasuredTimes, StepActions
-from .ranking import MOST_HALVING, RankedSchedule, Ranking
+from .ranking import MOST_HALVING, RankedSchedule, Ranking, StageBytes
 from .review import ChosenSchedule, ScheduleReview
 
 __all__ = [
