@@ -17,12 +17,9 @@ from stageline.pipeline.schedule.replicas import Replicas, Shares
 from .data import DataPlan
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
 from .key_types import Recomputed, Unset
-from .memory import MemoryPlan
 from .metric_names import told_apart
-from .schedule import SchedulePlan
 from .section import Section
-from .stages import StagePlan
-from .taps import TapsPlan
+from .stages import MemoryPlan, SchedulePlan, StagePlan, TapsPlan
 from .training import EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan
 
 SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over

@@ -124,7 +124,7 @@ def _show_schedules(found: "Estimate") -> None:
     if not found.schedules:
         return
     from stageline.pipeline.choice import MOST_HALVING
-    from stageline.pipeline.plan.keys.schedule import AUTO_BEGINS_WITH  # slow to import
+    from stageline.pipeline.plan.keys.stages import AUTO_BEGINS_WITH  # slow to import
 
     rows = [
         (each.name, "" if not each.in_flight else ",".join(map(str, each.in_flight)), size(each.bytes), each.reason)
