@@ -4,8 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .key_types import Accepts, Options, Reference, Target, Truth, Unset, whole
-from .section import Section
+from .key_types import Accepts, Options, Reference, Section, Target, Truth, Unset, whole
 from .stages import MOST_STAGES
 
 

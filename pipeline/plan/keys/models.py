@@ -16,9 +16,8 @@ from stageline.pipeline.schedule.replicas import Replicas, Shares
 
 from .data import DataPlan
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
-from .key_types import Recomputed, Unset
+from .key_types import Recomputed, Section, Unset
 from .metric_names import told_apart
-from .section import Section
 from .stages import MemoryPlan, SchedulePlan, StagePlan, TapsPlan
 from .training import EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan
 

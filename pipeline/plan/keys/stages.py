@@ -12,6 +12,7 @@ from .key_types import (
     Offloaded,
     Recomputed,
     RecomputedOfStage,
+    Section,
     Size,
     Styles,
     Truth,
@@ -20,7 +21,6 @@ from .key_types import (
     one_of,
     whole,
 )
-from .section import Section
 
 # A typing error shall not make a billion stages, replicas or processes.
 MOST_STAGES = 1024

@@ -12,12 +12,14 @@ from .key_types import (
     Decay,
     EvaluationEvery,
     Every,
+    FactorySection,
     Folder,
     Groups,
     Name,
     Options,
     Positive,
     Reference,
+    Section,
     Size,
     Truth,
     Unset,
@@ -25,7 +27,6 @@ from .key_types import (
     one_of,
     whole,
 )
-from .section import FactorySection, Section
 from .stages import MOST_STAGES
 
 Balance = Literal["parameters", "time"]
