@@ -14,12 +14,11 @@ from stageline.pipeline.evaluation import Better, Criterion
 from stageline.pipeline.schedule import Placement
 from stageline.pipeline.schedule.replicas import Replicas, Shares
 
-from .data import DataPlan
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
 from .key_types import Recomputed, Section, Unset
 from .metric_names import told_apart
 from .stages import MemoryPlan, SchedulePlan, StagePlan, TapsPlan
-from .training import EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan
+from .training import DataPlan, EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan
 
 SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over
 
