@@ -42,7 +42,7 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
     step takes least.
     """
     if schema:
-        from stageline.pipeline.plan.schema import plan_schema
+        from stageline.pipeline.plan.keys.models import plan_schema
 
         click.echo(json.dumps(plan_schema(), indent=2))
         return
