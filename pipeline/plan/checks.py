@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Collection, Iterator
 
-from . import memory_checks, schedule_checks, stage_checks, training_checks
+from . import schedule_checks, stage_checks, training_checks
+from . import stage_checks as memory_checks
 from .errors import PlanError
 from .keys.models import PlanTables
-from .staying import problems_of_staying
+from .stage_checks import problems_of_staying
 
 
 def problems(plan: PlanTables, refused: Collection[str] = ()) -> list[PlanError]:

@@ -16,7 +16,7 @@ from .difference import counted
 from .errors import PlanError, PlanRefused, shown
 from .keys.models import PlanTables
 from .keys.stages import MemoryPlan, StagePlan
-from .memory_checks import loose_stage_memory
+from .stage_checks import loose_stage_memory
 from .tables import canonical, flat
 
 Origin = Literal["default", "file", "environment", "--set"]
