@@ -3,7 +3,6 @@
 Decided by figures alone. Imports nothing of stageline. Read `rounds.py`, when a run evaluates, then `standing.py`.
 """
 
-from .rounds import Rounds
-from .standing import Better, Criterion, Score, Standing
+from .rounds import Better, Criterion, Rounds, Score, Standing
 
 __all__ = ["Better", "Criterion", "Rounds", "Score", "Standing"]
