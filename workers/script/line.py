@@ -26,8 +26,6 @@ from stageline.workers.runtime.program.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
 from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
 from stageline.workers.script.arguments.script_plan import Model
-from stageline.workers.script.calls.open_call import Replies, only, total
-from stageline.workers.script.calls.step_loss import StepLoss
 from stageline.workers.script.display.display import display_of
 from stageline.workers.script.display.page import page
 from stageline.workers.script.display.seen import Seen
@@ -39,6 +37,7 @@ from stageline.workers.script.fit.options import BetterName, FitOptions, demand_
 from stageline.workers.script.fit.stream import FitBatches, end_of, held_out_of, steps_from
 
 from .begin import begin_run
+from .calls.calls import Replies, StepLoss, only, total
 
 CLOSED, FINISHED = "closed", "finished"
 MOST = 2 * AHEAD  # calls without replies: a script that has so many sleeps until half are done, not after each call

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from stageline.pipeline.evaluation import Score
-from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.calls.calls import StepLoss
 
 
 @dataclass(frozen=True, slots=True)

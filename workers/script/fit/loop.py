@@ -18,7 +18,7 @@ from stageline.pipeline.data import Batch
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.program.program import AHEAD
-from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.calls.calls import StepLoss
 
 from .best import BestCheckpoint
 from .callback import Callback, Fitted, named

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stageline.workers.runs.metrics.tensorboard import EventFile, writer_class
-from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.calls.calls import StepLoss
 
 from .callback import Callback, Fitted
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stageline import Line
-from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.calls.calls import StepLoss
 from stageline.workers.script.display.display import display_of
 from stageline.workers.script.display.seen import Seen
 

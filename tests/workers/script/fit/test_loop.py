@@ -9,7 +9,7 @@ import pytest
 from stageline.pipeline.evaluation import Score
 from stageline.workers.checkpoint.saved import SAVED, SavedRun, read_saved
 from stageline.workers.disk.atomic_file import write_json
-from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.calls.calls import StepLoss
 from stageline.workers.script.fit.best import BestCheckpoint
 from stageline.workers.script.fit.callback import Callback, Fitted
 from stageline.workers.script.fit.evaluation_log import EvaluationLog

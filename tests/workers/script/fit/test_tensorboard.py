@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stageline.workers.runs.metrics.tensorboard import EventFile, TensorBoardMissing
-from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.calls.calls import StepLoss
 from stageline.workers.script.fit.tensorboard import TensorBoard
 
 
