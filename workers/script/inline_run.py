@@ -31,9 +31,9 @@ from stageline.workers.runtime.turns import take_turns
 from stageline.workers.script.arguments.checks import demand_default_device
 from stageline.workers.script.arguments.script_plan import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
-from stageline.workers.script.display.timetable import Timetable, planned
 
 from .calls.calls import CallLog, Replies, WeightNames, messages
+from .calls.page import Timetable, planned
 
 RUN = "line"
 

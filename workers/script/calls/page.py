@@ -10,6 +10,8 @@ from typing import Any
 from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.schedule.check import Timed, check_schedule
 from stageline.workers.extras.drawing import draw_svg, draw_text
+from stageline.workers.script.display.loss_curve import draw_losses
+from stageline.workers.script.display.seen import Seen
 
 WIDTH = 120  # columns of the text
 
@@ -76,3 +78,18 @@ def as_image(svg: str, about: str) -> str:
 
 def _shows_blocks() -> bool:
     return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "") == "utf8"
+
+
+# MERGED: A line as a notebook shows it: where it is, its workers, its losses, and a step as it ran.
+
+
+def page(name: str, state: str, seen: Seen, workers: Sequence[str], timetable: Timetable) -> str:
+    """HTML whose images share no style with the page that it is put into."""
+    loss = "" if seen.loss is None else f", loss {seen.loss:.4g}"
+    lines = [
+        f"<b>{escape(name)}</b>: {escape(state)}, steps that have ended: {seen.steps}{loss}",
+        *map(escape, workers),
+    ]
+    points = seen.curve.points
+    images = [as_image(draw_losses(points), "loss by step")] if points else []
+    return "<br>".join([*lines, *images, timetable._repr_html_()])
