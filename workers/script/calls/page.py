@@ -10,8 +10,8 @@ from typing import Any
 from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.schedule.check import Timed, check_schedule
 from stageline.workers.extras.drawing import draw_svg, draw_text
-from stageline.workers.script.display.loss_curve import draw_losses
-from stageline.workers.script.display.seen import Seen
+
+from .seen import Seen, draw_losses
 
 WIDTH = 120  # columns of the text
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import monotonic
 
-from .seen import Seen
+from stageline.workers.script.calls.seen import Seen
+
 from .surfaces import NewsAlone, Surface, is_free_terminal, surface_for_progress
 
 PERIOD = 0.25  # seconds between two looks

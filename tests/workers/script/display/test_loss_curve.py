@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stageline.workers.script.display.loss_curve import MOST, LossCurve, draw_losses
-from stageline.workers.script.display.seen import Seen
+from stageline.workers.script.calls.seen import MOST, LossCurve, Seen, draw_losses
 
 
 def test_a_long_run_keeps_few_points_evenly_and_its_newest():

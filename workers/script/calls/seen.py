@@ -1,7 +1,10 @@
 """The losses that a script has seen, thinned out so that they take bounded room in a long run; drawn as SVG."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+
+from stageline.pipeline.tree import Tree
 
 MOST = 400  # points that are kept; two of them are about two pixels apart
 
@@ -93,3 +96,27 @@ def _ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[f
     first = math.ceil(low / apart) if whole else math.floor(low / apart)
     last = math.floor(high / apart) if whole else math.ceil(high / apart)
     return [apart * tick for tick in range(first, max(last, first + 1 - whole) + 1)]
+
+
+# MERGED: What a script's process sees of its run: the steps whose losses have come, and these.
+
+
+class Seen:
+    """The losses of `steps` have come, counted from the run's beginning; `loss` is the newest that there was. Written
+    by the thread that takes the replies, once for each step; read by any."""
+
+    def __init__(self, start: int) -> None:
+        self.start = self.steps = start
+        self.loss: float | None = None
+        self.curve = LossCurve()
+
+    def step_ended(self, done: "Future[Mapping[int, Tree]]") -> None:
+        """The loss of a step has come; or it has failed."""
+        if done.cancelled() or done.exception() is not None:
+            return
+        replies = (reply[0] if isinstance(reply, tuple) else reply for reply in done.result().values())
+        loss = next((reply for reply in replies if isinstance(reply, float)), None)
+        if loss is not None:
+            self.loss = loss
+            self.curve.add(self.steps, loss)
+        self.steps += 1
