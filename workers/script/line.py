@@ -26,7 +26,6 @@ from stageline.workers.runtime.program.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
 from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
 from stageline.workers.script.arguments.script_plan import Model
-from stageline.workers.script.display.display import display_of
 from stageline.workers.script.fit.callback import Callback, Fitted
 from stageline.workers.script.fit.evaluation_log import EvaluationLog
 from stageline.workers.script.fit.loop import Fit
@@ -35,6 +34,7 @@ from stageline.workers.script.fit.stream import FitBatches, end_of, held_out_of,
 
 from .begin import begin_run
 from .calls.calls import Replies, StepLoss, only, total
+from .calls.display import display_of
 from .calls.page import Timetable, page
 from .calls.seen import Seen
 

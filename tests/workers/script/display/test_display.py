@@ -13,8 +13,8 @@ from torch import nn
 
 from stageline import Line
 from stageline.workers.script.calls.calls import StepLoss
+from stageline.workers.script.calls.display import display_of
 from stageline.workers.script.calls.seen import Seen
-from stageline.workers.script.display.display import display_of
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
