@@ -31,7 +31,7 @@ from stageline.workers.runtime.program.calls import CallKind, Position
 from stageline.workers.script.arguments.broker_address import command_there
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
-from stageline.workers.script.display.stderr import say
+from stageline.workers.script.calls.news import say
 from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stageline.workers.runs.folder import IN_FOLDER, STORE
-from stageline.workers.script.display.early_end import early_end
+from stageline.workers.script.calls.news import early_end
 
 
 def test_records_that_cannot_be_read_leave_the_place_alone(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stageline.workers.script.display.lost_workers import LostWorkers
+from stageline.workers.script.calls.news import LostWorkers
 
 KILLED = "was killed by SIGKILL"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.script.display.unclosed import watch_for_close
+from stageline.workers.script.calls.news import watch_for_close
 from support.paths import TESTS
 from support.workspace import Workspace
 
