@@ -27,8 +27,6 @@ from stageline.workers.script.arguments.batch_shape import batches_of, demand_ba
 from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
 from stageline.workers.script.arguments.script_plan import Model
 from stageline.workers.script.fit.callback import Callback, Fitted
-from stageline.workers.script.fit.evaluation_log import EvaluationLog
-from stageline.workers.script.fit.loop import Fit
 from stageline.workers.script.fit.options import BetterName, FitOptions, demand_fit
 from stageline.workers.script.fit.stream import FitBatches, end_of, held_out_of, steps_from
 
@@ -37,6 +35,7 @@ from .calls.calls import Replies, StepLoss, only, total
 from .calls.display import display_of
 from .calls.page import Timetable, page
 from .calls.seen import Seen
+from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"
 MOST = 2 * AHEAD  # calls without replies: a script that has so many sleeps until half are done, not after each call

@@ -7,7 +7,7 @@ import pytest
 
 from stageline.workers.checkpoint.saved import SAVED, NotSaved, SavedRun
 from stageline.workers.disk.atomic_file import write_json
-from stageline.workers.script.fit.best import BestCheckpoint
+from stageline.workers.script.fitting import BestCheckpoint
 
 
 class Saver:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stageline.workers.runs.metrics.lines import EVALUATIONS, metrics_in
-from stageline.workers.script.fit import evaluation_log
-from stageline.workers.script.fit.evaluation_log import EvaluationLog
+from stageline.workers.script import fitting as evaluation_log
+from stageline.workers.script.fitting import EvaluationLog
 
 
 def noted(folder: Path, *steps: int, fit: int | None = 1) -> None:

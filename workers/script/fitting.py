@@ -1,30 +1,134 @@
-"""Steps through batches, evaluates every so many steps, keeps the best, and stops early.
+"""Keeps what a script has evaluated in the folder of its run: a fit that is resumed decides by it as it would have.
 
-step 0 1 2 3 | evaluate | step 4 5 6 7 | evaluate | ...      evaluate_every = 4
-             note, best                note, best: stop?
+evaluations.jsonl    {"kind":"evaluation","step":200,"loss":0.41,"metrics":{"accuracy":0.8},"time":...,"fit":1}
 
-Two steps are under way while the next batch is drawn: a loss is read when it is two steps old, at an evaluation, or at
-the end, so callbacks are told of it after the same calls in every run. What is decided follows from the evaluations
-alone, in `pipeline/evaluation`; a fit that goes on begins with those that are noted.
+One of a fit is on the disk before its next step is called. So where a run goes on after `position` steps, all that
+a fit has evaluated until then is there; what came later is cut off, and evaluated again. A fit is known by its number
+in the script.
 """
 
+import os
+import re
+import secrets
+import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from time import time
 from typing import Protocol
 
 from stageline.pipeline.data import Batch
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.tree import Tree
+from stageline.workers.checkpoint.saved import is_saved, read_saved
+from stageline.workers.disk.atomic_file import draft_of, keep_trying, publish, sync
+from stageline.workers.runs.metrics.lines import (
+    EVALUATIONS,
+    EvaluationMetrics,
+    encoded,
+    evaluation_line,
+    keep_lines,
+    lines_in,
+)
 from stageline.workers.runtime.program.program import AHEAD
 from stageline.workers.script.calls.calls import StepLoss
 
-from .best import BestCheckpoint
-from .callback import Callback, Fitted, named
-from .evaluation_log import EvaluationLog, Found
-from .options import FitOptions
-from .stream import one_pass
+from .fit.callback import Callback, Fitted, named
+from .fit.options import FitOptions
+from .fit.stream import one_pass
+
+Found = Mapping[str, float | None]
+
+
+class EvaluationLog:
+    """Of the run in `folder`, which goes on after `position` steps; without a folder, of this process alone. Raises
+    `OSError`."""
+
+    def __init__(self, folder: Path | None, position: int) -> None:
+        self._path = None if folder is None else folder / EVALUATIONS
+        self._lines: list[EvaluationMetrics] = []
+        if self._path is not None and self._path.exists():
+            keep_trying(partial(keep_lines, self._path, position, self._path), self._path)
+            with self._path.open("rb") as file:
+                self._lines = [line for line in lines_in(file) if isinstance(line, EvaluationMetrics)]
+
+    def of_fit(self, number: int) -> list[tuple[int, Found]]:
+        """(step, values) of each evaluation of that fit, in order."""
+        return [(line.step, line.values) for line in self._lines if line.fit == number]
+
+    def note(self, step: int, found: Found, fit: int | None = None) -> None:
+        """An evaluation after `step` steps; one of a fit survives a power failure when this returns."""
+        line = evaluation_line(step, found, time(), fit)
+        if fit is not None:
+            self._lines.append(line)
+        if self._path is not None:
+            size = self._path.stat().st_size if self._path.exists() else 0
+            keep_trying(partial(_append, self._path, size, encoded(line), durable=fit is not None), self._path)
+
+
+def _append(path: Path, size: int, text: bytes, *, durable: bool) -> None:
+    """Adds `text` to the first `size` bytes of a file."""
+    with path.open("ab") as file:
+        file.truncate(size)
+        file.write(text)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    if durable and not size:
+        sync(path.parent)
+
+
+# MERGED: Keeps the checkpoint of the best evaluation so far under one name, in one instant for readers.
+# MERGED:
+# MERGED: best -> .best-step-400-5fa0c1d2          a link, replaced by one rename once the new checkpoint is whole
+# MERGED:         .best-step-400-5fa0c1d2/         as `Line.save` makes it; what the link has named before is removed then
+
+
+class BestCheckpoint:
+    """At the path `link`; `save` writes a checkpoint into a folder. Raises `ValueError` if something else is there."""
+
+    def __init__(self, link: Path, save: Callable[[Path], object]) -> None:
+        self._link = link.absolute()
+        self._save = save
+        if os.path.lexists(self._link) and not self._link.is_symlink():
+            raise ValueError(f'best = "{link}": something is there that no fit has made. Name a path that is free')
+
+    @property
+    def step(self) -> int | None:
+        """After how many steps the checkpoint is; None if there is none."""
+        return read_saved(self._link).step if is_saved(self._link) else None
+
+    def keep(self, step: int) -> None:
+        """The line has trained `step` steps: this is the best from now on. Raises `NotSaved`, or `OSError`."""
+        folder = self._link.with_name(f"{self._prefix}{step}-{secrets.token_hex(4)}")
+        self._save(folder)
+        draft = draft_of(self._link)
+        draft.symlink_to(folder.name)
+        publish(draft, self._link)
+        self._remove_others(folder)
+
+    @property
+    def _prefix(self) -> str:
+        return f".{self._link.name}-step-"
+
+    def _remove_others(self, kept: Path) -> None:
+        """Also what a script that was killed has left."""
+        own = re.compile(rf"{re.escape(self._prefix)}\d+-[0-9a-f]{{8}}")
+        for folder in list(self._link.parent.iterdir()):
+            if own.fullmatch(folder.name) and folder != kept and is_saved(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+# MERGED: Steps through batches, evaluates every so many steps, keeps the best, and stops early.
+# MERGED:
+# MERGED: step 0 1 2 3 | evaluate | step 4 5 6 7 | evaluate | ...      evaluate_every = 4
+# MERGED:              note, best                note, best: stop?
+# MERGED:
+# MERGED: Two steps are under way while the next batch is drawn: a loss is read when it is two steps old, at an evaluation, or at
+# MERGED: the end, so callbacks are told of it after the same calls in every run. What is decided follows from the evaluations
+# MERGED: alone, in `pipeline/evaluation`; a fit that goes on begins with those that are noted.
 
 
 class Steps(Protocol):
