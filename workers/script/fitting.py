@@ -35,9 +35,8 @@ from stageline.workers.runs.metrics.lines import (
 from stageline.workers.runtime.program.program import AHEAD
 from stageline.workers.script.calls.calls import StepLoss
 
-from .fit.callback import Callback, Fitted, named
-from .fit.options import FitOptions
-from .fit.stream import one_pass
+from .callbacks import Callback, FitOptions, Fitted, named
+from .fit_batches import one_pass
 
 Found = Mapping[str, float | None]
 

@@ -26,15 +26,14 @@ from stageline.workers.runtime.program.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
 from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
 from stageline.workers.script.arguments.script_plan import Model
-from stageline.workers.script.fit.callback import Callback, Fitted
-from stageline.workers.script.fit.options import BetterName, FitOptions, demand_fit
-from stageline.workers.script.fit.stream import FitBatches, end_of, held_out_of, steps_from
 
 from .begin import begin_run
+from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
 from .calls.calls import Replies, StepLoss, only, total
 from .calls.display import display_of
 from .calls.page import Timetable, page
 from .calls.seen import Seen
+from .fit_batches import FitBatches, end_of, held_out_of, steps_from
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"

@@ -9,9 +9,8 @@ import pytest
 from stageline.pipeline.evaluation import Score
 from stageline.workers.checkpoint.saved import SAVED, SavedRun, read_saved
 from stageline.workers.disk.atomic_file import write_json
+from stageline.workers.script.callbacks import Callback, FitOptions, Fitted
 from stageline.workers.script.calls.calls import StepLoss
-from stageline.workers.script.fit.callback import Callback, Fitted
-from stageline.workers.script.fit.options import FitOptions
 from stageline.workers.script.fitting import BestCheckpoint, EvaluationLog, Fit
 
 VALUES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.0, 10: 1.0}  # the loss held out, by step

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.evaluation import Better, Criterion
-from stageline.workers.script.fit.callback import Callback
-from stageline.workers.script.fit.options import FitOptions, demand_fit
+from stageline.workers.script.callbacks import Callback, FitOptions, demand_fit
 
 EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stageline.workers.runs.metrics.tensorboard import EventFile, TensorBoardMissing
+from stageline.workers.script.callbacks import TensorBoard
 from stageline.workers.script.calls.calls import StepLoss
-from stageline.workers.script.fit.tensorboard import TensorBoard
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
