@@ -8,9 +8,9 @@ from typing import Literal
 
 from stageline.pipeline.evaluation import Better, Criterion, Score
 from stageline.workers.runs.metrics.tensorboard import EventFile, writer_class
-from stageline.workers.script.arguments.kinds import short
 from stageline.workers.script.calls.calls import StepLoss
 
+from .arguments.checks import short
 from .fit_batches import FitBatches
 
 BetterName = Literal["lower", "higher"]

@@ -18,8 +18,9 @@ from stageline.pipeline.data import Batch
 from stageline.pipeline.data.datasets.loader import Loader
 from stageline.pipeline.data.datasets.stream import StreamLoader
 from stageline.pipeline.errors import DataError
-from stageline.workers.script.arguments.batch_shape import batches_of
 from stageline.workers.script.calls.batch_record import DiffersFrom
+
+from .arguments.checks import batches_of
 
 FitBatches = Iterable[Batch] | Loader | StreamLoader
 

@@ -23,10 +23,10 @@ from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
 from stageline.workers.runtime.program.calls import CallKind, batches_of_step
 from stageline.workers.runtime.program.program import AHEAD
-from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
 from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
 from stageline.workers.script.arguments.script_plan import Model
 
+from .arguments.checks import batches_of, demand_batch
 from .begin import begin_run
 from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
 from .calls.calls import Replies, StepLoss, only, total

@@ -29,7 +29,7 @@ from stageline.workers.runtime.executor.executor import ComputeFailed
 from stageline.workers.runtime.executor.metric_value import Metric
 from stageline.workers.runtime.program.calls import CallKind
 from stageline.workers.runtime.program.program import AHEAD
-from stageline.workers.script.arguments.batch_shape import demand_batch
+from stageline.workers.script.arguments.checks import demand_batch
 from stageline.workers.script.arguments.model_weights import ModelWeights
 from stageline.workers.script.arguments.script_plan import LineOptions, Workers
 from stageline.workers.script.begin import InputsCheck, begin_run

@@ -28,7 +28,7 @@ from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.program.calls import CallKind, Position
-from stageline.workers.script.arguments.broker_address import command_there
+from stageline.workers.script.arguments.checks import command_there
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
 from stageline.workers.script.calls.news import say
