@@ -1,4 +1,4 @@
-"""When a run evaluates: in rounds, after so many training steps and after the last one.
+"""Rounds of evaluation, the best of them, and early stops, decided by figures alone.
 
     every = 100, 250 steps, 3 batches are held out
 
@@ -9,6 +9,14 @@
 
 Evaluated batches are numbered over the whole run. A worker that begins at a checkpoint runs the round after the
 checkpoint's step again: "before" a step are the rounds that lie before the state after so many steps.
+
+    step       100   200   300   400   500   600        criterion: accuracy, higher is better, patience 3
+    accuracy   .81   .90   .93   .92   .93   nan
+    best       100   200   300   300   300   300
+    since        0     0     0     1     2     3        stops after step 600
+
+A standing depends on the figures alone, never on when they arrive: every process that is told the same figures in the
+same order comes to the same decision.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,17 +70,6 @@ class Rounds:
     def ends_round(self, batch: int) -> bool:
         """Whether evaluated batch `batch` is the last of its round."""
         return (batch + 1) % self.batches == 0
-
-
-# MERGED: The best of a run's evaluations, and when to stop early.
-# MERGED:
-# MERGED:     step       100   200   300   400   500   600        criterion: accuracy, higher is better, patience 3
-# MERGED:     accuracy   .81   .90   .93   .92   .93   nan
-# MERGED:     best       100   200   300   300   300   300
-# MERGED:     since        0     0     0     1     2     3        stops after step 600
-# MERGED:
-# MERGED: What comes out depends on the figures alone, never on when they arrive: every process that is told the same figures in
-# MERGED: the same order comes to the same decision.
 
 
 class Better(StrEnum):

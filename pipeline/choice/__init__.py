@@ -1,7 +1,7 @@
 """Which schedule a run takes, by what its own steps have measured: `schedule.name = "auto"`.
 
-May import `schedule`. Read `measured.py`, what actions and messages take; then `candidates.py` and `ranking.py`, which
-simulate every schedule with those times, and `review.py`, which says when to rank and when to change.
+May import `schedule`. Read `measured.py`, what actions and messages take; then `ranking.py`, which simulates
+every schedule with those times, and `review.py`, which says when to rank and when to change.
 """
 
 from .measured import MeasuredTimes, StepActions

@@ -1,4 +1,10 @@
-"""The schedules that a run may take: all of the catalogue that accept its placement, and windows for its latencies."""
+"""The schedules that a run may take, ranked: a step of each is simulated with the measured times.
+
+Candidates are all schedules of the catalogue that accept the run's placement, and windows for its latencies; those for
+which memory has no room are left out. Halves of a backward may take longer than the whole, since both read the same
+weights and activations: a schedule that runs them is refused where they take more than 1.15 times as long. Before they
+are measured it is simulated as if they took as long as the whole, which says whether it is worth while to measure them.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -105,12 +111,6 @@ def fitting(window: Window, taken: Callable[[Window], int], limit: int) -> Windo
         window = tuple(each - (stage == last) for stage, each in enumerate(window))
     return window
 
-
-# MERGED: Ranks the schedules: simulates a step of each with the measured times, and leaves out what has no room.
-# MERGED:
-# MERGED: Halves of a backward may take longer than the whole, since both read the same weights and activations: a schedule that
-# MERGED: runs them is refused where they take more than 1.15 times as long. Before they are measured it is simulated as if they
-# MERGED: took as long as the whole, which says whether it is worth while to measure them.
 
 MOST_HALVING = 1.15  # times the whole backward that its halves may take
 ALIKE = 1.02  # times the shortest step: schedules up to there count as equally fast, and memory decides

@@ -1,4 +1,11 @@
-"""What the keys of a plan must agree on: which workers compute a stage, its replicas, and groups of processes."""
+"""Checks of a plan's stages: their workers, replicas, groups of processes, memory, and where data stays.
+
+    stays = [0], labels_stay = true            worker 0, with the data: stages 0 and 2
+                                               worker 1: stage 1
+
+A plan with `data.stays` decides only which worker reads and computes each stage. That a stage's output is no copy of
+its input is found when a microbatch is tried; how much an output tells all the same, `stageline audit` measures.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -163,9 +170,6 @@ def weights(plan: PlanTables) -> Iterator[PlanError]:
             )
 
 
-# MERGED: Checks of a plan: how much memory workers may take, and what lies in files meanwhile.
-
-
 def offload(plan: PlanTables) -> Iterator[PlanError]:
     if plan.queues.url == "memory://":
         for key in plan.offloads:
@@ -261,15 +265,6 @@ def _without_limit(plan: PlanTables) -> Iterator[str]:
             "processes out"
         )
 
-
-# MERGED: What a plan with `data.stays` must keep to: the stages that see the data are on one machine, and nothing reads it
-# MERGED: elsewhere.
-# MERGED:
-# MERGED:     stays = [0], labels_stay = true            worker 0, with the data: stages 0 and 2
-# MERGED:                                                worker 1: stage 1
-# MERGED:
-# MERGED: A plan decides only which worker reads and computes what. That what leaves a stage is no copy of what it was given is
-# MERGED: found when a microbatch is tried; how much it tells all the same, `stageline audit` measures.
 
 _HAS_BOTH = "worker {worker} has the first stage and the last: its batches have targets; leave it out"
 

@@ -1,4 +1,7 @@
-"""Nested tables, as TOML and JSON have them, seen as one list of keys; and on which line of a file a key stands."""
+"""Files of a plan, read with bounds, and their nested tables, seen as one list of keys with line numbers.
+
+A file may have no end, be a pipe, or be nested too deeply.
+"""
 
 import json
 import re
@@ -75,8 +78,6 @@ def place(file: str, lines: Mapping[Key, int], key: Key) -> str:
 def _parts(dotted: str) -> Key:
     return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
-
-# MERGED: Reads the files that a plan is made of, with bounds: a file may have no end, be a pipe, or be nested too deeply.
 
 LONGEST_PLAN = 2**20  # bytes of a plan file
 LONGEST_SCHEDULE = 2**24  # bytes of a schedule's file

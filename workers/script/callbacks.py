@@ -1,4 +1,4 @@
-"""What a script has called on the way through `Line.fit`."""
+"""The callbacks and options of `Line.fit`, and the callback that shows a fit in TensorBoard."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,9 +58,6 @@ def named(callback: Callback, method: str, step: int | None = None) -> Iterator[
         raise
 
 
-# MERGED: A callback that shows a fit in TensorBoard.
-
-
 class TensorBoard(Callback):
     """Writes losses, norms of gradients and evaluations to event files in `folder`.
 
@@ -90,9 +87,6 @@ class TensorBoard(Callback):
         if self._file is None:
             self._file = EventFile(self._folder, start)
         return self._file
-
-
-# MERGED: What `Line.fit` is given besides batches, checked before the first step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

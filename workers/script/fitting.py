@@ -1,10 +1,20 @@
-"""Keeps what a script has evaluated in the folder of its run: a fit that is resumed decides by it as it would have.
+"""The loop of `Line.fit`: steps through batches, evaluates every so many steps, keeps the best, and stops early.
+
+step 0 1 2 3 | evaluate | step 4 5 6 7 | evaluate | ...      evaluate_every = 4
+             note, best                note, best: stop?
+
+Two steps are under way while the next batch is drawn: a loss is read when it is two steps old, at an evaluation, or at
+the end, so callbacks are told of it after the same calls in every run. Decisions follow from the evaluations alone, in
+`pipeline/evaluation.py`; a fit that goes on begins with those that are noted:
 
 evaluations.jsonl    {"kind":"evaluation","step":200,"loss":0.41,"metrics":{"accuracy":0.8},"time":...,"fit":1}
 
-One of a fit is on the disk before its next step is called. So where a run goes on after `position` steps, all that
-a fit has evaluated until then is there; what came later is cut off, and evaluated again. A fit is known by its number
-in the script.
+An evaluation of a fit is on the disk before its next step is called. So where a run goes on after `position` steps, all
+that a fit has evaluated until then is there; what came later is cut off, and evaluated again. A fit is known by its
+number in the script.
+
+best -> .best-step-400-5fa0c1d2          a link, replaced by one rename once the new checkpoint is whole
+        .best-step-400-5fa0c1d2/         as `Line.save` makes it; what the link has named before is removed then
 """
 
 import os
@@ -79,12 +89,6 @@ def _append(path: Path, size: int, text: bytes, *, durable: bool) -> None:
         sync(path.parent)
 
 
-# MERGED: Keeps the checkpoint of the best evaluation so far under one name, in one instant for readers.
-# MERGED:
-# MERGED: best -> .best-step-400-5fa0c1d2          a link, replaced by one rename once the new checkpoint is whole
-# MERGED:         .best-step-400-5fa0c1d2/         as `Line.save` makes it; what the link has named before is removed then
-
-
 class BestCheckpoint:
     """At the path `link`; `save` writes a checkpoint into a folder. Raises `ValueError` if something else is there."""
 
@@ -118,16 +122,6 @@ class BestCheckpoint:
         for folder in list(self._link.parent.iterdir()):
             if own.fullmatch(folder.name) and folder != kept and is_saved(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-# MERGED: Steps through batches, evaluates every so many steps, keeps the best, and stops early.
-# MERGED:
-# MERGED: step 0 1 2 3 | evaluate | step 4 5 6 7 | evaluate | ...      evaluate_every = 4
-# MERGED:              note, best                note, best: stop?
-# MERGED:
-# MERGED: Two steps are under way while the next batch is drawn: a loss is read when it is two steps old, at an evaluation, or at
-# MERGED: the end, so callbacks are told of it after the same calls in every run. What is decided follows from the evaluations
-# MERGED: alone, in `pipeline/evaluation`; a fit that goes on begins with those that are noted.
 
 
 class Steps(Protocol):

@@ -364,9 +364,6 @@ Options = Annotated[  # keyword arguments for a user's factory
 ]
 
 
-# MERGED: A table of a plan file, as a model of its keys.
-
-
 class Section(BaseModel):
     """One table of a plan file."""
 

@@ -1,6 +1,6 @@
-"""A whole plan: its tables, whose keys are in the other files of this folder, and what follows from them together.
+"""A whole plan: its tables, what follows from them together, the names of its metrics, and its JSON schema.
 
-Validation and the JSON schema follow from here.
+Validation follows from here; the tables' keys are in the other files of this folder.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -257,9 +257,6 @@ def _sections(annotation: object) -> Iterator[type[Section]]:
         yield from _sections(each)
 
 
-# MERGED: What metrics are called in what an evaluation gives.
-
-
 def numbered(names: Sequence[str]) -> list[str]:
     """The functions' own `names`, each once: those that several have end with their place, "accuracy_1"."""
     every = [f"{name}_{place}" for place, name in enumerate(names)]
@@ -276,9 +273,6 @@ def told_apart(references: Sequence[str]) -> list[str]:
 def function_of(reference: str) -> str:
     """ "accuracy", of "metrics.py:accuracy"."""
     return reference.replace(":", ".").rpartition(".")[2]
-
-
-# MERGED: The JSON schema of a plan file, by which editors complete and check stageline.toml.
 
 
 def plan_schema() -> dict[str, Any]:

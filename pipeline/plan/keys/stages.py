@@ -1,4 +1,7 @@
-"""How one stage is computed: the tables `stage.0`, `stage.1`, ... of a plan."""
+"""The tables `schedule`, `stage.0`, `stage.1`, ..., `memory` and `taps`: the order of the work, and each stage's way.
+
+Tables of memory and taps change no bit of what is trained.
+"""
 
 from typing import Annotated, get_args
 
@@ -96,8 +99,6 @@ class StagePlan(Section):
         return self.share or (1,) * self.replicas
 
 
-# MERGED: The order of the work: the table `schedule` of a plan.
-
 MOST_MICROBATCHES = 65536  # a typing error shall not make a list of a billion actions
 MOST_LISTED = 48_000  # characters of a schedule's rows: a worker sends its plan, in a message of 64 KiB at most
 AUTO = "auto"  # the schedule that the run itself chooses
@@ -193,9 +194,6 @@ class SchedulePlan(Section):
         return self.microbatches * self.accumulate
 
 
-# MERGED: How much memory workers take, for more time: a table of the plan. It changes no bit of what is trained.
-
-
 class MemoryPlan(Section):
     """How much workers may take; or what stages do not keep in memory while they do not use it."""
 
@@ -225,9 +223,6 @@ class MemoryPlan(Section):
         "Default: nothing.",
         examples=[["activations"], ["activations", "weights", "optimizer"]],
     )
-
-
-# MERGED: Which layers' outputs a run writes to its folder: a table of the plan. It changes no bit of what is trained.
 
 
 class TapsPlan(Section):

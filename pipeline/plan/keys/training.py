@@ -1,4 +1,4 @@
-"""What a run trains: the tables of a plan that say for how long, which model, how it is updated and evaluated."""
+"""What a run trains, and on which data: `run`, `model`, `data`, `optimizer`, `lr_scheduler` and `evaluation`."""
 
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -208,9 +208,6 @@ class LrSchedulerPlan(FactorySection):
         description="When it steps: after each step, after the last step of each epoch, or after so many steps.",
         examples=["epoch"],
     )
-
-
-# MERGED: Where batches come from: the table `data` of a plan.
 
 
 class DataPlan(Section):

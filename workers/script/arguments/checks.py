@@ -1,6 +1,8 @@
-"""Which kinds of values a `Line`'s arguments may have: what is of another kind would fail somewhere below, unnamed.
+"""Checks of what a script gives: kinds of arguments, batches, and the broker's address, before anything is started.
 
-Their ranges, and how they go together, are for the plan to judge.
+An argument of another kind would fail somewhere below, unnamed, and a worker that fails for a batch ends the run. The
+ranges of values, and how they go together, are for the plan to judge. Objects of a plan are refused where they are
+loaded, in the worker's process; a script's are here already.
 """
 
 import os
@@ -143,11 +145,6 @@ _KINDS: tuple[tuple[str, Accepts, str], ...] = (
 )
 
 
-# MERGED: What is wrong with a `Line`'s arguments, as far as they tell by themselves: before anything is built or started.
-# MERGED:
-# MERGED: The objects of a plan are refused where they are loaded, in the worker's process; a script's are here already.
-
-
 def demand_usable(model: object, options: LineOptions, *, inline: bool, resume: object = None) -> None:
     """Raises `ModelRefused`, which names the argument, its value and what would be right."""
     if wrong := resume_misfit(resume) or model_misfit(model) or next(_complaints(options, inline=inline), None):
@@ -224,9 +221,6 @@ def _device_complaint(name: str) -> str:
     return ""
 
 
-# MERGED: What a script gives as batches is looked at before anything is sent: a worker that fails for it ends the run.
-
-
 def demand_batch(x: Tree, y: Tree) -> None:
     """Raises `DataError` if `x` or `y` has no tensor, or they have no common number of rows."""
     for tree, name, what in ((x, "x", "input"), (y, "y", "target")):
@@ -258,9 +252,6 @@ def _kind(value: object) -> str:
         return "None"
     size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
     return f"{a_kind(value)}{size}"
-
-
-# MERGED: `Line`'s broker=: the addresses at which workers on other machines can join, and what to run there.
 
 
 def check_address(broker: str) -> None:

@@ -1,4 +1,4 @@
-"""Numbers a script's calls, knows which of them come before each step, and what each worker is sent of them.
+"""A script's calls, numbered; each worker's part of a call; the replies, and a step's loss, read when it is needed.
 
 calls            0 TRAIN   1 TRAIN   2 EVALUATE   3 TRAIN   4 STOP
 step             0         1         2            2         3
@@ -78,8 +78,6 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
         yield Message(run, Flow.CALL, number, 0, worker, incarnation, number, encode_call(addressed))
 
 
-# MERGED: A call that workers carry out, and the replies to it.
-
 Replies = Mapping[int, Tree]  # to one call, by worker
 
 
@@ -110,9 +108,6 @@ def total(replies: Iterable[Replies]) -> dict[str, float]:
     if not sums.get("rows"):
         raise DataError("there are no rows to evaluate. Give at least one batch with rows")
     return sums
-
-
-# MERGED: The loss of a step that may still be computed: its value is waited for when it is used.
 
 
 class StepLoss:

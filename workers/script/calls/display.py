@@ -1,4 +1,7 @@
-"""Where the progress of a script's run is shown: a terminal, plain lines, or nowhere, what has happened alone."""
+"""The progress of a script's run: a line that changes on a terminal, elsewhere a line every few seconds, or news alone.
+
+A thread draws from what the script has seen; the loop does not wait for it.
+"""
 
 import atexit
 import sys
@@ -112,12 +115,6 @@ def is_free_terminal() -> bool:
 
 def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
-
-
-# MERGED: The progress of a script's run on stderr: a line that changes on a terminal, elsewhere a line every few seconds; and
-# MERGED: what has happened to its workers, as plain lines.
-# MERGED:
-# MERGED: A thread draws from what the script has seen; the loop does not wait for it.
 
 
 class Display(AbstractContextManager["Display"]):

@@ -1,4 +1,8 @@
-"""What a script's run tells people is on stderr, in lines that are marked as stageline's."""
+"""News of a script's run for people: lost workers, what a run waits for, and its end before its time.
+
+Each line on stderr is marked as stageline's. Each question to the broker has a connection of its own, so any thread may
+ask; a broker that does not answer is gone, or busy: then nothing is known, which is no error.
+"""
 
 import os
 import sys
@@ -32,11 +36,6 @@ def say(*lines: str) -> None:
         print(f"stageline: {line}", file=sys.stderr, flush=True)
 
 
-# MERGED: What a script asks the broker of its run, for people to read. For any thread: each question has its own connection.
-# MERGED:
-# MERGED: A broker that does not answer is gone, or busy: then nothing is known, which is no error.
-
-
 def ask(url: str, what: str) -> dict[str, Any] | None:
     """The facts of the broker's answer; None if it gives none."""
     try:
@@ -67,9 +66,6 @@ def _worker(row: dict[str, Any]) -> str:
     stages = f"worker {row['index']}, stage {', '.join(map(str, row['stages']))}"
     process = f", process {row['pid']} on {row['host']}" if "pid" in row else ""
     return printable_line(f"{stages}{process}: {row.get('now') or row['standing']}")
-
-
-# MERGED: Ends the run of a line that is still open when its script ends, and says so, with where the run can go on.
 
 
 class Run(Protocol):
@@ -105,9 +101,6 @@ def _saved(folder: Path, complete: int) -> str:
     if not complete:
         return "nothing is saved yet"
     return f"the state after {complete} steps is saved, and Line.resume({str(folder)!r}, ...) goes on there"
-
-
-# MERGED: Says which workers a run has lost, and what has become of their places, from one status of the broker to the next.
 
 
 class LostWorkers:
@@ -164,9 +157,6 @@ def _counted(steps: int) -> str:
 
 def _label(row: dict[str, Any]) -> str:
     return worker_label(row["index"], row["stages"])
-
-
-# MERGED: What a script is told when its run ends before its time: where the run is, and how to go on with it.
 
 
 def early_end(folder: Path, store: str, *, knows_failure: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The timetable of a script's run, as it ran or as it is planned; it prints as text, and draws itself in a notebook."""
+"""The timetable of a script's run, as it ran or as it is planned, and the page that a notebook shows of a line."""
 
 import base64
 import sys
@@ -78,9 +78,6 @@ def as_image(svg: str, about: str) -> str:
 
 def _shows_blocks() -> bool:
     return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "") == "utf8"
-
-
-# MERGED: A line as a notebook shows it: where it is, its workers, its losses, and a step as it ran.
 
 
 def page(name: str, state: str, seen: Seen, workers: Sequence[str], timetable: Timetable) -> str:

@@ -98,9 +98,6 @@ def _ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[f
     return [apart * tick for tick in range(first, max(last, first + 1 - whole) + 1)]
 
 
-# MERGED: What a script's process sees of its run: the steps whose losses have come, and these.
-
-
 class Seen:
     """The losses of `steps` have come, counted from the run's beginning; `loss` is the newest that there was. Written
     by the thread that takes the replies, once for each step; read by any."""
