@@ -25,7 +25,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.loading.names import defines, torch_name
 from stageline.workers.runs.code import hashes_of
-from stageline.workers.script.arguments.broker_address import check_address, queues_beside
+from stageline.workers.script.arguments.checks import check_address, queues_beside
 from stageline.workers.script.arguments.script_plan import LineOptions, Model
 
 INSTALLED = ("site-packages", "dist-packages")  # folders in which packages are

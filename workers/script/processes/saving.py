@@ -31,8 +31,8 @@ from stageline.workers.runs.metrics.lines import EVALUATIONS, keep_lines
 from stageline.workers.runs.owner import RunGoesOn, require_free
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches
-from stageline.workers.script.calls.open_call import Replies
-from stageline.workers.script.display.stderr import say
+from stageline.workers.script.calls.calls import Replies
+from stageline.workers.script.calls.news import say
 
 LOOK = 0.1  # seconds between two looks
 ENDS = 30.0  # seconds for the processes of a run to end, after the lease
