@@ -1,10 +1,16 @@
 """The groups of parameters that a plan gives settings of the optimizer: `optimizer.groups`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from stageline.pipeline.model_names import hint, unmatched
-from stageline.pipeline.plan import Plan
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import hint, matches, near, unmatched
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused
+from stageline.pipeline.stage.backward.recompute import recomputable
+from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.stage.update.optimizer import ParameterGroup
+from stageline.pipeline.tree import describe
 
 from .segments.segment import Segment
 
@@ -31,3 +37,95 @@ def _group(given: Mapping[str, object]) -> ParameterGroup:
             return ParameterGroup(tuple(map(str, patterns)), settings)
         case _:
             raise ValueError(f"{given} is no group of parameters")  # the plan has refused it
+
+
+# MERGED: Whether what is to be recomputed is there: layers, as `model.cut` has their names, and modules in them.
+# MERGED:
+# MERGED: recompute = ["transformer.h.*.mlp"]     transformer.h.0.mlp, transformer.h.1.mlp, ... on whichever stages they are
+
+
+def demand_recomputable(plan: Plan, segments: Sequence[Segment]) -> None:
+    """Raises `PlanRefused` for a pattern that matches no layer and no module that a layer calls."""
+    tables = {f"stage.{name}": table.recompute for name, table in (plan.stage or {}).items()}
+    wanted = {"memory": None if plan.memory is None else plan.memory.recompute, **tables}
+    wrong: list[PlanError] = []
+    for table, patterns in wanted.items():
+        here = [part for part in segments if table in ("memory", f"stage.{part.index}")]
+        if isinstance(patterns, tuple) and (reasons := list(_reasons(patterns, here))):
+            wrong += plan.refused(f"{table}.recompute", "; ".join(reasons)).errors
+    if wrong:
+        raise PlanRefused(wrong)
+
+
+def _reasons(patterns: Sequence[str], parts: Sequence[Segment]) -> Iterator[str]:
+    names = [name for part in parts for name in recomputable(part.names, part.layers)]
+    for pattern in unmatched(patterns, names):
+        yield f'no layer or module of one matches "{pattern}"; there are {near(pattern, names)}'
+
+
+# MERGED: Which layers are tapped: those whose names, as `model.cut` has them, match a pattern of `taps.layers`.
+# MERGED:
+# MERGED: layers = ["encoder.layer.4?"]      encoder.layer.40 to encoder.layer.49, on whichever stages they are
+
+
+def tapped_layers(plan: Plan, segments: Sequence[Segment]) -> dict[int, tuple[str, ...]]:
+    """The names of the tapped layers, by stage, in the model's order; stages without any are left out.
+
+    Raises `PlanRefused` for a pattern that matches no layer.
+    """
+    if plan.taps is None:
+        return {}
+    patterns, names = plan.taps.layers, [name for part in segments for name in part.names]
+    if wrong := unmatched(patterns, names):
+        reasons = (f'no layer of the model matches "{each}"; {_hint(each, names)}' for each in wrong)
+        raise plan.refused("taps.layers", "; ".join(reasons))
+    found = {part.index: tuple(name for name in part.names if matches(name, patterns)) for part in segments}
+    return {stage: layers for stage, layers in found.items() if layers}
+
+
+def _hint(pattern: str, names: Sequence[str]) -> str:
+    holder = next((name for name in names if pattern.startswith(f"{name}.")), None)
+    if holder is not None:
+        return f"it names a part of layer {holder}, and only what whole layers return is stored"
+    return f"layers have names such as {near(pattern, names)}"
+
+
+# MERGED: Which parameters are trained: those whose names in the unsplit model match a pattern of `model.trainable`.
+# MERGED:
+# MERGED: trainable = ["encoder.layer.40.*"]      encoder.layer.40.attention.weight is trained, all others are frozen
+
+
+def train_only(segments: Sequence[Segment], patterns: Sequence[str]) -> None:
+    """Sets `requires_grad` of each parameter: True if one of its names in the unsplit model matches one of `patterns`
+    (as `fnmatch.fnmatchcase` has them: `*` matches dots too), False otherwise. One that has several names, since
+    several layers use it, is trained if any of them matches.
+
+    Raises `ModelRefused` for a pattern that matches nothing, and for parameters that cannot be trained; nothing has
+    changed then.
+    """
+    named = [(name, parameter) for part in segments for name, parameter in _named_parameters(part)]
+    matching = {id(each): (name, each) for name, each in named if matches(name, patterns)}
+    if wrong := [*_unmatched(patterns, [name for name, _ in named]), *_untrainable(matching.values())]:
+        raise ModelRefused("; ".join(wrong))
+    for _, parameter in named:
+        parameter.requires_grad_(id(parameter) in matching)
+
+
+def _named_parameters(part: Segment) -> Iterable[tuple[str, torch.nn.Parameter]]:
+    for name, module in part.parts:
+        for key, parameter in module.named_parameters(remove_duplicate=False):
+            yield joined(name, key), parameter
+
+
+def _unmatched(patterns: Sequence[str], names: Sequence[str]) -> Iterable[str]:
+    for pattern in unmatched(patterns, names):
+        yield f'model.trainable: no parameter of the model matches "{pattern}". {hint(pattern, names)}'
+
+
+def _untrainable(matching: Iterable[tuple[str, torch.nn.Parameter]]) -> Iterable[str]:
+    for name, parameter in matching:
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            yield (
+                f"model.trainable: {name} is {describe(parameter)}, and only numbers with a fraction can be trained: "
+                "leave it out of the patterns"
+            )
