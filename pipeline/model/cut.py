@@ -18,8 +18,8 @@ from .division.edges import EACH_LAYER, Cut, edges_of
 from .division.layer_list import layers_of
 from .families.known import stored_names_of
 from .families.layers import Layers
-from .groups import train_only
 from .loading.load import base_folder, call, load_object
+from .patterns import train_only
 from .segments.segment import Segment
 from .segments.ties import with_own_copies
 from .weights.stage_weights import StageWeights, twins_of, unset_buffers, variables_of
