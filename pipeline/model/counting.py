@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.stage.layers.layer import joined
 
-from .segments.segment import Segment
+from .segment import Segment
 from .segments.ties import ties_of
 
 

@@ -12,7 +12,7 @@ from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.stage.update.optimizer import ParameterGroup
 from stageline.pipeline.tree import describe
 
-from .segments.segment import Segment
+from .segment import Segment
 
 
 def groups_of(plan: Plan) -> tuple[ParameterGroup, ...]:

@@ -16,7 +16,7 @@ from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 
 from .loading.load import base_folder, call, load_function, load_object
 from .patterns import groups_of
-from .segments.segment import Segment
+from .segment import Segment
 from .split import demand_splittable, split, watch_draws
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from stageline.pipeline.stage.layers.layer import joined
 
-from .segments.segment import Segment
+from .segment import Segment
 
 _EVAL = "call eval() on it in model.factory"
 

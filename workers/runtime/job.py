@@ -19,7 +19,7 @@ from stageline.pipeline.model.loading.load import base_folder, load_function, lo
 from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, tapped_layers
 from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.pure import impure_modules
-from stageline.pipeline.model.segments.segment import Segment
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.segments.ties import ties_of
 from stageline.pipeline.model.split import demand_splits
 from stageline.pipeline.plan import Plan, PlanRefused

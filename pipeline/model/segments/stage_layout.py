@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.stage.layers.layer import parts_of
 from stageline.pipeline.stage.update.optimizer import OptimizerFactory, ParameterGroup, make_optimizer
-
-from .segment import Segment
 
 Form = tuple[str, tuple[int, ...]]  # dtype without "torch.", shape
 
