@@ -12,7 +12,7 @@ from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.stage.layers.layer import joined
 
 from .segment import Segment
-from .segments.ties import ties_of
+from .ties import ties_of
 
 
 def demand_replicable(plan: Plan, segments: Sequence[Segment]) -> None:

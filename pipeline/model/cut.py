@@ -21,7 +21,7 @@ from .families.layers import Layers
 from .loading.load import base_folder, call, load_object
 from .patterns import train_only
 from .segment import Segment
-from .segments.ties import with_own_copies
+from .ties import with_own_copies
 from .weights.stage_weights import StageWeights, twins_of, unset_buffers, variables_of
 from .weights.unallocated import demand_known, made_without_memory
 

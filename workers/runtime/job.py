@@ -20,8 +20,8 @@ from stageline.pipeline.model.patterns import demand_matched, demand_recomputabl
 from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.pure import impure_modules
 from stageline.pipeline.model.segment import Segment
-from stageline.pipeline.model.segments.ties import ties_of
 from stageline.pipeline.model.split import demand_splits
+from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.keys.metric_names import function_of, numbered
 from stageline.pipeline.schedule import Schedule
