@@ -17,7 +17,7 @@ from pathlib import Path
 from stageline.broker.coordinator.run import ResumeMode
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ForeignState, ModelRefused
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.weights.comparison import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT_KEYS

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.workers.checkpoint.recut import continued, needs_recut
 from stageline.workers.checkpoint.saved import (
