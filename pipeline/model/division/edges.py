@@ -9,7 +9,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layers.layer import joined, parts_of
 
-from .partition import best_partition, by_weight
+from .layer_costs import best_partition, by_weight
 
 Cut = Sequence[int | str] | str | None
 EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stage, to be measured
