@@ -8,11 +8,10 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.known import FAMILIES, known_layers
 from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layer_costs import best_partition, by_weight
 from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layers.layer import joined, parts_of
 from stageline.pipeline.stage.layers.skipped_calls import demand_plain
-
-from .layer_costs import best_partition, by_weight
 
 Cut = Sequence[int | str] | str | None
 EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stage, to be measured
