@@ -14,7 +14,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 
-from .division.edges import EACH_LAYER, Cut, edges_of, layers_of
+from .edges import EACH_LAYER, Cut, edges_of, layers_of
 from .families.known import stored_names_of
 from .families.layers import Layers
 from .loading.load import base_folder, call, load_object
