@@ -17,7 +17,7 @@ from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 from .edges import EACH_LAYER, Cut, edges_of, layers_of
 from .families.known import stored_names_of
 from .families.layers import Layers
-from .loading.load import base_folder, call, load_object
+from .load import base_folder, call, load_object
 from .patterns import train_only
 from .segment import Segment
 from .ties import with_own_copies

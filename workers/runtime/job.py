@@ -15,7 +15,7 @@ from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.counting import demand_replicable
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
-from stageline.pipeline.model.loading.load import base_folder, load_function, load_inputs, load_source, load_targets
+from stageline.pipeline.model.load import base_folder, load_function, load_inputs, load_source, load_targets
 from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, tapped_layers
 from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.pure import impure_modules
