@@ -17,10 +17,11 @@ from torch.fx import Graph
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.segment import Segment
-from stageline.pipeline.model.traced.piece import TracedPiece
 from stageline.pipeline.schedule import Mode, Ties
 from stageline.pipeline.stage.layers.memory import copied, parameter_like
 from stageline.pipeline.stage.tied import SharedParameters
+
+from .traced.layer import TracedPiece
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from torch.fx.passes.split_module import split_module
 from stageline.pipeline.code_lines import CodeLine, users_line
 
 from .export import Forward
-from .piece import TracedPiece
+from .layer import TracedPiece
 
 Value = TypeVar("Value")
 

@@ -22,10 +22,9 @@ from ..families.layers import Layers
 from .comparison import difference_of
 from .example import Example
 from .export import COMPUTED, Forward, traced_forward
-from .layer import TracedFunction, TwoModes
+from .layer import TracedFunction, TracedPiece, TwoModes, Values
 from .layer_names import layer_names
 from .parts import LayerParts, parts_of_layers
-from .piece import TracedPiece, Values
 from .pieces import outer_calls, pieces_of
 
 _Hooks = Sequence[tuple[str, object]]  # each with its title
