@@ -17,9 +17,8 @@ from stageline.pipeline.stage.layers.layer import joined, state_of
 from stageline.pipeline.stage.layers.memory import parameter_like
 
 from .reading import Twins, listed, misformed, misnamed, read_into, sources
-from .tensor_files import Form, forms_in
+from .tensor_files import Form, files_by_name, forms_in
 from .unallocated import memory_like, meta_like
-from .weight_files import files_by_name
 
 Parts = Sequence[tuple[str, torch.nn.Module]]  # modules of the unsplit model, by their names there
 
