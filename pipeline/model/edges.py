@@ -1,4 +1,4 @@
-"""Decides before which layers a model is cut: by their numbers, by their names, or into stages of about equal size."""
+"""Lists the layers of a model, and decides before which of them it is cut: by number, by name, or by size."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,15 +6,19 @@ from itertools import pairwise
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.families.known import FAMILIES, known_layers
-from stageline.pipeline.model.families.layers import Layers
-from stageline.pipeline.model.layer_costs import best_partition, by_weight
 from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layers.layer import joined, parts_of
 from stageline.pipeline.stage.layers.skipped_calls import demand_plain
 
+from .families.known import FAMILIES, known_layers
+from .families.layers import Layers
+from .layer_costs import best_partition, by_weight
+
 Cut = Sequence[int | str] | str | None
 EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stage, to be measured
+
+
+_NamedLayers = tuple[list[str], list[torch.nn.Module]]
 
 
 def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, stages: int | None) -> list[int]:
@@ -76,11 +80,6 @@ def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
         raise ModelRefused(f"model.stages = {stages}, but the model has {len(layers)} layers: at most one stage each")
     weights = [1 + sum(p.numel() for p in layer.parameters()) for layer in layers]
     return best_partition(len(layers), stages, by_weight(weights)) or []
-
-
-# MERGED: A model as an ordered list of layers: what it can be cut into.
-
-_NamedLayers = tuple[list[str], list[torch.nn.Module]]
 
 
 def layers_of(model: object, cut: Cut) -> _NamedLayers:

@@ -20,9 +20,10 @@ from stageline.pipeline.data import Source
 from stageline.pipeline.data.datasets.loader import Loader
 from stageline.pipeline.data.own_targets import OwnTargets
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
-from stageline.pipeline.model.object_names import is_of_script, script_object
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan import Plan
+
+from .object_names import is_of_script, script_object
 
 _LISTED = 12  # names in an error
 

@@ -1,6 +1,10 @@
-"""The objects of a user's script that a plan names: `script:model` is `OBJECTS["model"]`.
+"""Names of a user's objects, by which another process finds them.
 
-They reach other processes by fork alone: nothing is pickled. A process that was not forked from the script has none.
+    script:model            `OBJECTS["model"]` of a script, in processes that were forked from it; nothing is pickled
+    torch.optim.SGD         a class or function of one of `TORCH`, under a name there that begins with no underscore
+    model.build             a class or function that the module `model` defines under that name
+
+The process that sends a name and the one that imports it check it with the functions here.
 """
 
 from importlib import import_module
@@ -11,6 +15,9 @@ from stageline.pipeline.errors import ModelRefused
 PREFIX = "script:"
 
 OBJECTS: dict[str, Any] = {}
+
+
+TORCH = ("torch.nn.functional", "torch.optim", "torch.optim.lr_scheduler", "torch.nn")
 
 
 def is_of_script(reference: str) -> bool:
@@ -27,16 +34,6 @@ def script_object(reference: str, key: str) -> Any:
             f'Run the script again, or name something that can be imported, such as "model.py:build".'
         )
     return OBJECTS[name]
-
-
-# MERGED: By which name an object can be found on another machine: a public one of torch, or one at the top of a module.
-# MERGED:
-# MERGED:     torch.optim.SGD         a class or function of one of `TORCH`, under a name there that begins with no underscore
-# MERGED:     model.build             a class or function that the module `model` defines under that name
-# MERGED:
-# MERGED: Both ends check with these: the one that sends a name, and the one that imports it.
-
-TORCH = ("torch.nn.functional", "torch.optim", "torch.optim.lr_scheduler", "torch.nn")
 
 
 def torch_name(value: Any) -> str | None:

@@ -1,4 +1,10 @@
-"""The groups of parameters that a plan gives settings of the optimizer: `optimizer.groups`."""
+"""Matches the plan's patterns with the names in a cut model.
+
+model.trainable    ["encoder.layer.40.*"]      parameters that are trained; all others are frozen
+optimizer.groups   [{match = ["*.bias"]}]      parameters that get settings of the optimizer
+taps.layers        ["encoder.layer.4?"]        layers: encoder.layer.40 to encoder.layer.49, on any stage
+stage.N.recompute  ["transformer.h.*.mlp"]     layers, and modules in them
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -39,11 +45,6 @@ def _group(given: Mapping[str, object]) -> ParameterGroup:
             raise ValueError(f"{given} is no group of parameters")  # the plan has refused it
 
 
-# MERGED: Whether what is to be recomputed is there: layers, as `model.cut` has their names, and modules in them.
-# MERGED:
-# MERGED: recompute = ["transformer.h.*.mlp"]     transformer.h.0.mlp, transformer.h.1.mlp, ... on whichever stages they are
-
-
 def demand_recomputable(plan: Plan, segments: Sequence[Segment]) -> None:
     """Raises `PlanRefused` for a pattern that matches no layer and no module that a layer calls."""
     tables = {f"stage.{name}": table.recompute for name, table in (plan.stage or {}).items()}
@@ -61,11 +62,6 @@ def _reasons(patterns: Sequence[str], parts: Sequence[Segment]) -> Iterator[str]
     names = [name for part in parts for name in recomputable(part.names, part.layers)]
     for pattern in unmatched(patterns, names):
         yield f'no layer or module of one matches "{pattern}"; there are {near(pattern, names)}'
-
-
-# MERGED: Which layers are tapped: those whose names, as `model.cut` has them, match a pattern of `taps.layers`.
-# MERGED:
-# MERGED: layers = ["encoder.layer.4?"]      encoder.layer.40 to encoder.layer.49, on whichever stages they are
 
 
 def tapped_layers(plan: Plan, segments: Sequence[Segment]) -> dict[int, tuple[str, ...]]:
@@ -88,11 +84,6 @@ def _hint(pattern: str, names: Sequence[str]) -> str:
     if holder is not None:
         return f"it names a part of layer {holder}, and only what whole layers return is stored"
     return f"layers have names such as {near(pattern, names)}"
-
-
-# MERGED: Which parameters are trained: those whose names in the unsplit model match a pattern of `model.trainable`.
-# MERGED:
-# MERGED: trainable = ["encoder.layer.40.*"]      encoder.layer.40.attention.weight is trained, all others are frozen
 
 
 def train_only(segments: Sequence[Segment], patterns: Sequence[str]) -> None:

@@ -1,6 +1,10 @@
-"""Which modules change their buffers while they train: replicas of a stage, each with its own, would come to differ.
+"""Finds modules of torch that do more than compute a sample's outputs from that sample.
 
-Only those of torch itself are known.
+counts statistics     replicas of a stage, each with its own, would come to differ
+draws, or looks at    the outputs differ each time or in another batch, so a prefix cache cannot keep them by sample
+other rows
+
+Only modules of torch itself are known; effects of a user's module show in a trial.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +19,8 @@ from stageline.pipeline.stage.layers.layer import joined
 
 from .segment import Segment
 from .ties import ties_of
+
+_EVAL = "call eval() on it in model.factory"
 
 
 def demand_replicable(plan: Plan, segments: Sequence[Segment]) -> None:
@@ -53,13 +59,6 @@ def _counting(part: Segment) -> Iterator[str]:
 
 def _counts(module: nn.Module) -> bool:
     return isinstance(module, _NormBase) and module.training and module.track_running_stats
-
-
-# MERGED: Which modules give a sample other outputs each time, or in another batch: so what they give cannot be kept by sample.
-# MERGED:
-# MERGED: Only those of torch itself are known; what a user's module does shows in a trial.
-
-_EVAL = "call eval() on it in model.factory"
 
 
 def impure_modules(segments: Sequence[Segment]) -> Iterator[str]:

@@ -1,7 +1,9 @@
-"""What a stage of a cut model has, by the unsplit model's names, as a value that crosses between processes.
+"""The layout of a stage of a cut model, by the unsplit model's names, as a value that crosses between processes.
 
 cut = [2]        stage 0: 0.weight 0.bias          stage 1: 2.weight 2.bias 4.weight 4.bias
 cut = [1, 4]     stage 0: 0.weight 0.bias          stage 1: 2.weight 2.bias          stage 2: 4.weight 4.bias
+
+By these names, other stages can go on from a checkpoint of this model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +11,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.stage.layers.layer import parts_of
 from stageline.pipeline.stage.update.optimizer import OptimizerFactory, ParameterGroup, make_optimizer
+
+from .segment import Segment
 
 Form = tuple[str, tuple[int, ...]]  # dtype without "torch.", shape
 
@@ -46,9 +49,6 @@ class StageLayout(msgspec.Struct, frozen=True):
         """The layers in which the entries `names` are, as far as their names tell."""
         within = [layer for layer in self.layers if any(name.startswith(f"{layer}.") for name in names)]
         return within or list(self.layers)
-
-
-# MERGED: Makes the layouts of a cut model's stages: by their names, other stages can go on from a checkpoint of it.
 
 
 def layouts_of(

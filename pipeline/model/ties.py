@@ -16,12 +16,15 @@ import torch
 from torch.fx import Graph
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.schedule import Mode, Ties
 from stageline.pipeline.stage.layers.memory import copied, parameter_like
 from stageline.pipeline.stage.tied import SharedParameters
 
+from .segment import Segment
 from .traced.layer import TracedPiece
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_PASSED = (type, ModuleType, CodeType, FrameType, *weakref.ProxyTypes, Graph, TracedPiece)  # graphs are given tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,23 +169,21 @@ def _with(
     return made
 
 
-# MERGED: Finds what a module refers to other than by registration: a copy of the module would go on using the original's.
-# MERGED:
-# MERGED:     self.weight = weight             registered: the copy has its own
-# MERGED:     self.again = [weight]            in a list, tuple, dict or set, or in any other object
-# MERGED:     self.act = self._act             a bound method, a partial, what a function encloses: each refers to a module
-# MERGED:     self.turned = weight.data.T      a tensor in the same memory
-# MERGED:     LSTM()._flat_weights             torch itself does it
-# MERGED:
-# MERGED: What a function finds among the global names of its file is not looked at, nor what a weak proxy stands for.
-
-_REGISTERED = ("_parameters", "_buffers", "_modules")
-_PASSED = (type, ModuleType, CodeType, FrameType, *weakref.ProxyTypes, Graph, TracedPiece)  # graphs are given tensors
-
-
 class References:
-    """To `originals`, parameters by their ids, from the modules that are asked for, one after the other: what several
-    refer to is looked through once."""
+    """References to `originals` from modules, other than by registration: a copy of a module would go on using them.
+
+        self.weight = weight             registered: the copy has its own
+        self.again = [weight]            in a list, tuple, dict or set, or in any other object
+        self.act = self._act             a bound method, a partial, what a function encloses: each refers to a module
+        self.turned = weight.data.T      a tensor in the same memory
+        LSTM()._flat_weights             torch itself does it
+
+    Modules are given one after the other, and an object to which several refer is searched once. Global names of a
+    function's file are not searched, nor are objects behind weak proxies.
+
+    Args:
+        originals: Parameters by their ids.
+    """
 
     def __init__(self, originals: Mapping[int, torch.Tensor]) -> None:
         self._originals = originals

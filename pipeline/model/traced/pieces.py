@@ -3,7 +3,9 @@
     forward    x -> [conv1] -> a -> [layer1] -> b, m -> [layer2] -> c -> [fc] -> y       fc needs m, too
     travels    x            a               b, m             m, c
 
-torch.fx splits the graph; what a part of it needs of parts before the last one travels along.
+torch.fx splits the graph; what a part of it needs of parts before the last one travels along. A stage refuses to send
+two tensors in one memory (`pipeline/stage/layers/memory.py`), such as a tensor and a view of it. While torch.export
+traces, each of its stand-ins for a tensor has a stand-in for its memory, too, which views share.
 """
 
 import operator
@@ -22,6 +24,9 @@ from .export import Forward
 from .layer import TracedPiece
 
 Value = TypeVar("Value")
+
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 def outer_calls(forward: Forward) -> list[str]:
@@ -145,14 +150,6 @@ def _piece(split: GraphModule, part: Node | None) -> TracedPiece:
     computed = tuple(taken[place] for place in sorted(taken)) if taken else (part.name,) if part.users else ()
     graph: Any = split.get_submodule(str(part.target))
     return TracedPiece(graph, tuple(given.name for given in part.all_input_nodes), computed)
-
-
-# MERGED: Finds tensors that would cross a cut twice: two values of a graph in one memory, such as one and a view of it.
-# MERGED:
-# MERGED: A stage refuses to send them (`pipeline/stage/layers/memory.py`). While torch.export traces, each of its stand-ins for
-# MERGED: a tensor has a stand-in for its memory, too, which views share.
-
-_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 def one_memory(nodes: Sequence[Node]) -> str:

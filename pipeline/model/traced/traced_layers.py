@@ -4,8 +4,21 @@
                          ├─ the layers that both have ─> pieces of each ─> layers
     forward, evaluation ─┘
 
-A module is a layer if its place in the model makes it one (`layer_names.py`) and the forward calls it once. What is
-computed between two calls belongs to the layer that was called before it.
+A module is a layer if its place in the model makes it one and the forward calls it once. What is computed between two
+calls belongs to the layer that was called before it. Places do not depend on where the model is cut:
+
+    model
+      stem          a layer
+      blocks        a list of modules: not a layer itself, since the modules in it are
+        0, 1, ...   layers, whatever is in them
+      encoder       has a list in it: not a layer itself either
+        embed       a layer
+        blocks
+          0, 1, ... layers
+      head          a layer
+
+A layer has its own module. What it needs of elsewhere, such as a parameter that belongs to the model itself, it has as
+single tensors; the last layer also has what no layer needs, since the model's state has it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +41,14 @@ from .layer import TracedFunction, TracedPiece, TwoModes, Values
 from .pieces import outer_calls, pieces_of
 
 _Hooks = Sequence[tuple[str, object]]  # each with its title
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """The `names` of a layer's parts; by names in the model, the number of the part and the rest of the name."""
+
+    names: tuple[str, ...]
+    places: Mapping[str, tuple[int, str]]
 
 
 def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) -> Layers:
@@ -150,19 +171,6 @@ def _functions(
     ]
 
 
-# MERGED: Which modules of a model are layers, by their places in it. It does not depend on where the model is cut.
-# MERGED:
-# MERGED: model
-# MERGED:   stem          a layer
-# MERGED:   blocks        a list of modules: not a layer itself, since the modules in it are
-# MERGED:     0, 1, ...   layers, whatever is in them
-# MERGED:   encoder       has a list in it: not a layer itself either
-# MERGED:     embed       a layer
-# MERGED:     blocks
-# MERGED:       0, 1, ... layers
-# MERGED:   head          a layer
-
-
 def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]:
     """The names of the modules that are layers of `model`, if its forward calls them once.
 
@@ -199,20 +207,6 @@ def _is_list(module: torch.nn.Module) -> bool:
 
 def _dots(name: str) -> Iterator[int]:
     return (place for place, sign in enumerate(name) if sign == ".")
-
-
-# MERGED: Which modules and tensors of the model each of its layers has: all that its pieces need, under the model's names.
-# MERGED:
-# MERGED: A layer has its own module. What it needs of elsewhere, such as a parameter that belongs to the model itself, it has as
-# MERGED: single tensors; the last layer also has what no layer needs, since the model's state has it.
-
-
-@dataclass(frozen=True, slots=True)
-class LayerParts:
-    """The `names` of a layer's parts; by names in the model, the number of the part and the rest of the name."""
-
-    names: tuple[str, ...]
-    places: Mapping[str, tuple[int, str]]
 
 
 def parts_of_layers(model: torch.nn.Module, names: Sequence[str], needed: Sequence[frozenset[str]]) -> list[LayerParts]:

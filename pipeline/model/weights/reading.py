@@ -1,4 +1,4 @@
-"""Copies tensors from files into memory of their own, in pieces.
+"""Compares a file's tensors with those that a stage needs, and copies them into memory of their own, in pieces.
 
 A mapped file counts as the process's memory where it was read. So each round of pieces maps it for itself:
 
@@ -18,6 +18,10 @@ from .tensor_files import Form, Rows, is_mapped, values_in
 
 ROUND = 2**22  # bytes of a mapped file; others are open once
 PIECE = 2**20  # bytes
+
+
+SHOWN = 4  # faults in one error
+Twins = Mapping[str, Sequence[str]]  # of a name, in the model's order, all that are one parameter; those alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,6 @@ def rounds(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         size += piece.bytes
     if group:
         yield group
-
-
-# MERGED: Compares a file's tensors with those that a stage needs: what is missing, too many, or of another shape or dtype.
-
-SHOWN = 4  # faults in one error
-Twins = Mapping[str, Sequence[str]]  # of a name, in the model's order, all that are one parameter; those alone
 
 
 def sources(wanted: Collection[str], stored: Collection[str], twins: Twins) -> dict[str, str]:

@@ -1,7 +1,14 @@
-"""Files of tensors by names: which forms they have, and their values, row by row, without reading the others.
+"""Files of tensors by names: their forms, and their values, row by row, without reading the others.
 
 *.safetensors    a header, which safetensors checks, and the tensors; read, not mapped: a mapped file counts as memory
 *.pt, *.pth      what torch.save made of a state dict; nothing but tensors is unpickled (weights_only)
+
+A path of weights means one or more such files:
+
+model.safetensors, model.pt        that file
+model.safetensors.index.json       the files that it names beside it, "shards"; some may be lacking
+                                   a tensor that several files have is taken from one that is there
+a folder, as transformers has one  model.safetensors.index.json in it, or model.safetensors
 """
 
 import json
@@ -46,6 +53,14 @@ _DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
+
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+COPIES = "stageline_copies"  # in the metadata of an index: entries by the files that have them too
+_WANTED = (
+    "expected a .safetensors file, a model.safetensors.index.json, a folder with one of them, or a .pt file of a "
+    "state dict"
+)
 
 
 def names_in(path: Path) -> list[str]:
@@ -163,21 +178,6 @@ def _fault(error: Exception) -> str:
         what = f"a {named[1]} in it" if named else "more than tensors in it, or is damaged"
         return f"has {what}; nothing but tensors is unpickled: {_AGAIN}"
     return f"cannot be read, so it may be damaged or cut off: {(text.splitlines() or [type(error).__name__])[0]}"
-
-
-# MERGED: Which files a path of weights means, and which of them has which tensor.
-# MERGED:
-# MERGED: model.safetensors, model.pt        that file
-# MERGED: model.safetensors.index.json       the files that it names beside it, "shards"; some may be lacking
-# MERGED:                                    what several stages have is taken from one that is there
-# MERGED: a folder, as transformers has one  model.safetensors.index.json in it, or model.safetensors
-
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-COPIES = "stageline_copies"  # in the metadata of an index: entries by the files that have them too
-_WANTED = (
-    "expected a .safetensors file, a model.safetensors.index.json, a folder with one of them, or a .pt file of a "
-    "state dict"
-)
 
 
 def files_by_name(path: Path) -> Mapping[str, Path]:
