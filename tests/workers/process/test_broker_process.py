@@ -48,7 +48,7 @@ from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import Action, Kind, make_schedule
-from stageline.workers.control.sealer import Sealer
+from stageline.workers.control.session import Sealer
 from stageline.workers.process import broker_process as module
 from stageline.workers.process.broker_process import serve_channel
 from support.conversation import Conversation, name
@@ -70,7 +70,7 @@ class BrokerPeer:
     control secret."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
-        self._sealer = Sealer()
+        self._sealer = Sealer(time)
         self.socket = context.socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RECONNECT_IVL, 20)

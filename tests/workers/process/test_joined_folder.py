@@ -8,9 +8,9 @@ import torch
 from stageline.pipeline.plan import Plan, read_plan
 from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
-from stageline.workers.checkpoint.joined_folder import NOTE, note_own, why_not_own
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.atomic_file import write_json
+from stageline.workers.process.join import NOTE, note_own, why_not_own
 from stageline.workers.runs import folder as runs
 
 RUN = "digits-1"

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.workers.checkpoint.state_tree import BadStateTree, decode_state, encode_state
-from stageline.workers.disk.tensor_file import Unsaveable
+from stageline.workers.disk.tensor_file import BadStateTree, Unsaveable, decode_state, encode_state
 from support.states import difference
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["$tensor", "$dict"])
