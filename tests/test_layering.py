@@ -53,8 +53,6 @@ LADDER = {
     "broker/queues/redis": DOING,
     "broker/stores": DOING,
     "broker/ledger": PURE,
-    "broker/membership": PURE,
-    "broker/recovery": PURE,
     "broker/diagnosis": PURE,
     "broker/coordinator": PURE,
     "workers": PURE,

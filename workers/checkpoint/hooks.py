@@ -18,7 +18,7 @@ from time import monotonic
 
 from stageline.broker.control.messages import Assigned
 from stageline.broker.control.records import Inspection
-from stageline.broker.recovery.checkpoint_tracker import is_gone
+from stageline.broker.ledger.recovery import is_gone
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import persist, reason_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.broker.membership.failure_detector import describe_status
+from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import Plan

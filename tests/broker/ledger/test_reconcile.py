@@ -24,8 +24,8 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.records import WorkerRecord
+from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, TERMS, Conversation, name, steps
 

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from stageline.broker.control.messages import Exited, Stop
-from stageline.broker.membership.failure_detector import EXIT_GRACE, Standstill, describe_exit
-from stageline.broker.membership.member import Member, MemberStatus
-from stageline.broker.membership.registry import Registry
+from stageline.broker.ledger.member import EXIT_GRACE, Member, MemberStatus, Standstill, describe_exit
+from stageline.broker.ledger.registry import Registry
 from support.conversation import Conversation, name, report
 from support.registered import LEASE, LEASES, PLACEMENT, introduced, placed, progress_report
 

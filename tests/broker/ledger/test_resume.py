@@ -5,11 +5,11 @@ import pytest
 
 from stageline.broker.control.messages import Answer, Ask, Assigned, FromBroker, Hello, Refused, Report, Standby, Stop
 from stageline.broker.control.records import Inspection, WorkerRecord
+from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase, run_of
-from stageline.broker.coordinator.run_state import RunState
-from stageline.broker.membership.member import Member
-from stageline.broker.membership.registry import Registry
-from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
+from stageline.broker.ledger.member import Member
+from stageline.broker.ledger.recovery import CheckpointPoll, ResumePoint
+from stageline.broker.ledger.registry import Registry
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, having_read, hello, name, steps
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stageline.broker.recovery.earlier_run import EarlierRun
+from stageline.broker.ledger.recovery import EarlierRun
 
 EARLIER = EarlierRun(120, "runs/digits-1", "runs/digits-1-at120-5e1d03")
 PLACEMENT = ((0, 2), (1, 3), ())  # with the place of a script

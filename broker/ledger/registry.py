@@ -1,11 +1,15 @@
-"""Which worker has which place of the plan, under which incarnation; the script of a scripted run has the last place.
+"""The places of the plan: which worker has which, which are empty until a replacement comes, and who waits for one.
 
     Hello ──> present ──> finished ──> left
-                 └──────────┴────────> lost     see failure_detector
+                 └──────────┴────────> lost     by the rule of `member.loss_of`
 
-It has no clock: `now` is seconds since the epoch.
+    lost ──> pending, place empty ──(a worker is placed)──> pending, place taken ──(it completes an action)──> done
+                  └──(no worker comes in time)──> the run is given up
+
+The script of a scripted run has the last place. Times are seconds since the epoch.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +17,87 @@ from typing import Any
 import msgspec
 
 from stageline.broker.control.messages import Hello, Refused, Report
+from stageline.broker.ledger.member import Leases, Member, MemberStatus, WorkerLoss, loss_of, may_take
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 
-from .failure_detector import Leases, WorkerLoss, loss_of
-from .member import Member, MemberStatus, may_take
-from .standby import Contact, process_key
+
+class Replacement(msgspec.Struct):
+    """Of the worker of place `index`, whose process was `pid` on `host`. Times are seconds since the epoch."""
+
+    index: int
+    since: float  # when the worker was found to be lost
+    why: str
+    pid: int
+    awaited: float  # the deadline for a replacement to come counts from here
+    how: str = ""  # its end or its silence alone, continuing a sentence about it
+    host: str = ""
+
+
+class Replacements:
+    """The pending replacements, and the counts of all."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Replacement] = {}  # by index
+        self.in_a_row: Counter[int] = Counter()  # by index: replaced since the newest complete checkpoint
+        self.ever: Counter[int] = Counter()  # by index: replaced in this run
+
+    def generation(self, index: int) -> int:
+        """Counts the workers that have had the place, from 1: the present one's number, or the next one's."""
+        return self.ever[index] + 1
+
+    def count(self, index: int) -> None:
+        """A worker, or a process that was to become one, was lost."""
+        self.in_a_row[index] += 1
+        self.ever[index] += 1
+
+    def clear(self) -> None:
+        """No replacement is pending; the run's total stays."""
+        self.pending.clear()
+        self.in_a_row.clear()
+
+    def restart_deadlines(self, now: float) -> None:
+        """The broker itself was away."""
+        for replacement in self.pending.values():
+            replacement.awaited = now
+
+
+MOST = 1000  # processes at a time, beside one for each place
+SILENCE = 3.0  # seconds after which a worker on standby, which should send Hello every second, is gone
+
+ProcessKey = tuple[str, str, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """A process without a place: its newest Hello, its address, when it was last seen, and when it came (seconds since
+    the epoch)."""
+
+    hello: Hello
+    sender: bytes
+    last_seen: float
+    came: float = 0.0
+
+
+class StandbyWorkers(dict[ProcessKey, Contact]):
+    """The contacts on standby by `process_key`, in the order in which they came; a repeated Hello keeps its turn."""
+
+    def take(self, index: int, stages: Sequence[int], *, length_known: bool = True) -> Contact | None:
+        """Removes and returns the first process that accepts place `index`, of `stages`, and lacks nothing for it."""
+        able = ((key, contact.hello) for key, contact in self.items() if length_known or not contact.hello.needs_length)
+        found = next((key for key, hello in able if may_take(hello.claim, index, stages)), None)
+        return None if found is None else self.pop(found)
+
+    def prune(self, now: float) -> None:
+        """Removes workers that have become silent."""
+        for key in [key for key, contact in self.items() if now - contact.last_seen >= SILENCE]:
+            del self[key]
+
+
+def process_key(hello: Hello) -> ProcessKey:
+    """What tells processes apart; by the token, which no one is shown, also one that names itself as another."""
+    return hello.name, hello.host, hello.pid, hello.token
+
 
 # What a store keeps of a member.
 _STORED = (

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline.broker.control.messages import Hello, Refused
-from stageline.broker.membership.member import Member
-from stageline.broker.membership.registry import Registry
+from stageline.broker.ledger.member import Member
+from stageline.broker.ledger.registry import Registry
 from support.registered import LEASES, PLACEMENT, hello, introduced, placed
 
 
