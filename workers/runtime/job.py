@@ -22,7 +22,7 @@ from stageline.pipeline.model.side_effects import demand_replicable, impure_modu
 from stageline.pipeline.model.split import demand_splits
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.pipeline.plan.keys.metric_names import function_of, numbered
+from stageline.pipeline.plan.keys.models import function_of, numbered
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage

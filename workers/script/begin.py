@@ -15,12 +15,12 @@ from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layers.layer import BatchCheck
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import schedule_of
-from stageline.workers.script.arguments.checks import demand_default_device, demand_usable
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.plan_errors import in_arguments_words
 from stageline.workers.script.arguments.script_plan import LineOptions, Model, build_model, plan_of, registered
-from stageline.workers.script.calls.call_log import WeightNames
 
+from .arguments.checks import demand_default_device, demand_usable
+from .calls.calls import WeightNames
 from .inline_run import InlineRun
 from .script_run import ScriptRun
 
