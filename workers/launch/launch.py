@@ -13,7 +13,7 @@ import msgspec
 from stageline.broker.control.records import RunLength
 from stageline.pipeline.addresses import dialled
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.fork import Spawn

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from stageline.broker.control.messages import Exited
 from stageline.broker.ledger.member import describe_exit
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.division.layer_costs import LayerRanges
+from stageline.pipeline.model.layer_costs import LayerRanges
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.fork import Spawn, SpawnedProcess

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.model.cut import with_stored_weights
-from stageline.pipeline.model.groups import demand_matched, groups_of
-from stageline.pipeline.model.recomputed import demand_recomputable
-from stageline.pipeline.model.segments.layout import layouts_of
-from stageline.pipeline.model.segments.segment import Segment
-from stageline.pipeline.model.tapped import tapped_layers
+from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, groups_of, tapped_layers
+from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.stage_layout import layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layers.layer import BatchCheck

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
-from stageline.pipeline.model.groups import groups_of
-from stageline.pipeline.model.segments.segment import Segment
+from stageline.pipeline.model.patterns import groups_of
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.layers.generators import generators_kept

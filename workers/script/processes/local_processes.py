@@ -20,7 +20,7 @@ from time import monotonic, sleep
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.model.traced.apart import has_backward_threads, initialized_accelerator
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.fork import Fork, above_stdio

@@ -23,7 +23,7 @@ from stageline.pipeline.errors import DataError, ModelRefused, describe_error, r
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan import Plan
 
-from .script_objects import is_of_script, script_object
+from .object_names import is_of_script, script_object
 
 _LISTED = 12  # names in an error
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from stageline.pipeline.model.weights.stage_weights import StageWeights
 from stageline.pipeline.stage.layers.layer import BatchCheck, BoundLayer, joined, named_state, parts_of
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied import SharedParameters
 from stageline.pipeline.stage.tied_stage import TiedStage
+
+from .weights.stage_weights import StageWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Decides before which layers a model is cut: by their numbers, by their names, or into stages of about equal size."""
+"""Lists the layers of a model, and decides before which of them it is cut: by number, by name, or by size."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,11 +8,17 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layers.layer import joined, parts_of
+from stageline.pipeline.stage.layers.skipped_calls import demand_plain
 
-from .partition import best_partition, by_weight
+from .families.known import FAMILIES, known_layers
+from .families.layers import Layers
+from .layer_costs import best_partition, by_weight
 
 Cut = Sequence[int | str] | str | None
 EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stage, to be measured
+
+
+_NamedLayers = tuple[list[str], list[torch.nn.Module]]
 
 
 def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, stages: int | None) -> list[int]:
@@ -74,3 +80,44 @@ def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
         raise ModelRefused(f"model.stages = {stages}, but the model has {len(layers)} layers: at most one stage each")
     weights = [1 + sum(p.numel() for p in layer.parameters()) for layer in layers]
     return best_partition(len(layers), stages, by_weight(weights)) or []
+
+
+def layers_of(model: object, cut: Cut) -> _NamedLayers:
+    """The names of the layers of `model`, and the layers; `cut` may name some. Raises `ModelRefused` for a model of
+    which it is not known how to cut it, for what a call of it does that calls of its layers do not, and for a name of
+    which it is known why no layer begins there."""
+    if isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward:
+        return _children(model)
+    listed = model if isinstance(model, Layers) else known_layers(model) if isinstance(model, torch.nn.Module) else None
+    if listed is None:
+        raise _unknown(model)
+    listed.check_calls()
+    if cut is not None and not isinstance(cut, str):
+        listed.check_cut(cut)
+    return listed.names, list(listed.bound)
+
+
+def _children(model: torch.nn.Sequential) -> _NamedLayers:
+    if own := [name for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False))]:
+        raise ModelRefused(
+            f"{', '.join(own)} belong to the model itself, not to one of its layers: give them to a layer"
+        )
+    demand_plain(model)
+    children = list(model.named_children())
+    if len(children) != len(model):  # named_children leaves out repetitions
+        raise ModelRefused("the same module stands twice in the model: make two, or put both uses into one layer")
+    return [name for name, _ in children], [child for _, child in children]
+
+
+def _unknown(model: object) -> ModelRefused:
+    if hasattr(model, "get_base_model"):
+        return ModelRefused(
+            f"the model is a {type(model).__name__} of peft, which wraps the model that has the adapters: give its "
+            f"get_base_model(), and save the adapters with the wrapper's save_pretrained (docs/lora.md)"
+        )
+    families = ", ".join(family.class_name for family in FAMILIES)
+    return ModelRefused(
+        f"the model is a {type(model).__name__}; expected an nn.Sequential, a model of a known family "
+        f"({families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
+        f"that out (docs/models.md), or a list with one module for each stage"
+    )
