@@ -111,8 +111,7 @@ __all__ = [
 _MODULES = {  # where each name is defined
     "pipeline.audit.defences": ("AddNoise", "ClipRows", "EqualNormGradients"),
     "pipeline.data": ("Batch", "Rows", "Source", "split_batch"),
-    "pipeline.data.datasets.loader": ("Loader",),
-    "pipeline.data.datasets.stream": ("StreamLoader",),
+    "pipeline.data.datasets.loader": ("Loader", "StreamLoader"),
     "pipeline.errors": (
         "DataError",
         "GradientMismatch",
@@ -138,7 +137,7 @@ _MODULES = {  # where each name is defined
     "workers.script.fit.callback": ("Callback", "Fitted"),
     "workers.script.fit.tensorboard": ("TensorBoard",),
     "workers.script.line": ("Line",),
-    "workers.script.processes.forkable": ("CannotFork",),
+    "workers.script.processes.local_processes": ("CannotFork",),
     "workers.errors": ("LineClosed", "RunFailed"),
     "workers.script.display.timetable": ("Timetable",),
     "workers.script.train": ("Trained", "train"),
