@@ -7,11 +7,9 @@ Threads that a library's parallel loops have left do no harm, since the thread t
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -230,7 +228,6 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
-_ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _WAY_OUT = (
     "Make the line before this process uses a GPU (in a notebook: restart the kernel first), or pass "
     'workers="inline" to compute in this process. If model and functions are in files of their own, broker= '
@@ -246,19 +243,6 @@ def demand_forkable() -> None:
     """Raises `CannotFork`, which says why and what can be done."""
     if reason := _obstacle():
         raise CannotFork(f"the processes of a line are forks of this one, and {reason}. {_WAY_OUT}")
-
-
-def gpu_obstacle(devices: Iterable[str]) -> str:
-    """In a fork: why it cannot compute on `devices`, "" if it can. torch knows, and starts no GPU for that."""
-    torch = sys.modules.get("torch")
-    on_gpu = [device for device in devices if device.startswith("cuda")]
-    if torch is None or not on_gpu or not torch.cuda._is_in_bad_fork():
-        return ""
-    return (
-        f"no worker can use {on_gpu[0]}: the script has asked for GPUs, as torch.cuda.is_available() does, before it "
-        f"was forked. Make the line before, or set {_ASKS_NO_GPU}=1 in the script's environment, with which torch asks "
-        f"in a way that forks survive"
-    )
 
 
 def _obstacle() -> str:
