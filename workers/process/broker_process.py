@@ -20,19 +20,20 @@ from stageline.broker.control.protocol import decode_to_broker
 from stageline.broker.control.records import RunLength
 from stageline.broker.control.seal import KEY_BYTES
 from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.observation import EVERY
 from stageline.broker.coordinator.records import EventLog, RunRecords
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
-from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.network.rate_limit import RateLimit
 from stageline.broker.stores.base import StoreUnusable
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process.lifeline import Lifeline
+from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.retry import reason_of
 from stageline.pipeline.schedule import Schedule
-from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.code import read_code
@@ -42,7 +43,6 @@ from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
 
 from .store_wait import StoreWait
-from .system.signals import Signals
 
 TURN = 0.05  # seconds that a turn waits for the first message
 UNREADABLE = 20  # senders of what is no message that are answered in a turn

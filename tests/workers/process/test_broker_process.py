@@ -43,12 +43,12 @@ from stageline.broker.control.seal import RunKeys, sealed
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
-from stageline.broker.ledger.step_times import packed_times
-from stageline.broker.membership.failure_detector import Leases
+from stageline.broker.ledger.ledger import packed_times
+from stageline.broker.ledger.member import Leases
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import Action, Kind, make_schedule
-from stageline.workers.control.sealer import Sealer
+from stageline.workers.control.session import Sealer
 from stageline.workers.process import broker_process as module
 from stageline.workers.process.broker_process import serve_channel
 from support.conversation import Conversation, name
@@ -70,7 +70,7 @@ class BrokerPeer:
     control secret."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
-        self._sealer = Sealer()
+        self._sealer = Sealer(time)
         self.socket = context.socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RECONNECT_IVL, 20)
@@ -407,8 +407,8 @@ from time import time
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.control.open import open_server
-from stageline.broker.ledger.step_times import packed_times
-from stageline.broker.membership.failure_detector import Leases
+from stageline.broker.ledger.ledger import packed_times
+from stageline.broker.ledger.member import Leases
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.process.broker_process import serve_channel
