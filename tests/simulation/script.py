@@ -22,12 +22,8 @@ from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.errors import RunFailed
-<<<<<<< HEAD
-from stageline.workers.runtime.calls import Position
-=======
 from stageline.workers.runtime.calls import Position
 from stageline.workers.script.calls.calls import Replies
->>>>>>> main
 from stageline.workers.script.calls.driver import Driver
 
 OWN_CODE = 0.02  # seconds between two calls, on the average

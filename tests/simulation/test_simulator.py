@@ -37,13 +37,8 @@ from stageline.pipeline.schedule import Tied, Ties, make_schedule
 from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runtime.call_sequence import CallSequence
-<<<<<<< HEAD
-from stageline.workers.runtime.orders import StepOrders
-from stageline.workers.script.calls.call_log import CallLog
-=======
 from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.script.calls.calls import CallLog
->>>>>>> main
 from stageline.workers.script.calls.driver import Driver
 from support.paths import importing_tests
 

@@ -25,10 +25,6 @@ from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.state.stage_state import InFlight, Previous, StageState
 from stageline.workers.disk.atomic_file import sync
-<<<<<<< HEAD
-from stageline.workers.disk.tensor_file import Make, link_tensors, read_tensors, write_tensors
-from stageline.workers.runtime.calls import Position
-=======
 from stageline.workers.disk.tensor_file import (
     BadStateTree,
     Json,
@@ -40,7 +36,6 @@ from stageline.workers.disk.tensor_file import (
     write_tensors,
 )
 from stageline.workers.runtime.calls import Position
->>>>>>> main
 
 FORMAT = "snapshot/5"
 # 3 lacks the names of the optimizer's parameters; 3 and 4 know of no averages and no rounds of evaluation.

@@ -5,13 +5,8 @@ from pathlib import Path
 import pytest
 
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
-<<<<<<< HEAD:tests/workers/script/remote/test_positions.py
-from stageline.workers.runtime.calls import Position
-from stageline.workers.script.remote.positions import NAME, PositionFile
-=======
 from stageline.workers.runtime.calls import Position
 from stageline.workers.script.processes.remote_run import NAME, PositionFile
->>>>>>> main:tests/workers/script/processes/test_positions.py
 
 
 def test_a_later_script_finds_the_position_of_every_recent_checkpoint(tmp_path: Path) -> None:

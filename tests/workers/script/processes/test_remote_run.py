@@ -14,14 +14,8 @@ import psutil
 import pytest
 
 from stageline.workers.errors import RunFailed
-<<<<<<< HEAD:tests/workers/script/remote/test_remote_run.py
-from stageline.workers.runtime.calls import Position
-from stageline.workers.script.remote.positions import PositionFile
-from stageline.workers.script.remote.remote_run import RemoteRun
-=======
 from stageline.workers.runtime.calls import Position
 from stageline.workers.script.processes.remote_run import PositionFile, RemoteRun
->>>>>>> main:tests/workers/script/processes/test_remote_run.py
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES, TESTS
 from support.redis_server import RedisServer, shared_server
