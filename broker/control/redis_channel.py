@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import structlog
 
 from stageline.broker.errors import AddressUnusable, EndpointTaken
-from stageline.broker.network.redis_answers import sound
+from stageline.broker.transports.redis.answers import sound
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.network.redis_errors import RedisAway, RedisRefusal, RedisUnfit
 from stageline.broker.network.redis_units import Command, Unit

@@ -16,7 +16,7 @@ from redis.retry import Retry
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.addresses import masked, unclear_password
 
-from .redis_answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
+from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
 from .redis_errors import RedisAway, RedisGarbled, RedisUnfit
 from .redis_fitness import INQUIRY, check_fitness
 from .redis_sizes import SizedParser

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.network.redis_answers import sound
+from stageline.broker.transports.redis.answers import sound
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.network.redis_errors import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit
 from stageline.broker.network.redis_units import Command

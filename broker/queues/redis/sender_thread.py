@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from stageline.broker.errors import BrokerError, QueueFull
-from stageline.broker.network.redis_answers import sound
+from stageline.broker.transports.redis.answers import sound
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.network.redis_errors import RedisKeyTaken, RedisRefusal, RedisUnfit
 from stageline.broker.network.redis_fitness import INQUIRY

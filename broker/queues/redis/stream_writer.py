@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 
 from stageline.broker.codec.message import Frame, Header, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.broker.network.redis_answers import sound
+from stageline.broker.transports.redis.answers import sound
 from stageline.broker.network.redis_units import Command, Exchange, pack_together
 from stageline.broker.queues.delivery import Credit, Retention, Sender
 

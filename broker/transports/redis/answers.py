@@ -24,10 +24,10 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from .redis_errors import RedisKeyTaken, RedisRefusal, RedisUnfit
-from .redis_sizes import SizedReader
-from .redis_socket import UnwaitingSocket
-from .redis_units import Unit
+from stageline.broker.network.redis_errors import RedisKeyTaken, RedisRefusal, RedisUnfit
+from stageline.broker.network.redis_sizes import SizedReader
+from stageline.broker.network.redis_socket import UnwaitingSocket
+from stageline.broker.network.redis_units import Unit
 
 READ = 2**18  # bytes received at once
 
