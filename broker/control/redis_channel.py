@@ -22,7 +22,7 @@ import structlog
 
 from stageline.broker.errors import AddressUnusable, EndpointTaken
 from stageline.broker.transports.redis.answers import sound
-from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.network.redis_errors import RedisAway, RedisRefusal, RedisUnfit
 from stageline.broker.network.redis_units import Command, Unit
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stageline.broker.errors import Fenced
-from stageline.broker.network import redis_connection
+from stageline.broker.transports.redis import connection as redis_connection
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis import redis_thread
 from stageline.broker.queues.redis import sender_thread as sender_module

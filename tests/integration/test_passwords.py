@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.network.redis_errors import RedisUnfit
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.plan import PlanRefused, differences, read_plan

@@ -17,7 +17,7 @@ from time import monotonic
 
 from stageline.broker.codec.message import Message, fingerprint, read_header
 from stageline.broker.errors import QueueClosed
-from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup, look_until

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from stageline.broker.errors import BrokerError
-from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.network.redis_errors import RedisAway, RedisGarbled, RedisRefusal, RedisUnfit
 from stageline.broker.queues.base import Trouble
 

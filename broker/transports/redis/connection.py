@@ -17,10 +17,10 @@ from stageline.broker.errors import BrokerError
 from stageline.pipeline.addresses import masked, unclear_password
 
 from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
-from .redis_errors import RedisAway, RedisGarbled, RedisUnfit
-from .redis_fitness import INQUIRY, check_fitness
-from .redis_sizes import SizedParser
-from .redis_units import Command, Unit, pack
+from stageline.broker.network.redis_errors import RedisAway, RedisGarbled, RedisUnfit
+from stageline.broker.network.redis_fitness import INQUIRY, check_fitness
+from stageline.broker.network.redis_sizes import SizedParser
+from stageline.broker.network.redis_units import Command, Unit, pack
 
 CONNECTING = 5.0  # seconds
 SILENCE = 10.0  # seconds without a byte, in or out, after which a connection counts as lost
