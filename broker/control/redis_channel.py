@@ -23,7 +23,7 @@ import structlog
 from stageline.broker.errors import AddressUnusable, EndpointTaken
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.network.redis_errors import RedisAway, RedisRefusal, RedisUnfit
+from stageline.broker.transports.redis.errors import RedisAway, RedisRefusal, RedisUnfit
 from stageline.broker.network.redis_units import Command, Unit
 
 from .channel import LARGEST, Envelope, Received

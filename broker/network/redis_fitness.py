@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from .redis_errors import RedisUnfit
+from stageline.broker.transports.redis.errors import RedisUnfit
 
 OLDEST = (6, 2)  # knows XADD NOMKSTREAM and XTRIM MINID
 INQUIRY = ((b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"persistence"))

@@ -13,7 +13,7 @@ from time import monotonic
 
 from stageline.broker.errors import BrokerError
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.network.redis_errors import RedisAway, RedisGarbled, RedisRefusal, RedisUnfit
+from stageline.broker.transports.redis.errors import RedisAway, RedisGarbled, RedisRefusal, RedisUnfit
 from stageline.broker.queues.base import Trouble
 
 from .stream_reader import StreamReader

@@ -24,7 +24,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from stageline.broker.network.redis_errors import RedisKeyTaken, RedisRefusal, RedisUnfit
+from .errors import RedisKeyTaken, RedisRefusal, RedisUnfit
 from stageline.broker.network.redis_sizes import SizedReader
 from stageline.broker.network.redis_socket import UnwaitingSocket
 from stageline.broker.network.redis_units import Unit

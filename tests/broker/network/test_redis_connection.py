@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.network.redis_errors import RedisAway, RedisUnfit
+from stageline.broker.transports.redis.errors import RedisAway, RedisUnfit
 from stageline.broker.network.redis_fitness import check_fitness
 from stageline.broker.network.redis_units import Unit, pack
 from support.proxy import Proxy

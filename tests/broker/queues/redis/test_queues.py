@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stageline.broker.errors import Disagreement, Fenced, QueueFull
-from stageline.broker.network.redis_errors import RedisUnfit
+from stageline.broker.transports.redis.errors import RedisUnfit
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues, forget
 from support.fork_server import ForkServer

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from stageline.broker.codec.message import Limits
-from stageline.broker.network.redis_errors import RedisGarbled, RedisUnfit
+from stageline.broker.transports.redis.errors import RedisGarbled, RedisUnfit
 from stageline.broker.queues.redis import stream_reader
 from stageline.broker.queues.redis.sender_thread import SenderThread
 from support.false_redis import FalseRedis

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stageline.broker.errors import Overwritten, QueueFull
-from stageline.broker.network.redis_errors import RedisAway, RedisUnfit
+from stageline.broker.transports.redis.errors import RedisAway, RedisUnfit
 from stageline.broker.queues.redis import sender_thread
 from stageline.broker.queues.redis.sender_thread import SenderThread
 from support.proxy import Proxy
