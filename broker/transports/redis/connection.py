@@ -18,7 +18,7 @@ from stageline.pipeline.addresses import masked, unclear_password
 
 from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
 from .errors import RedisAway, RedisGarbled, RedisUnfit
-from stageline.broker.network.redis_fitness import INQUIRY, check_fitness
+from .fitness import INQUIRY, check_fitness
 from stageline.broker.network.redis_sizes import SizedParser
 from stageline.broker.network.redis_units import Command, Unit, pack
 

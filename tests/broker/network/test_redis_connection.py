@@ -6,7 +6,7 @@ import pytest
 
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.errors import RedisAway, RedisUnfit
-from stageline.broker.network.redis_fitness import check_fitness
+from stageline.broker.transports.redis.fitness import check_fitness
 from stageline.broker.network.redis_units import Unit, pack
 from support.proxy import Proxy
 from support.queue_pair import wait_for
