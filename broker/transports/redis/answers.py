@@ -25,7 +25,7 @@ from redis.exceptions import (
 )
 
 from .errors import RedisKeyTaken, RedisRefusal, RedisUnfit
-from stageline.broker.network.redis_sizes import SizedReader
+from .sizes import SizedReader
 from stageline.broker.network.redis_socket import UnwaitingSocket
 from stageline.broker.network.redis_units import Unit
 

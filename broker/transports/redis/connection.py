@@ -19,7 +19,7 @@ from stageline.pipeline.addresses import masked, unclear_password
 from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
 from .errors import RedisAway, RedisGarbled, RedisUnfit
 from .fitness import INQUIRY, check_fitness
-from stageline.broker.network.redis_sizes import SizedParser
+from .sizes import SizedParser
 from stageline.broker.network.redis_units import Command, Unit, pack
 
 CONNECTING = 5.0  # seconds

@@ -10,10 +10,10 @@ import hiredis
 import pytest
 
 from stageline.broker.control.redis_channel import RedisClientChannel, RedisServerChannel
-from stageline.broker.network import redis_sizes
+from stageline.broker.transports.redis import sizes as redis_sizes
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.errors import RedisGarbled
-from stageline.broker.network.redis_sizes import MOST_ELEMENTS, AnnouncedSizes, SizeRefused
+from stageline.broker.transports.redis.sizes import MOST_ELEMENTS, AnnouncedSizes, SizeRefused
 from stageline.broker.stores.base import StoreUnusable
 from stageline.broker.stores.redis import RedisStore
 from support.false_redis import FalseRedis
