@@ -26,7 +26,7 @@ from redis.exceptions import (
 
 from .errors import RedisKeyTaken, RedisRefusal, RedisUnfit
 from .sizes import SizedReader
-from stageline.broker.network.redis_socket import UnwaitingSocket
+from .socket import UnwaitingSocket
 from stageline.broker.network.redis_units import Unit
 
 READ = 2**18  # bytes received at once
