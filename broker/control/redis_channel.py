@@ -24,7 +24,7 @@ from stageline.broker.errors import AddressUnusable, EndpointTaken
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.errors import RedisAway, RedisRefusal, RedisUnfit
-from stageline.broker.network.redis_units import Command, Unit
+from stageline.broker.transports.redis.units import Command, Unit
 
 from .channel import LARGEST, Envelope, Received
 

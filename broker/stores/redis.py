@@ -21,7 +21,7 @@ from stageline.broker.control.records import StepRecord
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.errors import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit
-from stageline.broker.network.redis_units import Command
+from stageline.broker.transports.redis.units import Command
 
 from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stageline.broker.codec.message import Frame
-from stageline.broker.network.redis_units import Command
+from stageline.broker.transports.redis.units import Command
 
 UNCOPIED = 2**13  # bytes of a frame from which on it is sent without a copy
 

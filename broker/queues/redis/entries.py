@@ -30,7 +30,7 @@ from zlib_ng.zlib_ng import crc32
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
 from stageline.broker.transports.redis.answers import sound
-from stageline.broker.network.redis_units import Command
+from stageline.broker.transports.redis.units import Command
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Retention, check_current
 

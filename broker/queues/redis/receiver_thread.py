@@ -14,7 +14,7 @@ import msgspec
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.network.redis_units import Command, Unit, pack
+from stageline.broker.transports.redis.units import Command, Unit, pack
 from stageline.broker.queues.delivery import Retention
 
 from .entries import EntryId, last_entry, read_credit, read_retention

@@ -18,7 +18,7 @@ from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.errors import RedisKeyTaken, RedisRefusal, RedisUnfit
 from stageline.broker.transports.redis.fitness import INQUIRY
-from stageline.broker.network.redis_units import Exchange, Unit, pack_exchanges
+from stageline.broker.transports.redis.units import Exchange, Unit, pack_exchanges
 
 from .redis_thread import RedisThread, SharedEnds
 

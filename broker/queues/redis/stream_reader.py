@@ -24,7 +24,7 @@ from stageline.broker.codec.message import (
 )
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueGap
-from stageline.broker.network.redis_units import Exchange
+from stageline.broker.transports.redis.units import Exchange
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Receiver, Retention
 

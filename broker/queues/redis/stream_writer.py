@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 from stageline.broker.codec.message import Frame, Header, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.transports.redis.answers import sound
-from stageline.broker.network.redis_units import Command, Exchange, pack_together
+from stageline.broker.transports.redis.units import Command, Exchange, pack_together
 from stageline.broker.queues.delivery import Credit, Retention, Sender
 
 from .addition import Addition

@@ -27,7 +27,7 @@ from redis.exceptions import (
 from .errors import RedisKeyTaken, RedisRefusal, RedisUnfit
 from .sizes import SizedReader
 from .socket import UnwaitingSocket
-from stageline.broker.network.redis_units import Unit
+from .units import Unit
 
 READ = 2**18  # bytes received at once
 

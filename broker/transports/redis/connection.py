@@ -20,7 +20,7 @@ from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced,
 from .errors import RedisAway, RedisGarbled, RedisUnfit
 from .fitness import INQUIRY, check_fitness
 from .sizes import SizedParser
-from stageline.broker.network.redis_units import Command, Unit, pack
+from .units import Command, Unit, pack
 
 CONNECTING = 5.0  # seconds
 SILENCE = 10.0  # seconds without a byte, in or out, after which a connection counts as lost

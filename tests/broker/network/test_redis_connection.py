@@ -7,7 +7,7 @@ import pytest
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.errors import RedisAway, RedisUnfit
 from stageline.broker.transports.redis.fitness import check_fitness
-from stageline.broker.network.redis_units import Unit, pack
+from stageline.broker.transports.redis.units import Unit, pack
 from support.proxy import Proxy
 from support.queue_pair import wait_for
 from support.redis_queues import acl, line_at, payloads, put_all, take_all, use, worker

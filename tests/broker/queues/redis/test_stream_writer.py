@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import Disagreement
-from stageline.broker.network.redis_units import Exchange
+from stageline.broker.transports.redis.units import Exchange
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
