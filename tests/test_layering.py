@@ -53,7 +53,7 @@ LADDER = {
     "broker/queues": DOING,
     "broker/queues/zeromq": DOING,
     "broker/queues/shm": DOING,
-    "broker/queues/redis": DOING,
+    "broker/transports/redis": DOING,
     "broker/stores": DOING,
     "broker/ledger": PURE,
     "broker/membership": PURE,

@@ -32,7 +32,6 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.queues.base import QueueKey
     from stageline.broker.queues.delivery import Receiver
     from stageline.broker.queues.outbound_link import RouteGone
-    from stageline.broker.queues.redis.entries import read_credit
     from stageline.broker.queues.requests import (
         SEAL_BYTES,
         CreditRequest,
@@ -58,6 +57,7 @@ with atheris.instrument_imports(include=["stageline"]):
         preamble,
     )
     from stageline.broker.queues.shm.packets import split as split_content
+    from stageline.broker.transports.redis.entries import read_credit
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)

@@ -224,8 +224,8 @@ def _clear_queues(run: RunRecords, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
     if not url.startswith(REDIS) or run.phase is not RunPhase.FINISHED:
         return
-    from stageline.broker.queues.redis.entries import prefix
-    from stageline.broker.queues.redis.queues import forget  # takes time to load
+    from stageline.broker.transports.redis.entries import prefix
+    from stageline.broker.transports.redis.queues import forget  # takes time to load
 
     reason = "not every worker has exited"  # one that still runs could put again what it keeps
     if run.all_left:

@@ -44,7 +44,7 @@ def open_queues(
         wakes_at_once=wakes_at_once,
     )
     if url.startswith(REDIS):
-        from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load
+        from stageline.broker.transports.redis.queues import RedisQueues  # takes time to load
 
         return RedisQueues(assigned.run, assigned.incarnation, url, options, since=assigned.since)
     if url.startswith("shm://"):

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 import hiredis
+
 from redis.exceptions import (
     AskError,
     ClusterCrossSlotError,

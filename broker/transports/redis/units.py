@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import hiredis
 import msgspec
+
 from redis.connection import PythonRespSerializer
 
 Command: TypeAlias = tuple[bytes | memoryview, ...]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.broker.queues.redis import redis_thread, sender_thread
+from stageline.broker.transports.redis import redis_thread, sender_thread
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import hiredis
 import pytest
 
 from stageline.broker.codec.message import Frame
-from stageline.broker.queues.redis.addition import UNCOPIED, Addition
-from stageline.broker.queues.redis.entries import PIECE, additions
+from stageline.broker.transports.redis.addition import UNCOPIED, Addition
+from stageline.broker.transports.redis.entries import PIECE, additions
 
 KEY = b"stageline:{run}:forward-1"
 

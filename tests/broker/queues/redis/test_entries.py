@@ -8,7 +8,7 @@ import torch
 
 from stageline.broker.errors import BadMessage, Fenced
 from stageline.broker.queues.delivery import Credit, Retention
-from stageline.broker.queues.redis.entries import (
+from stageline.broker.transports.redis.entries import (
     PIECE,
     Announcer,
     EntryId,

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from stageline.broker.errors import Disagreement, Fenced, QueueFull
-from stageline.broker.transports.redis.errors import RedisUnfit
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.redis.queues import RedisQueues, forget
+from stageline.broker.transports.redis.errors import RedisUnfit
+from stageline.broker.transports.redis.queues import RedisQueues, forget
 from support.fork_server import ForkServer
 from support.queue_pair import KEY, QueuePair, wait_for
 from support.redis_queues import STREAM, acl, line_at, payloads, producer_process, put_all, take_all, worker

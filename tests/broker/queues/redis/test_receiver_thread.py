@@ -10,12 +10,12 @@ import torch
 
 from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.errors import BadMessage
-from stageline.broker.transports.redis import connection as redis_connection
-from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.queues import ends, looking
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.redis import queues, receiver_thread
-from stageline.broker.queues.redis.receiver_thread import ReceiverThread
+from stageline.broker.transports.redis import connection as redis_connection
+from stageline.broker.transports.redis import queues, receiver_thread
+from stageline.broker.transports.redis.connection import RedisLink
+from stageline.broker.transports.redis.receiver_thread import ReceiverThread
 from support.proxy import Flip, Proxy
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair, wait_for
 from support.redis_queues import BACK, STREAM, line_at, payloads, put_all, take_all, worker

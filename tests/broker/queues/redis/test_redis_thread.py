@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import pytest
 
 from stageline.broker.codec.message import Limits
+from stageline.broker.transports.redis import stream_reader
 from stageline.broker.transports.redis.errors import RedisGarbled, RedisUnfit
-from stageline.broker.queues.redis import stream_reader
-from stageline.broker.queues.redis.sender_thread import SenderThread
+from stageline.broker.transports.redis.sender_thread import SenderThread
 from support.false_redis import FalseRedis
 from support.proxy import Proxy
 from support.queue_pair import KEY, wait_for

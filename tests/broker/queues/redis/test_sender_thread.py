@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from stageline.broker.errors import Overwritten, QueueFull
+from stageline.broker.transports.redis import sender_thread
 from stageline.broker.transports.redis.errors import RedisAway, RedisUnfit
-from stageline.broker.queues.redis import sender_thread
-from stageline.broker.queues.redis.sender_thread import SenderThread
+from stageline.broker.transports.redis.sender_thread import SenderThread
 from support.proxy import Proxy
 from support.queue_pair import KEY, QueuePair, wait_for
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all, use, worker

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import Disagreement
-from stageline.broker.transports.redis.units import Exchange
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
-from stageline.broker.queues.redis.stream_writer import StreamWriter
+from stageline.broker.transports.redis.stream_writer import StreamWriter
+from stageline.broker.transports.redis.units import Exchange
 
 KEY = QueueKey(Flow.FORWARD, 1)
 

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.queues.delivery import Retention
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.units import Command, Unit, pack
-from stageline.broker.queues.delivery import Retention
 
 from .entries import EntryId, last_entry, read_credit, read_retention
 from .redis_thread import RedisThread, SharedEnds

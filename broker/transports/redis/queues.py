@@ -17,11 +17,11 @@ from time import monotonic
 
 from stageline.broker.codec.message import Message, fingerprint, read_header
 from stageline.broker.errors import QueueClosed
-from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
 from stageline.broker.queues.log import Log
+from stageline.broker.transports.redis.connection import RedisLink
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.tree import Tree
 

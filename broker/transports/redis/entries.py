@@ -29,10 +29,10 @@ from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
-from stageline.broker.transports.redis.answers import sound
-from stageline.broker.transports.redis.units import Command
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Retention, check_current
+from stageline.broker.transports.redis.answers import sound
+from stageline.broker.transports.redis.units import Command
 
 LAYOUT = 1
 PIECE = 2**20  # bytes of tensors in an entry; larger and smaller ones are slower (measured, 64 KiB to 16 MiB)

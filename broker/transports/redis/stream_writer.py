@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 import structlog
-from redis.exceptions import ResponseError
 
+from redis.exceptions import ResponseError
 from stageline.broker.codec.message import Frame, Header, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.queues.delivery import Credit, Retention, Sender
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.units import Command, Exchange, pack_together
-from stageline.broker.queues.delivery import Credit, Retention, Sender
 
 from .addition import Addition
 from .entries import PIECE, Announcer, Keys, additions, last_entry, read_entry, read_id

@@ -24,9 +24,9 @@ from stageline.broker.codec.message import (
 )
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueGap
-from stageline.broker.transports.redis.units import Exchange
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Receiver, Retention
+from stageline.broker.transports.redis.units import Exchange
 
 from .entries import Announcer, EntryId, Keys, StreamEntry, pour, read_entry
 from .step_digests import StepDigests
