@@ -14,7 +14,7 @@ def open_client(url: str, *, keeps: bool = False) -> ClientChannel:
     Raises `AddressUnusable`.
     """
     if url.startswith(REDIS):
-        from .redis_channel import RedisClientChannel
+        from stageline.broker.transports.redis.channel import RedisClientChannel
 
         return RedisClientChannel(url)
     from .zeromq_channel import ZeroMQClientChannel
@@ -25,7 +25,7 @@ def open_client(url: str, *, keeps: bool = False) -> ClientChannel:
 def open_server(url: str) -> ServerChannel:
     """The channel of a broker that listens at `url`. Raises `EndpointTaken`, `RedisUnfit`, `RedisAway`."""
     if url.startswith(REDIS):
-        from .redis_channel import RedisServerChannel
+        from stageline.broker.transports.redis.channel import RedisServerChannel
 
         return RedisServerChannel(url)
     from .zeromq_channel import ZeroMQServerChannel

@@ -10,9 +10,9 @@ from time import monotonic
 import pytest
 from structlog.testing import capture_logs
 
-from stageline.broker.control import redis_channel as through_redis
 from stageline.broker.control.open import open_client, open_server
 from stageline.broker.errors import AddressUnusable, EndpointTaken
+from stageline.broker.transports.redis import channel as through_redis
 from stageline.broker.transports.redis.errors import RedisUnfit
 from support.control_channels import PATIENCE, received, send
 from support.redis_server import RedisServer, shared_server

@@ -9,10 +9,10 @@ from typing import Any
 import hiredis
 import pytest
 
-from stageline.broker.control.redis_channel import RedisClientChannel, RedisServerChannel
 from stageline.broker.stores.base import StoreUnusable
 from stageline.broker.stores.redis import RedisStore
 from stageline.broker.transports.redis import sizes as redis_sizes
+from stageline.broker.transports.redis.channel import RedisClientChannel, RedisServerChannel
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.errors import RedisGarbled
 from stageline.broker.transports.redis.sizes import MOST_ELEMENTS, AnnouncedSizes, SizeRefused
