@@ -10,12 +10,12 @@ import hiredis
 import pytest
 
 from stageline.broker.stores.base import StoreUnusable
-from stageline.broker.stores.redis import RedisStore
 from stageline.broker.transports.redis import sizes as redis_sizes
 from stageline.broker.transports.redis.channel import RedisClientChannel, RedisServerChannel
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.errors import RedisGarbled
 from stageline.broker.transports.redis.sizes import MOST_ELEMENTS, AnnouncedSizes, SizeRefused
+from stageline.broker.transports.redis.store import RedisStore
 from support.false_redis import FalseRedis
 
 ARRAY = b"*4294967295\r\n"  # hiredis makes a list of 34 GB of it

@@ -6,7 +6,7 @@ import pytest
 
 from stageline.broker.control.records import StepRecord
 from stageline.broker.stores.base import StoreUnusable
-from stageline.broker.stores.redis import RedisStore
+from stageline.broker.transports.redis.store import RedisStore
 from support.redis_server import shared_server
 
 

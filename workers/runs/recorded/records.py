@@ -183,7 +183,7 @@ def _open_store(folder: Path, plan: Mapping[str, Any] | None, address: str | Non
     address = address or _store_address(plan)
     if address == runs.IN_FOLDER:
         return SqliteReader(folder / runs.STORE) if (folder / runs.STORE).exists() else MemoryStore()
-    from stageline.broker.stores.redis import RedisStore  # slow to import
+    from stageline.broker.transports.redis.store import RedisStore  # slow to import
 
     return RedisStore(address, folder.resolve().name, patience=PATIENCE)
 
