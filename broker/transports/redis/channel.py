@@ -24,8 +24,9 @@ from stageline.broker.control.channel import LARGEST, Envelope, Received
 from stageline.broker.errors import AddressUnusable, EndpointTaken
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.errors import RedisAway, RedisRefusal, RedisUnfit
 from stageline.broker.transports.redis.units import Command, Unit
+
+from .answers import RedisAway, RedisRefusal, RedisUnfit
 
 NAME = "broker"  # of an address without one
 TENURE = 3.0  # seconds after which a broker that does not refresh its key has lost its place

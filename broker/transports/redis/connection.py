@@ -16,9 +16,8 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
 from stageline.pipeline.addresses import masked, unclear_password
 
-from .errors import RedisAway, RedisGarbled, RedisUnfit
+from .answers import RedisAway, RedisGarbled, RedisUnfit, SizedParser
 from .fitness import INQUIRY, check_fitness
-from .sizes import SizedParser
 from .units import Command, Unit, pack
 
 CONNECTING = 5.0  # seconds

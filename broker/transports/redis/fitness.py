@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from stageline.broker.transports.redis.errors import RedisUnfit
+from .answers import RedisUnfit
 
 OLDEST = (6, 2)  # knows XADD NOMKSTREAM and XTRIM MINID
 INQUIRY = ((b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"persistence"))

@@ -14,8 +14,8 @@ from time import monotonic
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import Trouble
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.errors import RedisAway, RedisGarbled, RedisRefusal, RedisUnfit
 
+from .answers import RedisAway, RedisGarbled, RedisRefusal, RedisUnfit
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
 

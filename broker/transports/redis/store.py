@@ -21,8 +21,9 @@ from stageline.broker.control.records import StepRecord
 from stageline.broker.stores.base import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.errors import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit
 from stageline.broker.transports.redis.units import Command
+
+from .answers import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit
 
 _Answer = TypeVar("_Answer")
 

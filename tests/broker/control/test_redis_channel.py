@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from stageline.broker.control.open import open_client, open_server
 from stageline.broker.errors import AddressUnusable, EndpointTaken
 from stageline.broker.transports.redis import channel as through_redis
-from stageline.broker.transports.redis.errors import RedisUnfit
+from stageline.broker.transports.redis.answers import RedisUnfit
 from support.control_channels import PATIENCE, received, send
 from support.redis_server import RedisServer, shared_server
 

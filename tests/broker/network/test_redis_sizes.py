@@ -10,11 +10,10 @@ import hiredis
 import pytest
 
 from stageline.broker.stores.base import StoreUnusable
-from stageline.broker.transports.redis import sizes as redis_sizes
+from stageline.broker.transports.redis import answers as redis_sizes
+from stageline.broker.transports.redis.answers import MOST_ELEMENTS, AnnouncedSizes, RedisGarbled, SizeRefused
 from stageline.broker.transports.redis.channel import RedisClientChannel, RedisServerChannel
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.errors import RedisGarbled
-from stageline.broker.transports.redis.sizes import MOST_ELEMENTS, AnnouncedSizes, SizeRefused
 from stageline.broker.transports.redis.store import RedisStore
 from support.false_redis import FalseRedis
 

@@ -14,7 +14,7 @@ import torch
 
 from stageline.broker.errors import Disagreement, Fenced, QueueFull
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.transports.redis.errors import RedisUnfit
+from stageline.broker.transports.redis.answers import RedisUnfit
 from stageline.broker.transports.redis.queues import RedisQueues, forget
 from support.fork_server import ForkServer
 from support.queue_pair import KEY, QueuePair, wait_for

@@ -6,7 +6,7 @@ import pytest
 
 from stageline.broker.codec.message import Limits
 from stageline.broker.transports.redis import stream_reader
-from stageline.broker.transports.redis.errors import RedisGarbled, RedisUnfit
+from stageline.broker.transports.redis.answers import RedisGarbled, RedisUnfit
 from stageline.broker.transports.redis.sender_thread import SenderThread
 from support.false_redis import FalseRedis
 from support.proxy import Proxy

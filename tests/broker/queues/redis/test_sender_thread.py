@@ -9,7 +9,7 @@ import torch
 
 from stageline.broker.errors import Overwritten, QueueFull
 from stageline.broker.transports.redis import sender_thread
-from stageline.broker.transports.redis.errors import RedisAway, RedisUnfit
+from stageline.broker.transports.redis.answers import RedisAway, RedisUnfit
 from stageline.broker.transports.redis.sender_thread import SenderThread
 from support.proxy import Proxy
 from support.queue_pair import KEY, QueuePair, wait_for
