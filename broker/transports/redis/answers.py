@@ -28,8 +28,7 @@ from redis.exceptions import (
 )
 from stageline.broker.errors import BrokerError
 
-from .socket import UnwaitingSocket
-from .units import Unit
+from .units import Unit, UnwaitingSocket
 
 READ = 2**18  # bytes received at once
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stageline.broker.transports.redis.socket import MOST_CHUNKS, UnwaitingSocket
+from stageline.broker.transports.redis.units import MOST_CHUNKS, UnwaitingSocket
 
 
 @pytest.fixture
