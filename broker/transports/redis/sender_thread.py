@@ -16,10 +16,10 @@ import structlog
 from stageline.broker.errors import BrokerError, QueueFull
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.fitness import INQUIRY
 from stageline.broker.transports.redis.units import Exchange, Unit, pack_exchanges
 
 from .answers import RedisKeyTaken, RedisRefusal, RedisUnfit
+from .connection import INQUIRY
 from .redis_thread import RedisThread, SharedEnds
 
 IDLE = 1.0  # seconds between two checks whether the server still has everything

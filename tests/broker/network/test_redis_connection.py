@@ -5,8 +5,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from stageline.broker.transports.redis.answers import RedisAway, RedisUnfit
-from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.fitness import check_fitness
+from stageline.broker.transports.redis.connection import RedisLink, check_fitness
 from stageline.broker.transports.redis.units import Unit, pack
 from support.proxy import Proxy
 from support.queue_pair import wait_for
