@@ -21,13 +21,17 @@ The server refuses an id that is not beyond the newest: a worker that has been r
 incarnation that replaced it.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
+from stageline.broker.codec.emptied import digest_of
 from stageline.broker.codec.message import Frame
+from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Retention, check_current
@@ -38,6 +42,7 @@ LAYOUT = 1
 PIECE = 2**20  # bytes of tensors in an entry; larger and smaller ones are slower (measured, 64 KiB to 16 MiB)
 
 _NOTHING = -1  # the entry's number for "no message is missing"
+UNCOPIED = 2**13  # bytes of a frame from which on it is sent without a copy
 
 
 class EntryId(NamedTuple):
@@ -219,3 +224,78 @@ def _parts(frames: Sequence[Frame]) -> list[list[memoryview]]:
             parts[-1].append(piece)
             room -= len(piece)
     return parts
+
+
+# MERGED: The command that adds a message to its stream, as it is sent: what is the same for all messages is packed once.
+
+
+class Addition:
+    """Packs messages of one entry for the stream `key`: what `additions` says of them, in Redis' own protocol.
+
+    `name`: the command without its content.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self.name: Command = (b"XADD", key)
+        self._create = b"$4\r\nXADD\r\n$%d\r\n%b\r\n" % (len(key), key)
+        self._existing = self._create + b"$10\r\nNOMKSTREAM\r\n"
+
+    def pack(
+        self, number: int, frames: Sequence[Frame], milliseconds: int, *, create: bool = False
+    ) -> Sequence[bytes | memoryview]:
+        """The command that adds message `number`; to a stream that does not exist only if it may `create` it."""
+        header, *tensors = frames
+        pieces = [frame for frame in tensors if len(frame)]
+        entry_id, time = b"%d-1" % number, b"%d" % milliseconds
+        begin = self._create if create else self._existing
+        count = 8 - create + 2 * len(pieces)
+        text = b"*%d\r\n%b$%d\r\n%b\r\n$1\r\nt\r\n$%d\r\n%b\r\n" % (
+            *(count, begin),
+            *(len(entry_id), entry_id),
+            *(len(time), time),
+        )
+        chunks: list[bytes | memoryview] = []
+        small: list[bytes | memoryview] = [text]
+        for piece in pieces:
+            small.append(b"$1\r\nd\r\n$%d\r\n" % len(piece))
+            if len(piece) > UNCOPIED:
+                chunks += (b"".join(small), piece)
+                small = [b"\r\n"]
+            else:
+                small += (piece, b"\r\n")
+        small += (b"$1\r\nh\r\n$%d\r\n" % len(header), header, b"\r\n")
+        chunks.append(b"".join(small))
+        return chunks
+
+
+# MERGED: Digests of 16 digits of each step's messages at one end of a queue; the broker compares those of both ends.
+# MERGED:
+# MERGED: A client of the server can replace a stream by another that is as well-formed. The consumer cannot tell, but what it has
+# MERGED: taken is then not what the producer has put, and both are reported to the broker, where that client has no say.
+
+
+class StepDigests:
+    """The digests of the steps of queue `key`, each added to `found` once all messages of its step came in order.
+
+    A step has no digest if it is not seen from its beginning on, or if the content of one of its messages is not known.
+    """
+
+    def __init__(self, key: QueueKey, microbatches: int, found: deque[StepDigest]) -> None:
+        self._name = str(key)
+        self._per_step = key.per_step(microbatches)
+        self._found = found
+        self._next = -1
+        self._messages: list[str | None] = []
+
+    def add(self, number: int, fingerprint: Hashable) -> None:
+        """Add message `number`, which was put or taken, to the digest of its step."""
+        step, place = divmod(number, self._per_step)
+        if place == 0:
+            self._messages = []
+        elif number != self._next:
+            return
+        self._next = number + 1
+        self._messages.append(digest_of(fingerprint))
+        known = [each for each in self._messages if each is not None]
+        if place + 1 == len(known) == self._per_step:
+            self._found.append((self._name, step, blake2b("".join(known).encode(), digest_size=8).hexdigest()))

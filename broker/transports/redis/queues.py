@@ -25,11 +25,10 @@ from stageline.broker.transports.redis.connection import RedisLink
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.tree import Tree
 
-from .entries import layout, prefix
+from .entries import StepDigests, layout, prefix
 from .receiver_thread import ReceiverThread
 from .redis_thread import SharedEnds
 from .sender_thread import SenderThread
-from .step_digests import StepDigests
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
 

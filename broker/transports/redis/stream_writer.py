@@ -23,8 +23,7 @@ from stageline.broker.queues.delivery import Credit, Retention, Sender
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.units import Command, Exchange, pack_together
 
-from .addition import Addition
-from .entries import PIECE, Announcer, Keys, additions, last_entry, read_entry, read_id
+from .entries import PIECE, Addition, Announcer, Keys, additions, last_entry, read_entry, read_id
 
 BATCH_BYTES = 4 * 2**20  # of the messages in one transaction; at least one message
 BATCH_MESSAGES = 64  # in one transaction

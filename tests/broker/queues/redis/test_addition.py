@@ -6,8 +6,7 @@ import hiredis
 import pytest
 
 from stageline.broker.codec.message import Frame
-from stageline.broker.transports.redis.addition import UNCOPIED, Addition
-from stageline.broker.transports.redis.entries import PIECE, additions
+from stageline.broker.transports.redis.entries import PIECE, UNCOPIED, Addition, additions
 
 KEY = b"stageline:{run}:forward-1"
 

@@ -7,7 +7,7 @@ from stageline.broker.codec.emptied import FormerFingerprint, digest_of
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.transports.redis.step_digests import StepDigests
+from stageline.broker.transports.redis.entries import StepDigests
 from support.queue_pair import KEY
 from support.redis_queues import line_at, payloads, put_all, take_all
 from support.redis_server import shared_server
