@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any
 
 import hiredis
-
 from redis.connection import DefaultParser
 from redis.exceptions import (
     AskError,
@@ -26,6 +25,7 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+
 from stageline.broker.errors import BrokerError
 
 from .units import Unit, UnwaitingSocket

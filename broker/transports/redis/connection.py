@@ -13,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, UnixDomainSocketConnection, parse_url
 from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, ResponseError
 from redis.retry import Retry
+
 from stageline.broker.errors import BrokerError
 from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
 from stageline.pipeline.addresses import masked, unclear_password

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 import structlog
-
 from redis.exceptions import ResponseError
+
 from stageline.broker.codec.message import Frame, Header, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.delivery import Credit, Retention, Sender

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import hiredis
 import msgspec
-
 from redis.connection import PythonRespSerializer
 
 Command: TypeAlias = tuple[bytes | memoryview, ...]
