@@ -11,8 +11,8 @@ import structlog
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.inbound_link import InboundLink
+from stageline.broker.transports.sockets.shm_memory import SharedMemory
 
-from .memory import SharedMemory
 from .packets import COPIED, LARGEST, MEMORY, MESSAGE, NUMBER, PLACE, RANGE, REPLY, REQUEST, split
 from .peer import is_trusted, user_of
 
