@@ -44,7 +44,9 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.queues.shm.connection import ConsumerConnection
     from stageline.broker.queues.shm.dialer import Dialer
     from stageline.broker.queues.shm.listener import Listener
-    from stageline.broker.queues.shm.packets import (
+    from stageline.broker.transports.redis.entries import read_credit
+    from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
+    from stageline.broker.transports.sockets.shm_packets import (
         COPIED,
         MEMORY,
         MESSAGE,
@@ -55,9 +57,7 @@ with atheris.instrument_imports(include=["stageline"]):
         REQUEST,
         preamble,
     )
-    from stageline.broker.queues.shm.packets import split as split_content
-    from stageline.broker.transports.redis.entries import read_credit
-    from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
+    from stageline.broker.transports.sockets.shm_packets import split as split_content
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)

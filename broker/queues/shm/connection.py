@@ -11,8 +11,7 @@ from stageline.broker.codec.message import Frame
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.outbound_link import RouteGone
 from stageline.broker.transports.sockets.shm_memory import LEAST, MESSAGES, Places, SharedMemory, new_descriptor
-
-from .packets import LARGEST, MEMORY, MESSAGE, NUMBER, PLACE, RANGE, preamble
+from stageline.broker.transports.sockets.shm_packets import LARGEST, MEMORY, MESSAGE, NUMBER, PLACE, RANGE, preamble
 
 REQUEST_BYTES = 2**12  # the most that a packet of a consumer may have
 

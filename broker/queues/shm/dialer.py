@@ -12,8 +12,19 @@ from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.transports.sockets.shm_memory import SharedMemory
+from stageline.broker.transports.sockets.shm_packets import (
+    COPIED,
+    LARGEST,
+    MEMORY,
+    MESSAGE,
+    NUMBER,
+    PLACE,
+    RANGE,
+    REPLY,
+    REQUEST,
+    split,
+)
 
-from .packets import COPIED, LARGEST, MEMORY, MESSAGE, NUMBER, PLACE, RANGE, REPLY, REQUEST, split
 from .peer import is_trusted, user_of
 
 FIRST_PAUSE = 0.02  # seconds until another attempt to connect; doubles up to LONGEST_PAUSE

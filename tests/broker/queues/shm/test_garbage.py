@@ -16,7 +16,9 @@ from stageline.broker.errors import BadMessage
 from stageline.broker.queues.delivery import TOO_OFTEN
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.shm.listener import REQUESTS
-from stageline.broker.queues.shm.packets import (
+from stageline.broker.queues.shm.queues import ShmQueues
+from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
+from stageline.broker.transports.sockets.shm_packets import (
     COPIED,
     LARGEST,
     MEMORY,
@@ -28,8 +30,6 @@ from stageline.broker.queues.shm.packets import (
     REQUEST,
     preamble,
 )
-from stageline.broker.queues.shm.queues import ShmQueues
-from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair
 
 SIZE = 2**20  # of the shared memory that is good

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
-from stageline.broker.queues.shm.packets import preamble, split
+from stageline.broker.transports.sockets.shm_packets import preamble, split
 
 frames_of_a_message = st.lists(st.binary(max_size=20), min_size=1, max_size=6)
 

@@ -22,8 +22,8 @@ from stageline.broker.queues.requests import CreditRequest, pack
 from stageline.broker.queues.shm import connection, dialer, listener
 from stageline.broker.queues.shm.connection import ConsumerConnection
 from stageline.broker.queues.shm.dialer import Dialer
-from stageline.broker.queues.shm.packets import MEMORY, NUMBER, REQUEST
 from stageline.broker.queues.shm.queues import ShmQueues
+from stageline.broker.transports.sockets.shm_packets import MEMORY, NUMBER, REQUEST
 from support.fork_server import ForkServer
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair, wait_for
 from support.shm_processes import payload_of, process
