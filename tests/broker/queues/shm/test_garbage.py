@@ -15,8 +15,8 @@ from stageline.broker.codec.message import Frame, encode
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.delivery import TOO_OFTEN
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.shm.listener import REQUESTS
 from stageline.broker.queues.shm.queues import ShmQueues
+from stageline.broker.transports.sockets.shm_listener import REQUESTS
 from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
 from stageline.broker.transports.sockets.shm_packets import (
     COPIED,
