@@ -41,9 +41,9 @@ with atheris.instrument_imports(include=["stageline"]):
         run_named_in,
         unpack,
     )
-    from stageline.broker.queues.shm.dialer import Dialer
     from stageline.broker.transports.redis.entries import read_credit
     from stageline.broker.transports.sockets.shm_connection import ConsumerConnection
+    from stageline.broker.transports.sockets.shm_dialer import Dialer
     from stageline.broker.transports.sockets.shm_listener import Listener
     from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
     from stageline.broker.transports.sockets.shm_packets import (

@@ -15,9 +15,8 @@ from stageline.broker.errors import EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.linked import LinkedQueues
+from stageline.broker.transports.sockets.shm_dialer import Dialer
 from stageline.broker.transports.sockets.shm_listener import Listener
-
-from .dialer import Dialer
 
 
 class ShmQueues(LinkedQueues):
