@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from stageline.broker.queues import requests
-from stageline.broker.queues.shm import queues
+from stageline.broker.transports.sockets import shm_queues as queues
 
 
 @pytest.fixture

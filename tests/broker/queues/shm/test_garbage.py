@@ -15,7 +15,6 @@ from stageline.broker.codec.message import Frame, encode
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.delivery import TOO_OFTEN
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.shm.queues import ShmQueues
 from stageline.broker.transports.sockets.shm_listener import REQUESTS
 from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
 from stageline.broker.transports.sockets.shm_packets import (
@@ -30,6 +29,7 @@ from stageline.broker.transports.sockets.shm_packets import (
     REQUEST,
     preamble,
 )
+from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair
 
 SIZE = 2**20  # of the shared memory that is good
