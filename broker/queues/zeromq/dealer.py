@@ -9,8 +9,7 @@ import zmq
 
 from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.queues.requests import CreditRequest, Requester
-
-from .connection import Context, Handshake, open_socket
+from stageline.broker.transports.sockets.zeromq_connection import Context, Handshake, open_socket
 
 UNANSWERED = 30.0  # seconds without any answer after which a connection is replaced; doubles up to LONGEST_UNANSWERED
 LONGEST_UNANSWERED = 600.0

@@ -19,8 +19,8 @@ from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.queues.linked import LinkedQueues
+from stageline.broker.transports.sockets.zeromq_connection import Context
 
-from .connection import Context
 from .dealer import Dealer
 from .router import Router
 

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from stageline.broker.queues.zeromq import connection, dealer
-from stageline.broker.queues.zeromq.connection import Handshake
+from stageline.broker.queues.zeromq import dealer
+from stageline.broker.transports.sockets import zeromq_connection as connection
+from stageline.broker.transports.sockets.zeromq_connection import Handshake
 from support.proxy import Proxy
 from support.zeromq_queues import proxied
 
