@@ -44,7 +44,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.broker.queues.zeromq.router import ZERO_COPY
+from stageline.broker.transports.sockets.zeromq_router import ZERO_COPY
 from stageline.pipeline.data import Feed
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.runtime.executor.executor import Executor

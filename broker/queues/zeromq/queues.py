@@ -20,9 +20,9 @@ from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.queues.linked import LinkedQueues
 from stageline.broker.transports.sockets.zeromq_connection import Context
+from stageline.broker.transports.sockets.zeromq_router import Router
 
 from .dealer import Dealer
-from .router import Router
 
 _POLLIN = int(zmq.POLLIN)  # plain: pyzmq's own flags are enums, and slow
 
