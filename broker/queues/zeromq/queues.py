@@ -20,9 +20,8 @@ from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.queues.linked import LinkedQueues
 from stageline.broker.transports.sockets.zeromq_connection import Context
+from stageline.broker.transports.sockets.zeromq_dealer import Dealer
 from stageline.broker.transports.sockets.zeromq_router import Router
-
-from .dealer import Dealer
 
 _POLLIN = int(zmq.POLLIN)  # plain: pyzmq's own flags are enums, and slow
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from stageline.broker.queues.zeromq import dealer
 from stageline.broker.transports.sockets import zeromq_connection as connection
+from stageline.broker.transports.sockets import zeromq_dealer as dealer
 from stageline.broker.transports.sockets.zeromq_connection import Handshake
 from support.proxy import Proxy
 from support.zeromq_queues import proxied
