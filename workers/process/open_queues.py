@@ -9,8 +9,8 @@ from stageline.broker.control.messages import Assigned
 from stageline.broker.control.open import REDIS
 from stageline.broker.queues.base import QueueKey, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
 from stageline.workers.runtime.program.program import Program

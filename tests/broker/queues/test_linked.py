@@ -11,8 +11,8 @@ from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.queues.linked import LinkedQueues
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from support.queue_pair import KEY, RUN, QueuePair
 
 KINDS = {"shm": ShmQueues, "ipc": ZeroMQQueues}
