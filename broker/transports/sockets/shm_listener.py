@@ -11,12 +11,12 @@ from time import monotonic
 import structlog
 
 from stageline.broker.codec.message import Frame
-from stageline.broker.network.bind import bind_path
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.outbound_link import OutboundLink, RouteGone
 from stageline.broker.transports.sockets.shm_connection import ConsumerConnection
 from stageline.broker.transports.sockets.shm_packets import COPIED, NUMBER, REPLY, REQUEST
 
+from .bind import bind_path
 from .shm_peer import is_trusted, user_of
 
 REQUESTS = 256  # taken from a connection in one turn at most, so that the compute loop goes on

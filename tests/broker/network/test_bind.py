@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from stageline.broker.errors import EndpointTaken
-from stageline.broker.network.bind import bind, bind_path, listening
+from stageline.broker.transports.sockets.bind import bind, bind_path, listening
 
 
 @pytest.fixture
