@@ -8,8 +8,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.errors import AddressUnusable
-from stageline.broker.network.connection_guard import guarded
 from stageline.broker.transports.sockets.bind import listening
+from stageline.broker.transports.sockets.connection_guard import guarded
 from stageline.pipeline.addresses import masked
 
 from .channel import LARGEST, LARGEST_UNTRUSTED, Envelope, Received

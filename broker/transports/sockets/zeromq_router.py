@@ -12,11 +12,11 @@ import zmq
 
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import EndpointTaken
-from stageline.broker.network.connection_guard import guarded
 from stageline.broker.queues.outbound_link import OutboundLink, RouteGone
 from stageline.broker.transports.sockets.zeromq_connection import REQUEST_BYTES, Context, open_socket
 
 from .bind import bind
+from .connection_guard import guarded
 
 # Bytes of a frame from which on its memory is handed over and not copied. To give memory back, pyzmq wakes a thread of
 # its own, which costs as much as copying half a megabyte (measured over ipc and tcp, 16 KB to 16 MB).

@@ -9,7 +9,7 @@ import zmq
 from structlog.testing import capture_logs
 
 from stageline.broker.network import connection_rules
-from stageline.broker.network.connection_guard import ConnectionGuard
+from stageline.broker.transports.sockets.connection_guard import ConnectionGuard
 from support.hostile import (
     GREETING,
     MORE,
