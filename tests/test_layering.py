@@ -109,7 +109,7 @@ DECIDING = {
     "broker/control/protocol.py": PURE,
     "broker/control/records.py": PURE,
     "broker/control/seal.py": PURE,
-    "broker/network/connection_rules.py": PURE,
+    "broker/transports/sockets/connection_rules.py": PURE,
     "broker/network/rate_limit.py": PURE,
     "broker/queues/base.py": TENSORS,
     "broker/queues/delivery.py": TENSORS,

@@ -8,7 +8,7 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from stageline.broker.network import connection_rules
+from stageline.broker.transports.sockets import connection_rules
 from stageline.broker.transports.sockets.connection_guard import ConnectionGuard
 from support.hostile import (
     GREETING,

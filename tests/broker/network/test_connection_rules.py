@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.broker.network.connection_rules import (
+from stageline.broker.transports.sockets.connection_rules import (
     MESSAGE_SECONDS,
     SLACK,
     UNTRUSTED_BYTES,
