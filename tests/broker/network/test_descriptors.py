@@ -4,11 +4,11 @@ import resource
 import subprocess
 import sys
 
-from stageline.broker.network.descriptors import ENOUGH, descriptor_limit
+from stageline.broker.transports.sockets.descriptors import ENOUGH, descriptor_limit
 from support.paths import importing_tests
 
 RAISE = (
-    "import resource; from stageline.broker.network.descriptors import *; "
+    "import resource; from stageline.broker.transports.sockets.descriptors import *; "
     "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300)); raise_descriptor_limit(); print(descriptor_limit())"
 )
 
