@@ -27,11 +27,11 @@ import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stageline.broker.network.monitor import open_monitor
 from stageline.broker.network.rate_limit import RateLimit
 
 from .connection_rules import PeerConnection, refusals, untrusted_connections
 from .descriptors import descriptor_limit
+from .monitor import open_monitor
 
 WATCHFUL = 20  # ms between two looks while a connection is untrusted
 CALM = 250  # ms between two looks while all are trusted

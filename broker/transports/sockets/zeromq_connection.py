@@ -14,7 +14,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.codec.message import LIMITS
-from stageline.broker.network.monitor import open_monitor
+
+from .monitor import open_monitor
 
 Socket = zmq.Socket[Any]
 Context = zmq.Context[Socket]
