@@ -110,7 +110,7 @@ DECIDING = {
     "broker/control/records.py": PURE,
     "broker/control/seal.py": PURE,
     "broker/transports/sockets/connection_rules.py": PURE,
-    "broker/network/rate_limit.py": PURE,
+    "broker/rate_limit.py": PURE,
     "broker/queues/base.py": TENSORS,
     "broker/queues/delivery.py": TENSORS,
     "broker/queues/requests.py": PURE,

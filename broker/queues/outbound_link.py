@@ -14,7 +14,7 @@ import structlog
 
 from stageline.broker.codec.message import Flow, Frame
 from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.broker.network.rate_limit import RateLimit
+from stageline.broker.rate_limit import RateLimit
 
 from .delivery import Sender
 from .requests import CreditRequest, RetentionReply, pack, reply_to, run_named_in, unpack

@@ -25,7 +25,7 @@ from stageline.broker.coordinator.records import EventLog, RunRecords
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
-from stageline.broker.network.rate_limit import RateLimit
+from stageline.broker.rate_limit import RateLimit
 from stageline.broker.stores.base import StoreUnusable
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode

@@ -27,7 +27,7 @@ import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stageline.broker.network.rate_limit import RateLimit
+from stageline.broker.rate_limit import RateLimit
 
 from .connection_rules import PeerConnection, refusals, untrusted_connections
 from .descriptors import descriptor_limit

@@ -1,6 +1,6 @@
 """So many in a second, and the others counted."""
 
-from stageline.broker.network.rate_limit import RateLimit
+from stageline.broker.rate_limit import RateLimit
 
 
 def test_beyond_the_limit_of_a_second_all_are_withheld_and_counted():
