@@ -17,7 +17,7 @@ def open_client(url: str, *, keeps: bool = False) -> ClientChannel:
         from stageline.broker.transports.redis.channel import RedisClientChannel
 
         return RedisClientChannel(url)
-    from .zeromq_channel import ZeroMQClientChannel
+    from stageline.broker.transports.sockets.zeromq_channel import ZeroMQClientChannel
 
     return ZeroMQClientChannel(url, keeps=keeps)
 
@@ -28,6 +28,6 @@ def open_server(url: str) -> ServerChannel:
         from stageline.broker.transports.redis.channel import RedisServerChannel
 
         return RedisServerChannel(url)
-    from .zeromq_channel import ZeroMQServerChannel
+    from stageline.broker.transports.sockets.zeromq_channel import ZeroMQServerChannel
 
     return ZeroMQServerChannel(url)
