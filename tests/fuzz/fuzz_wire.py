@@ -45,7 +45,6 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.transports.sockets.shm_connection import ConsumerConnection
     from stageline.broker.transports.sockets.shm_dialer import Dialer
     from stageline.broker.transports.sockets.shm_listener import Listener
-    from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
     from stageline.broker.transports.sockets.shm_packets import (
         COPIED,
         MEMORY,
@@ -55,6 +54,8 @@ with atheris.instrument_imports(include=["stageline"]):
         RANGE,
         REPLY,
         REQUEST,
+        SharedMemory,
+        new_descriptor,
         preamble,
     )
     from stageline.broker.transports.sockets.shm_packets import split as split_content

@@ -10,8 +10,9 @@ import structlog
 from stageline.broker.codec.message import Frame
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.outbound_link import RouteGone
-from stageline.broker.transports.sockets.shm_memory import LEAST, MESSAGES, Places, SharedMemory, new_descriptor
 from stageline.broker.transports.sockets.shm_packets import LARGEST, MEMORY, MESSAGE, NUMBER, PLACE, RANGE, preamble
+
+from .shm_packets import LEAST, MESSAGES, Places, SharedMemory, new_descriptor
 
 REQUEST_BYTES = 2**12  # the most that a packet of a consumer may have
 

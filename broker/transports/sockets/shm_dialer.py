@@ -11,7 +11,6 @@ import structlog
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.inbound_link import InboundLink
-from stageline.broker.transports.sockets.shm_memory import SharedMemory
 from stageline.broker.transports.sockets.shm_packets import (
     COPIED,
     LARGEST,
@@ -25,7 +24,7 @@ from stageline.broker.transports.sockets.shm_packets import (
     split,
 )
 
-from .shm_peer import is_trusted, user_of
+from .shm_packets import SharedMemory, is_trusted, user_of
 
 FIRST_PAUSE = 0.02  # seconds until another attempt to connect; doubles up to LONGEST_PAUSE
 LONGEST_PAUSE = 1.0

@@ -17,7 +17,7 @@ from stageline.broker.transports.sockets.shm_connection import ConsumerConnectio
 from stageline.broker.transports.sockets.shm_packets import COPIED, NUMBER, REPLY, REQUEST
 
 from .bind import bind_path
-from .shm_peer import is_trusted, user_of
+from .shm_packets import is_trusted, user_of
 
 REQUESTS = 256  # taken from a connection in one turn at most, so that the compute loop goes on
 BACKLOG = 64  # connections that wait to be accepted

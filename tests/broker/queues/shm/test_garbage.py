@@ -16,7 +16,6 @@ from stageline.broker.errors import BadMessage
 from stageline.broker.queues.delivery import TOO_OFTEN
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.sockets.shm_listener import REQUESTS
-from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
 from stageline.broker.transports.sockets.shm_packets import (
     COPIED,
     LARGEST,
@@ -27,6 +26,8 @@ from stageline.broker.transports.sockets.shm_packets import (
     RANGE,
     REPLY,
     REQUEST,
+    SharedMemory,
+    new_descriptor,
     preamble,
 )
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
