@@ -16,7 +16,8 @@ from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.linked import LinkedQueues
 from stageline.broker.transports.sockets.shm_dialer import Dialer
-from stageline.broker.transports.sockets.shm_listener import Listener
+
+from .shm_producer import Listener
 
 
 class ShmQueues(LinkedQueues):

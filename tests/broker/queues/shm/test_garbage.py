@@ -15,7 +15,6 @@ from stageline.broker.codec.message import Frame, encode
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.delivery import TOO_OFTEN
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.transports.sockets.shm_listener import REQUESTS
 from stageline.broker.transports.sockets.shm_packets import (
     COPIED,
     LARGEST,
@@ -30,6 +29,7 @@ from stageline.broker.transports.sockets.shm_packets import (
     new_descriptor,
     preamble,
 )
+from stageline.broker.transports.sockets.shm_producer import REQUESTS
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair
 

@@ -21,7 +21,7 @@ from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.requests import CreditRequest, pack
 from stageline.broker.transports.sockets import shm_connection as connection
 from stageline.broker.transports.sockets import shm_dialer as dialer
-from stageline.broker.transports.sockets import shm_listener as listener
+from stageline.broker.transports.sockets import shm_producer as listener
 from stageline.broker.transports.sockets.shm_connection import ConsumerConnection
 from stageline.broker.transports.sockets.shm_dialer import Dialer
 from stageline.broker.transports.sockets.shm_packets import MEMORY, NUMBER, REQUEST
