@@ -19,7 +19,6 @@ REQUEST_BYTES = 2**12  # the most that a packet of a consumer may have
 _MESSAGE = bytes([MESSAGE])
 _OVERHEAD = 64  # bytes of a socket's buffer that the system takes of each packet, and a byte that says its kind
 
-log = structlog.get_logger()
 
 
 class ConsumerConnection:
