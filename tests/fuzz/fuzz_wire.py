@@ -42,7 +42,6 @@ with atheris.instrument_imports(include=["stageline"]):
         unpack,
     )
     from stageline.broker.transports.redis.entries import read_credit
-    from stageline.broker.transports.sockets.shm_connection import ConsumerConnection
     from stageline.broker.transports.sockets.shm_dialer import Dialer
     from stageline.broker.transports.sockets.shm_packets import (
         COPIED,
@@ -58,7 +57,7 @@ with atheris.instrument_imports(include=["stageline"]):
         preamble,
     )
     from stageline.broker.transports.sockets.shm_packets import split as split_content
-    from stageline.broker.transports.sockets.shm_producer import Listener
+    from stageline.broker.transports.sockets.shm_producer import ConsumerConnection, Listener
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)
