@@ -42,7 +42,6 @@ with atheris.instrument_imports(include=["stageline"]):
         unpack,
     )
     from stageline.broker.transports.redis.entries import read_credit
-    from stageline.broker.transports.sockets.shm_dialer import Dialer
     from stageline.broker.transports.sockets.shm_packets import (
         COPIED,
         MEMORY,
@@ -58,6 +57,7 @@ with atheris.instrument_imports(include=["stageline"]):
     )
     from stageline.broker.transports.sockets.shm_packets import split as split_content
     from stageline.broker.transports.sockets.shm_producer import ConsumerConnection, Listener
+    from stageline.broker.transports.sockets.shm_queues import Dialer
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)

@@ -19,13 +19,12 @@ from structlog.testing import capture_logs
 from stageline.broker.errors import EndpointTaken, ForeignMessage
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.requests import CreditRequest, pack
-from stageline.broker.transports.sockets import shm_dialer as dialer
 from stageline.broker.transports.sockets import shm_producer as connection
 from stageline.broker.transports.sockets import shm_producer as listener
-from stageline.broker.transports.sockets.shm_dialer import Dialer
+from stageline.broker.transports.sockets import shm_queues as dialer
 from stageline.broker.transports.sockets.shm_packets import MEMORY, NUMBER, REQUEST
 from stageline.broker.transports.sockets.shm_producer import ConsumerConnection
-from stageline.broker.transports.sockets.shm_queues import ShmQueues
+from stageline.broker.transports.sockets.shm_queues import Dialer, ShmQueues
 from support.fork_server import ForkServer
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair, wait_for
 from support.shm_processes import payload_of, process
