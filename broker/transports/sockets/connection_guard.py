@@ -31,7 +31,6 @@ from stageline.broker.rate_limit import RateLimit
 
 from .connection_rules import PeerConnection, refusals, untrusted_connections
 from .descriptors import descriptor_limit
-from .monitor import open_monitor
 
 WATCHFUL = 20  # ms between two looks while a connection is untrusted
 CALM = 250  # ms between two looks while all are trusted
@@ -46,6 +45,23 @@ _ENDED = "it ended, or was not of the protocol, and has brought no message"
 _RESET = struct.pack("ii", 1, 0)
 
 log = structlog.get_logger()
+
+
+# MERGED: Opens the monitor of a ZeroMQ socket: a second socket, which brings the events of its connections.
+
+
+def open_monitor(context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", events: int) -> "zmq.Socket[Any]":
+    """The end that brings `events` (`zmq.EVENT_*`, or-ed) of `socket`, which neither connects nor listens yet.
+
+    Call `socket.disable_monitor()` and close this end before `socket` is closed.
+    """
+    address = f"inproc://monitor-{id(socket)}"
+    socket.monitor(address, events)
+    monitor: zmq.Socket[Any] = context.socket(zmq.PAIR)
+    monitor.set(zmq.LINGER, 0)
+    monitor.set(zmq.RCVHWM, 0)  # with a limit, unread events would stop all sockets for good
+    monitor.connect(address)
+    return monitor
 
 
 @dataclass(slots=True)

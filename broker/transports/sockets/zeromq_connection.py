@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.codec.message import LIMITS
 
-from .monitor import open_monitor
+from .connection_guard import open_monitor
 
 Socket = zmq.Socket[Any]
 Context = zmq.Context[Socket]
