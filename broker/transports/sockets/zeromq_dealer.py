@@ -17,7 +17,6 @@ NO_HANDSHAKE = 3.0  # seconds without ZeroMQ's handshake after which a connectio
 CHECK = 0.5  # seconds between two checks of a connection that brings no answer
 
 _NOBLOCK = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
-_POLLIN = int(zmq.POLLIN)
 _POLLIN_POLLOUT = int(zmq.POLLIN | zmq.POLLOUT)
 
 

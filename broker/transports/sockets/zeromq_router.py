@@ -23,7 +23,6 @@ from .connection_guard import guarded
 ZERO_COPY = 2**19
 REQUESTS = 256  # taken in one turn at most, so that the compute loop goes on; the others wait for the next
 
-_NOBLOCK = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
