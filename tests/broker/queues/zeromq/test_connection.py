@@ -6,9 +6,9 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from stageline.broker.transports.sockets import zeromq_connection as connection
-from stageline.broker.transports.sockets import zeromq_dealer as dealer
-from stageline.broker.transports.sockets.zeromq_connection import Handshake
+from stageline.broker.transports.sockets import zeromq_queues as connection
+from stageline.broker.transports.sockets import zeromq_queues as dealer
+from stageline.broker.transports.sockets.zeromq_queues import Handshake
 from support.proxy import Proxy
 from support.zeromq_queues import proxied
 

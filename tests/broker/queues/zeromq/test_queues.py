@@ -14,8 +14,7 @@ import zmq
 from stageline.broker.codec.message import Message
 from stageline.broker.errors import Fenced
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.transports.sockets.zeromq_connection import OPTIONS
-from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
+from stageline.broker.transports.sockets.zeromq_queues import OPTIONS, ZeroMQQueues
 from support.fork_server import ForkServer
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
 from support.workspace import free_port

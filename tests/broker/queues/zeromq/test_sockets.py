@@ -16,7 +16,7 @@ from stageline.broker.queues import inbound_link, requests
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.requests import CreditRequest, RetentionReply, pack, run_named_in, unpack
-from stageline.broker.transports.sockets import zeromq_dealer as dealer
+from stageline.broker.transports.sockets import zeromq_queues as dealer
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from support.proxy import Flip, Proxy
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
