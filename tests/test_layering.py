@@ -114,7 +114,7 @@ DECIDING = {
     "broker/queues/base.py": TENSORS,
     "broker/queues/delivery.py": TENSORS,
     "broker/queues/requests.py": PURE,
-    "broker/queues/looking.py": PURE,
+    "broker/queues/delivery.py": PURE,
     "pipeline/data/datasets/parts.py": TENSORS,
     "pipeline/addresses.py": PURE,
     "workers/checkpoint/regroup.py": TENSORS,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.codec.message import Flow, Message
-from stageline.broker.queues import looking
+from stageline.broker.queues import delivery as looking
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.sockets.shm_queues import ShmQueues

@@ -14,8 +14,8 @@ from stageline.broker.codec.message import TO_SCRIPT, Message
 from stageline.broker.control.messages import StepDigest
 
 from .base import Inbound, Outbound, QueueKey
+from .delivery import Looking
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
-from .looking import Looking
 from .memory import MemoryQueue, MemoryQueues
 
 Found = TypeVar("Found")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.queues import ends, linked, looking
+from stageline.broker.queues import delivery as looking
+from stageline.broker.queues import ends, linked
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.inbound_link import InboundLink

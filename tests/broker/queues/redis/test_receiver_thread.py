@@ -10,7 +10,8 @@ import torch
 
 from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.errors import BadMessage
-from stageline.broker.queues import ends, looking
+from stageline.broker.queues import delivery as looking
+from stageline.broker.queues import ends
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.transports.redis import connection as redis_connection
 from stageline.broker.transports.redis import queues, receiver_thread
