@@ -23,8 +23,8 @@ from .base import Depth, QueueKey
 from .delivery import Receiver, Sender
 from .ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
 from .inbound_link import InboundLink
+from .links import OutboundLink
 from .log import Log
-from .outbound_link import OutboundLink
 from .requests import Requester
 
 

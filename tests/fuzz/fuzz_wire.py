@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.errors import BadMessage, BrokerError
     from stageline.broker.queues.base import QueueKey
     from stageline.broker.queues.delivery import Receiver
-    from stageline.broker.queues.outbound_link import RouteGone
+    from stageline.broker.queues.links import RouteGone
     from stageline.broker.queues.requests import (
         SEAL_BYTES,
         CreditRequest,

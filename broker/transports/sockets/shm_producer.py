@@ -13,7 +13,7 @@ import structlog
 
 from stageline.broker.codec.message import Frame
 from stageline.broker.queues.base import Trouble
-from stageline.broker.queues.outbound_link import OutboundLink, RouteGone
+from stageline.broker.queues.links import OutboundLink, RouteGone
 from stageline.broker.transports.sockets.shm_packets import (
     COPIED,
     LARGEST,
