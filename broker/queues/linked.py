@@ -22,8 +22,7 @@ from stageline.broker.errors import ForeignMessage, QueueClosed
 from .base import Depth, QueueKey
 from .delivery import Receiver, Sender
 from .ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
-from .inbound_link import InboundLink
-from .links import OutboundLink
+from .links import InboundLink, OutboundLink
 from .log import Log
 from .requests import Requester
 

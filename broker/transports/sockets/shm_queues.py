@@ -21,8 +21,8 @@ from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage, EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.queues.linked import LinkedQueues
+from stageline.broker.queues.links import InboundLink
 from stageline.broker.transports.sockets.shm_packets import (
     COPIED,
     LARGEST,

@@ -21,9 +21,8 @@ from stageline.broker.errors import EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.inbound_link import InboundLink
 from stageline.broker.queues.linked import LinkedQueues
-from stageline.broker.queues.links import OutboundLink, RouteGone
+from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
 from stageline.broker.queues.requests import CreditRequest, Requester
 
 from .bind import bind

@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.broker.queues import inbound_link, requests
+from stageline.broker.queues import links as inbound_link
+from stageline.broker.queues import requests
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.requests import CreditRequest, RetentionReply, pack, run_named_in, unpack
