@@ -20,8 +20,7 @@ import structlog
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage, EndpointTaken
 from stageline.broker.queues.base import Trouble
-from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.linked import LinkedQueues
+from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink
 from stageline.broker.transports.sockets.shm_packets import (
     COPIED,

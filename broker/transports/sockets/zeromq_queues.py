@@ -20,8 +20,7 @@ from stageline.broker.codec.message import LIMITS, Frame, Message
 from stageline.broker.errors import EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.delivery import Receiver
-from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.linked import LinkedQueues
+from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
 from stageline.broker.queues.requests import CreditRequest, Requester
 
