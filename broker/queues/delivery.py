@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from stageline.broker.codec.emptied import agree
 from stageline.broker.codec.message import Frame, Message
+from stageline.broker.codec.structure import agree
 from stageline.broker.errors import BadMessage, Disagreement, Fenced, QueueGap
 
 from .base import Depth, QueueKey

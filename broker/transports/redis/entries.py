@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
-from stageline.broker.codec.emptied import digest_of
 from stageline.broker.codec.message import Frame
+from stageline.broker.codec.structure import digest_of
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import QueueKey

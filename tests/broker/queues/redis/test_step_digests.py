@@ -3,8 +3,8 @@
 from collections import deque
 from contextlib import ExitStack
 
-from stageline.broker.codec.emptied import FormerFingerprint, digest_of
 from stageline.broker.codec.message import Flow
+from stageline.broker.codec.structure import FormerFingerprint, digest_of
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.transports.redis.entries import StepDigests
