@@ -10,7 +10,7 @@ from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, having_read, hello, name, steps
 
 BOTH = ((0,), (1,))

@@ -45,7 +45,7 @@ from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.ledger.step_times import packed_times
 from stageline.broker.membership.failure_detector import Leases
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.control.sealer import Sealer

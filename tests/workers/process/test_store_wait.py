@@ -12,8 +12,7 @@ from stageline.broker.control.protocol import encode
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.run import run_of
-from stageline.broker.stores.base import StoreUnusable
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore, StoreUnusable
 from stageline.workers.process import store_wait
 from stageline.workers.process.store_wait import MOST, StoreWait
 from stageline.workers.process.system.signals import Signals

@@ -21,8 +21,7 @@ import msgspec
 
 from stageline.broker.coordinator.observation import OBSERVED
 from stageline.broker.coordinator.run import RunOutcome, RunPhase
-from stageline.broker.stores.base import Store, StoredRun
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore, Store, StoredRun
 from stageline.broker.stores.sqlite_reader import SqliteReader
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
