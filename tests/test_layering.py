@@ -108,7 +108,7 @@ DECIDING = {
     "broker/control/messages.py": PURE,
     "broker/control/protocol.py": PURE,
     "broker/control/records.py": PURE,
-    "broker/control/seal.py": PURE,
+    "broker/control/protocol.py": PURE,
     "broker/transports/sockets/connection_rules.py": PURE,
     "broker/rate_limit.py": PURE,
     "broker/queues/base.py": TENSORS,

@@ -14,8 +14,7 @@ that has its records does, nor one of a run that is new.
 from dataclasses import dataclass
 
 from stageline.broker.control.messages import Ask, Declined, Exited, Hello, Refused, StopRun
-from stageline.broker.control.protocol import SealedMessage
-from stageline.broker.control.seal import MessageSeal, Serials
+from stageline.broker.control.protocol import MessageSeal, SealedMessage, Serials
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords

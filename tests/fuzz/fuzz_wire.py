@@ -26,8 +26,7 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.codec.message import Flow, Limits, Message, decode, read_header
     from stageline.broker.codec.message import encode as frames_of
     from stageline.broker.control.messages import Report, Stop
-    from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode
-    from stageline.broker.control.seal import sealed
+    from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode, sealed
     from stageline.broker.errors import BadMessage, BrokerError
     from stageline.broker.queues.base import QueueKey
     from stageline.broker.queues.delivery import Receiver

@@ -35,8 +35,7 @@ from stageline.broker.control.messages import (
     Stop,
 )
 from stageline.broker.control.open import open_client
-from stageline.broker.control.protocol import decode_from_broker
-from stageline.broker.control.seal import MessageSeal
+from stageline.broker.control.protocol import MessageSeal, decode_from_broker
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code

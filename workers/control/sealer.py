@@ -7,8 +7,7 @@ from collections.abc import Callable
 from time import time
 
 from stageline.broker.control.messages import Assigned, Failed, Finished, Goodbye, Hello, Report, ToBroker
-from stageline.broker.control.protocol import encode
-from stageline.broker.control.seal import MessageSeal, Serials
+from stageline.broker.control.protocol import MessageSeal, Serials, encode
 
 
 class Sealer:

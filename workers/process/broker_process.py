@@ -16,9 +16,8 @@ import structlog
 from stageline.broker.control.channel import Envelope, Received, ServerChannel
 from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, StopRun
 from stageline.broker.control.open import REDIS, open_server
-from stageline.broker.control.protocol import decode_to_broker
+from stageline.broker.control.protocol import KEY_BYTES, decode_to_broker
 from stageline.broker.control.records import RunLength
-from stageline.broker.control.seal import KEY_BYTES
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.observation import EVERY
 from stageline.broker.coordinator.records import EventLog, RunRecords

@@ -20,9 +20,8 @@ from stageline.broker.control.messages import (
     StopRun,
     ToBroker,
 )
-from stageline.broker.control.protocol import decode_to_broker, encode
+from stageline.broker.control.protocol import RunKeys, decode_to_broker, encode
 from stageline.broker.control.records import WorkerRecord
-from stageline.broker.control.seal import RunKeys
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator, Reception
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.run_state import RunState

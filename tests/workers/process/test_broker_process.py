@@ -37,9 +37,8 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.open import open_server
-from stageline.broker.control.protocol import decode_from_broker, encode
+from stageline.broker.control.protocol import RunKeys, decode_from_broker, encode, sealed
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
-from stageline.broker.control.seal import RunKeys, sealed
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage

@@ -8,8 +8,7 @@ import pytest
 
 from stageline.broker.control.channel import Envelope, Received
 from stageline.broker.control.messages import Ask, Exited, Failed, Goodbye, StopRun, ToBroker
-from stageline.broker.control.protocol import encode
-from stageline.broker.control.seal import RunKeys
+from stageline.broker.control.protocol import RunKeys, encode
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.run import run_of
 from stageline.broker.stores.base import MemoryStore, StoreUnusable
