@@ -15,7 +15,6 @@ import structlog
 
 from stageline.broker.control.channel import Envelope, Received, ServerChannel
 from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, StopRun
-from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.control.protocol import KEY_BYTES, decode_to_broker
 from stageline.broker.control.records import RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
@@ -26,6 +25,7 @@ from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.stores.base import StoreUnusable
+from stageline.broker.transports.open import REDIS, open_server
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan

@@ -6,9 +6,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stageline.broker.control.messages import Assigned
-from stageline.broker.control.open import REDIS
 from stageline.broker.queues.base import QueueKey, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.transports.open import REDIS
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stageline.broker.control.open import open_client
 from stageline.broker.errors import AddressUnusable
+from stageline.broker.transports.open import open_client
 
 
 @pytest.mark.parametrize("url", ["tcp://nowhere", "redis://127.0.0.1:6379/0?nonsense=1"])

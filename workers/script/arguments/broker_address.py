@@ -2,7 +2,7 @@
 
 import socket
 
-from stageline.broker.control.open import REDIS
+from stageline.broker.transports.open import REDIS
 from stageline.pipeline.addresses import EVERY_INTERFACE, fault, host_of, masked
 
 _SCHEMES = ("tcp", "redis", "rediss", "unix")

@@ -3,7 +3,7 @@
 The transports are imported on use, since they take time to load.
 """
 
-from .channel import ClientChannel, ServerChannel
+from stageline.broker.control.channel import ClientChannel, ServerChannel
 
 REDIS = ("redis://", "rediss://", "unix://")
 
