@@ -20,7 +20,6 @@ from stageline.broker.control.records import StepRecord
 from .base import KEPT_STEPS, StoredRun, StoreUnusable
 from .sqlite import FORMAT, SqliteStore
 
-_Answer = TypeVar("_Answer")
 
 _TRIES = 5  # copies that are made until none of the files has changed meanwhile
 
