@@ -22,7 +22,7 @@ import msgspec
 from stageline.broker.coordinator.observation import OBSERVED
 from stageline.broker.coordinator.run import RunOutcome, RunPhase
 from stageline.broker.stores.base import MemoryStore, Store, StoredRun
-from stageline.broker.stores.sqlite_reader import SqliteReader
+from stageline.broker.stores.sqlite import SqliteReader
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
