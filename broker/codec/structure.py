@@ -2,6 +2,12 @@
 
 In msgpack None, bool, int, float and str are themselves, and an array's first element is its kind:
 `[0]` the next tensor, `[1, ...]` a tuple, `[2, ...]` a list, `[3, key, value, ...]` a dict in its own order.
+
+A message whose content cannot be needed any more keeps its number, its place and its checksums:
+
+    payload    {"stageline": "emptied", "was": checksums of the content, "rest": what is still wanted}
+
+Put again with its content, such a message agrees with the emptied one if the checksums do.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -102,13 +108,6 @@ def _complaint(tree: Tree, place: str) -> str:
 def _alternate(pairs: list[Structure]) -> bool:
     keys = pairs[::2]
     return len(pairs) % 2 == 0 and all(type(key) is str for key in keys) and len(set(keys)) == len(keys)
-
-
-# MERGED: What a message becomes whose content cannot be needed any more: its number, its place and its checksums remain.
-# MERGED:
-# MERGED:     payload    {"stageline": "emptied", "was": checksums of the content, "rest": what is still wanted}
-# MERGED:
-# MERGED: Put again with its content, a message agrees with what is left of it if the checksums do.
 
 
 @dataclass(frozen=True, slots=True)

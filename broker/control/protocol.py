@@ -1,9 +1,16 @@
-"""The bytes of control messages: msgpack behind a seal (see `seal.py`).
+"""The bytes of control messages: msgpack behind a seal.
 
 What a worker says under an incarnation is sealed with the incarnation's secret, StopRun and Exited with the run's
 control secret; who may say what is decided in `coordinator/authenticity.py`. What the broker sends to a worker is
 sealed with the same secret of its incarnation (`coordinator/seals.py`); answers to commands are not sealed. No message
 of one direction can be decoded as one of the other.
+
+    frame    CRC-32 of the rest, u32 | tag, 16 bytes | serial, u64 | body          little-endian
+    tag      BLAKE2b of serial and body, keyed with a secret; 16 zero bytes: the message is not sealed
+    serial   grows with every message that is sealed with one secret, so that a message sent again is known
+
+The secrets are derived from the run's key, which only its broker has. A process that has a secret can prove what it
+says; a process that has none cannot make a seal. A seal hides nothing: it does not encrypt.
 """
 
 import hashlib
@@ -25,16 +32,6 @@ KEY_BYTES = 32  # of a run's key, and of each secret
 TAG_BYTES = 16
 _SERIAL = slice(4 + TAG_BYTES, 4 + TAG_BYTES + 8)
 _UNSEALED = bytes(TAG_BYTES)
-
-
-# MERGED: The seal on a control message, and the secrets that it is made with.
-# MERGED:
-# MERGED:     frame    CRC-32 of the rest, u32 | tag, 16 bytes | serial, u64 | body          little-endian
-# MERGED:     tag      BLAKE2b of serial and body, keyed with a secret; 16 zero bytes: the message is not sealed
-# MERGED:     serial   grows with every message that is sealed with one secret, so that a message which is sent again is known
-# MERGED:
-# MERGED: The secrets are derived from the run's key, which only its broker has. A process that has one can prove what it says;
-# MERGED: a process that has none cannot make one. A seal hides nothing: it does not encrypt.
 
 
 @dataclass(frozen=True, slots=True)

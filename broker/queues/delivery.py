@@ -16,6 +16,10 @@ The consumer's `Receiver` accepts only the next message (go-back-N):
 
 Numbers are absolute ("may be sent what is before number c"), so that a report may be lost, repeated or late: the newest
 one is complete in itself.
+
+`Looking` decides how long a consumer polls for a message before it sleeps: waking up takes longer than most messages
+do. A worker that polls in vain takes a processor from those that compute, so each poll in vain doubles the number of
+waits that sleep at once. A wait that slept for less than a poll ends that: polling would have found the message.
 """
 
 from collections import deque
@@ -257,12 +261,6 @@ class Receiver:
         """Whether the producer has sent the next message. Raises `QueueGap` if it no longer holds that."""
         retention.check_holds(self.key, self.next)
         return retention.sent > self.next
-
-
-# MERGED: How long a worker looks for a message before it sleeps: waking up takes longer than most messages do.
-# MERGED:
-# MERGED: A worker that looks in vain takes a processor from those that compute. So each look in vain doubles the number of waits
-# MERGED: that sleep at once. A wait that slept and was over sooner than a look ends that: looking would have found the message.
 
 
 class Looking:

@@ -1,4 +1,17 @@
-"""What the queues of one worker among several processes share, whichever transport carries the messages."""
+"""The queue ends of one worker among several processes, whichever transport carries the messages.
+
+Workers that are connected to each other have one link for all queues that begin at a worker, and one to each worker
+that it takes from:
+
+    worker 0                                worker 1
+    Outbound -- Sender -- OutboundLink      InboundLink -- Receiver -- Inbound
+                                    <- CreditRequest
+                                    messages ->
+
+A connection promises nothing: what it held when it broke is lost. So the producer retains every message until it is
+trimmed, and the consumer requests the next one again and again until it arrives. A worker that waits for one message
+serves all its queues, because it may be waiting for one of their consumers.
+"""
 
 import os
 import socket
@@ -176,20 +189,6 @@ class Wakeup:
     def close(self) -> None:
         self._sending.close()
         self._receiving.close()
-
-
-# MERGED: The queue ends of a worker that is connected to others: one link for all that begins here, one to each worker from
-# MERGED: which something is taken.
-# MERGED:
-# MERGED:     worker 0                                worker 1
-# MERGED:     Outbound -- Sender -- OutboundLink      InboundLink -- Receiver -- Inbound
-# MERGED:                                     <- CreditRequest
-# MERGED:                                     messages ->
-# MERGED:
-# MERGED: A connection promises nothing: what it held when it broke is lost. So the producer retains every message until it is
-# MERGED: trimmed, and the consumer requests the next one again and again until it arrives.
-# MERGED:
-# MERGED: A worker that waits for one message serves all its queues meanwhile: it may be waiting for one of their consumers.
 
 
 class LinkedQueues(QueueEnds):

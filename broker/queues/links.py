@@ -1,7 +1,7 @@
-"""All queues that begin at a worker, towards the workers that take from them: it grants their requests, and sends what
-its senders have due. What a connection is, a transport knows.
+"""The two sides of a connection between workers, without the connection itself, which a transport knows.
 
-    request of a consumer ──> Sender.update ──> what its credit allows is sent over the connection of that request
+request of a consumer ──> Sender.update ──> what its credit allows is sent over the connection of that request
+message of a producer ──> Receiver.accept   what arrives damaged or out of turn is dropped and requested again
 """
 
 from abc import ABC, abstractmethod
@@ -159,11 +159,6 @@ class OutboundLink(ABC):
         """Lets a consumer of another run or version find out which these are: without the key, which is this run's."""
         if self._introductions.allows(monotonic()):
             self._send_reply(route, pack(RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0)))
-
-
-# MERGED: The queues that a worker takes from one other, over one connection to that: requests go out, messages come in.
-# MERGED:
-# MERGED: What arrives damaged or out of turn is dropped and requested again. What the connection is, a transport knows.
 
 
 class InboundLink(ABC):

@@ -1,4 +1,4 @@
-"""What the broker must still know after it was killed, and the promise of whatever keeps it."""
+"""The records that a broker needs after it was killed: the promise of a store, and the store in memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,9 +61,6 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Lets go of what the store holds open."""
-
-
-# MERGED: Keeps a run as long as the process lives: the reference, and the store of a run in one process.
 
 
 class MemoryStore:

@@ -1,4 +1,4 @@
-"""Keeps a run in one SQLite file, in write-ahead mode: a commit survives the death of the process.
+"""A run in one SQLite file, in write-ahead mode: a commit survives the death of the process.
 
     fact    name -> JSON
     step    (stage, slot) -> step, times       a ring: slot is step modulo the steps kept, so the file stops growing
@@ -7,6 +7,10 @@
 The file is for this user alone: among the facts is the run's key.
 `synchronous = NORMAL` gives up the last commits when the machine loses power, never the file's integrity.
 A write that fails for want of room, descriptors or memory, or since another process has the file, is made again.
+
+The reader neither writes to the file nor locks it. A running broker holds a lock, and a killed one has left a
+write-ahead log, which SQLite cannot read without writing: the reader opens a copy of both files. A file without such a
+log was closed in order, and is opened where it is, as immutable.
 """
 
 import errno
@@ -210,13 +214,6 @@ def _make_private(path: Path) -> None:
     with suppress(OSError):  # SQLite will say what is wrong
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         path.chmod(0o600)
-
-
-# MERGED: Reads what a broker has kept in a SQLite file, without writing to the file and without locking it.
-# MERGED:
-# MERGED: A broker that is there holds its file under a lock, and one that was killed has left a write-ahead log, which SQLite
-# MERGED: cannot read without writing. So both files are copied, and the copy is opened. A file without such a log was closed in
-# MERGED: order: it is opened where it is, as one that nothing changes.
 
 
 class SqliteReader(SqliteStore):

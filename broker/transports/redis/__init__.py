@@ -1,4 +1,5 @@
-"""Queues over a Redis or Valkey server: one stream for each queue, two threads for each worker.
+"""A Redis or Valkey server as a transport: queues in streams, the broker's channel, the broker's store.
 
-May import the files of `queues`. Read `queues.py` first.
+May import everything of broker below it. Read `queues.py` first: one stream for each queue, two
+threads for each worker.
 """

@@ -1,4 +1,4 @@
-"""Reads what a Redis server answers: one answer to a command by itself, and several to those of a transaction.
+"""The answers of a Redis server: one to a command by itself, and several to those of a transaction.
 
     unit                        answers                                outcome
     XADD                        id                                     [id]
@@ -6,6 +6,12 @@
     MULTI SET INCR EXEC         OK error QUEUED EXECABORT              [error]
 
 Answers may come in pieces, and some units' before the others'.
+
+Announced sizes are checked before a parser makes room for them:
+
+    *3 $5 forward $2 17 *-1        an array of three elements: a string of 5 bytes, ...
+
+hiredis makes a list as long as an array is said to be, before its first element is here: 16 bytes can ask for 34 GB.
 """
 
 import re
@@ -180,12 +186,6 @@ def _count(unit: Unit) -> int:
     return 1 if len(unit) == 1 else len(unit) + 2
 
 
-# MERGED: What the answers of a Redis server announce, checked before a parser makes room for it.
-# MERGED:
-# MERGED:     *3 $5 forward $2 17 *-1        an array of three elements: a string of 5 bytes, ...
-# MERGED:
-# MERGED: hiredis makes a list as long as an array is said to be, before its first element is here: 16 bytes can ask for 34 GB.
-
 MOST_BYTES = 2**30  # of all answers to what was sent together; the largest of this program's own have about half
 MOST_ELEMENTS = 2**25  # of all arrays in them: the losses of 16 million steps, which the broker's store reads at once
 LONGEST_LINE = 2**14  # bytes of a line: a length, a number, or the text of an error
@@ -290,9 +290,6 @@ def _length(text: bytes | bytearray) -> int:
         return int(text)
     except ValueError:
         raise SizeRefused(f"it announces the length {bytes(text[:32])!r}") from None
-
-
-# MERGED: What can be wrong with a Redis server, or with the connection to it.
 
 
 class RedisAway(BrokerError):

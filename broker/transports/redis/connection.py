@@ -2,6 +2,8 @@
 
 redis-py makes the connection, with users, passwords and TLS from the URL. Its retries are off: a command whose answer
 was cut off may have been carried out, which only the caller can find out.
+
+A server is fit for a run if it has version 6.2 or newer, or is Valkey, and never evicts keys.
 """
 
 import re
@@ -214,8 +216,6 @@ def _connection(url: str, address: str) -> AbstractConnection:
         ) from error
     return connection
 
-
-# MERGED: Whether a Redis server can carry a run: it has version 6.2 or newer, or is Valkey, and never evicts keys.
 
 OLDEST = (6, 2)  # knows XADD NOMKSTREAM and XTRIM MINID
 INQUIRY = ((b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"persistence"))

@@ -19,6 +19,9 @@ added together or not at all. Nothing is trimmed by length, only by number. `{RU
 
 The server refuses an id that is not beyond the newest: a worker that has been replaced gets an error, and sees the
 incarnation that replaced it.
+
+A client of the server can replace a stream by another that is as well-formed. The consumer cannot tell, but its
+`StepDigests` then differ from the producer's; both are reported to the broker, which compares them.
 """
 
 from collections import deque
@@ -226,9 +229,6 @@ def _parts(frames: Sequence[Frame]) -> list[list[memoryview]]:
     return parts
 
 
-# MERGED: The command that adds a message to its stream, as it is sent: what is the same for all messages is packed once.
-
-
 class Addition:
     """Packs messages of one entry for the stream `key`: what `additions` says of them, in Redis' own protocol.
 
@@ -266,12 +266,6 @@ class Addition:
         small += (b"$1\r\nh\r\n$%d\r\n" % len(header), header, b"\r\n")
         chunks.append(b"".join(small))
         return chunks
-
-
-# MERGED: Digests of 16 digits of each step's messages at one end of a queue; the broker compares those of both ends.
-# MERGED:
-# MERGED: A client of the server can replace a stream by another that is as well-formed. The consumer cannot tell, but what it has
-# MERGED: taken is then not what the producer has put, and both are reported to the broker, where that client has no say.
 
 
 class StepDigests:

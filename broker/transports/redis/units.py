@@ -1,4 +1,8 @@
-"""Commands for a Redis server, in units that are carried out as a whole, as bytes to send."""
+"""Commands for a Redis server as bytes, in units that are carried out as a whole, and the socket that takes them.
+
+A socket with a timeout makes two system calls: it first waits until it may be used. Its descriptor never blocks, so
+`UnwaitingSocket` uses the descriptor itself, with one call. Through TLS that cannot be done.
+"""
 
 import os
 import socket
@@ -78,11 +82,6 @@ def _merged(chunks: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
             small.append(chunk)
     return [*merged, b"".join(small)]
 
-
-# MERGED: The socket of a connection to Redis for a thread that must not wait: one system call for each thing it does.
-# MERGED:
-# MERGED: A socket with a timeout makes two calls: first it waits until it may be used. Its descriptor never blocks, so here it is
-# MERGED: used by itself. Through TLS that cannot be done.
 
 Bytes = bytes | memoryview
 

@@ -47,9 +47,6 @@ _RESET = struct.pack("ii", 1, 0)
 log = structlog.get_logger()
 
 
-# MERGED: Opens the monitor of a ZeroMQ socket: a second socket, which brings the events of its connections.
-
-
 def open_monitor(context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", events: int) -> "zmq.Socket[Any]":
     """The end that brings `events` (`zmq.EVENT_*`, or-ed) of `socket`, which neither connects nor listens yet.
 

@@ -8,6 +8,11 @@
                            COPIED    how many messages have been copied out of shared memory, since the connection began
 
 Both ends are processes of one user on one machine: numbers are in its own byte order.
+
+The memory that the two ends of a connection share has no name: it is gone when both are. The producer places messages
+in it one after the other, and begins again at the front when there is room:
+
+    0 ── free ── oldest │ ... │ newest ── free ── size          newest │ ── free ── oldest │ ... │ ── free
 """
 
 import fcntl
@@ -69,13 +74,6 @@ def split(content: memoryview) -> list[Frame]:
 @lru_cache(maxsize=64)
 def _lengths(frames: int) -> struct.Struct:
     return struct.Struct(f"=H{frames}Q")
-
-
-# MERGED: Memory that the two ends of a connection share, without a name: it is gone when both are.
-# MERGED:
-# MERGED: The producer places messages in it one after the other, and begins again at the front when there is room:
-# MERGED:
-# MERGED:     0 ── free ── oldest │ ... │ newest ── free ── size          newest │ ── free ── oldest │ ... │ ── free
 
 
 class Places:
@@ -172,9 +170,6 @@ def new_descriptor(size: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-# MERGED: The process at the other end of a connection: of which user it is.
 
 
 def user_of(socket: sockets.socket) -> int:

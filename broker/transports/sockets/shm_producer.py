@@ -1,6 +1,6 @@
-"""The producing end: a Unix socket that consumers connect to, and one connection to each of them.
+"""The producing end of `shm://`: a Unix socket that consumers connect to, and one connection to each of them.
 
-Nothing blocks: what a connection does not take now stays due.
+Long messages lie in memory that is shared with one consumer. Nothing blocks: what a connection does not take now stays due.
 """
 
 import os
@@ -42,9 +42,6 @@ _POLLIN_POLLOUT = select.POLLIN | select.POLLOUT
 _REPLY = bytes([REPLY])
 
 log = structlog.get_logger()
-
-
-# MERGED: The producer's side of a connection to one consumer: packets, and memory shared with it for long messages.
 
 
 class ConsumerConnection:

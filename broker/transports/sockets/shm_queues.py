@@ -51,9 +51,6 @@ _REQUEST = bytes([REQUEST])
 log = structlog.get_logger()
 
 
-# MERGED: The consuming end: a connection to one other worker, which is made again when it is lost.
-
-
 class Dialer(InboundLink):
     """Serves the requesters given to `add` from the producers at `endpoint`, `shm://` and the path of a socket.
 

@@ -1,9 +1,19 @@
 """Queues between processes over ZeroMQ: `ipc://` on one machine, `tcp://` across machines.
 
-worker 0                              worker 1
-Outbound -- Sender -- ROUTER          DEALER -- Receiver -- Inbound
-                      (bound)  <- CreditRequest
-                            messages ->
+    worker 0                              worker 1
+    Outbound -- Sender -- ROUTER          DEALER -- Receiver -- Inbound
+                          (bound)  <- CreditRequest
+                                messages ->
+
+A ROUTER gives every connection an identity of its own, which is how a sender notices that its consumer uses a new one.
+It never blocks: what cannot be sent now stays due. A DEALER's connection is replaced when requests stay unanswered for
+long, and soon if the other end does not speak ZeroMQ: when the bytes on a connection are not its protocol, ZeroMQ
+gives it up for good, or takes them for those of its first version, and reports neither. Only the events of its monitor
+show it:
+
+    not connected ─────> CONNECTED ──> HANDSHAKE_SUCCEEDED
+             ^               v                 v
+             └─(maybe)── DISCONNECTED <────────┘         stuck: too long CONNECTED, or DISCONNECTED for good
 """
 
 import errno
@@ -77,16 +87,6 @@ _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)  # plain: pyzmq's own flags are enums, and slow
 
 
-# MERGED: A connection of the queues' sockets: their options, with the reason for each, and whether its handshake completed.
-# MERGED:
-# MERGED: When the bytes on a connection are not its protocol, ZeroMQ gives it up for good, or takes them for those of its first
-# MERGED: version, and reports neither. Only the events of its monitor show it:
-# MERGED:
-# MERGED:     not connected ─────> CONNECTED ──> HANDSHAKE_SUCCEEDED
-# MERGED:              ^               v                 v
-# MERGED:              └─(maybe)── DISCONNECTED <────────┘         stuck: too long CONNECTED, or DISCONNECTED for good
-
-
 def open_socket(context: Context, kind: int, hwm: int) -> Socket:
     """A ROUTER or a DEALER with its options. Credit keeps `hwm` messages or fewer under way; the socket's own limit
     holds should that fail."""
@@ -121,11 +121,6 @@ class Handshake:
         """Call before the socket is closed."""
         self._socket.disable_monitor()
         self._events.close()
-
-
-# MERGED: The socket of the queues that a worker takes from one other: a DEALER, connected to that worker's ROUTER.
-# MERGED:
-# MERGED: The connection is replaced when requests stay unanswered for long, and soon if the other end does not speak ZeroMQ.
 
 
 class Dealer(InboundLink):
@@ -218,12 +213,6 @@ class Dealer(InboundLink):
         self._unanswered = 0.0
         for requester in self.requesters.values():
             requester.introduce()
-
-
-# MERGED: The socket of all queues that begin at a worker: a ROUTER, which sends what its senders have due.
-# MERGED:
-# MERGED: A ROUTER gives every connection an identity of its own, which is how a sender notices that its consumer uses a new one.
-# MERGED: It never blocks: what cannot be sent now stays due.
 
 
 class Router(OutboundLink):
