@@ -1,6 +1,7 @@
 """The producing end of `shm://`: a Unix socket that consumers connect to, and one connection to each of them.
 
-Long messages lie in memory that is shared with one consumer. Nothing blocks: what a connection does not take now stays due.
+Long messages lie in memory that is shared with one consumer. Nothing blocks: what a connection does not take now stays
+due.
 """
 
 import os

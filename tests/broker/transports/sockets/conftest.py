@@ -1,4 +1,4 @@
-"""What tests of queues over shared memory share."""
+"""What tests of queues over sockets share."""
 
 import os
 import socket
