@@ -69,7 +69,7 @@ class RunLength(_ControlRecord, frozen=True, tag="length"):
 
 class StepRecord(_ControlRecord, frozen=True, tag="step"):
     """One step a stage has finished. `times` holds each action of that stage in the order in which the worker ran them:
-    its kind, its microbatch, its start and its end (`ledger/step_times.py` packs and reads them).
+    its kind, its microbatch, its start and its end (`ledger/ledger.py` packs and reads them).
 
     Empty `times`: not measured. `loss` is the step's on the last stage, None elsewhere and for a step without rows.
     `norm`, also on the last stage, is that of all gradients, where they are clipped.

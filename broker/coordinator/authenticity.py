@@ -1,4 +1,4 @@
-"""Whether a message to the broker comes from the process that it claims to be from.
+"""Seals of messages: judges those that come to the broker, and seals those that it sends.
 
     Report, Failed, Finished, Goodbye, Hello with an incarnation    sealed with the incarnation's secret
     StopRun, Exited                                                 sealed with the run's control secret
@@ -9,15 +9,19 @@ A sealed message counts once: one that is sent again has an old serial, and chan
 A broker whose records are lost has another key, and cannot check the secrets that its predecessor gave. It believes the
 Hellos of workers that remember the run, until the run has begun under it, if its run's id was given to it. No broker
 that has its records does, nor one of a run that is new.
+
+What the broker says is sealed with the secret of the incarnation that its recipient has proven. A process without a
+place has no secret yet, and a command needs none: what they are told is not sealed.
 """
 
 from dataclasses import dataclass
 
-from stageline.broker.control.messages import Ask, Declined, Exited, Hello, Refused, StopRun
-from stageline.broker.control.protocol import MessageSeal, SealedMessage, Serials
+from stageline.broker.control.channel import Envelope
+from stageline.broker.control.messages import Ask, Assigned, Declined, Exited, Hello, Refused, StopRun
+from stageline.broker.control.protocol import MessageSeal, SealedMessage, Serials, encode
 from stageline.pipeline.errors import ExitCode
 
-from .records import RunRecords
+from .records import Outgoing, RunRecords
 
 _REMEMBERED = 64  # newest serials of the control secret: those of two supervisors, one after the other, may mix
 
@@ -100,3 +104,32 @@ def refusal_to(sealed: SealedMessage) -> Refused | None:
             )
         case _:
             return None
+
+
+_KEPT = 10_000  # newest addresses of workers: a worker that connects again has another one
+
+
+class OutgoingSeals:
+    """The seals of one broker of a run. Its serials begin at the time, above those of a broker before it."""
+
+    def __init__(self, run: RunRecords) -> None:
+        self._run = run
+        self._serial = 0
+        self._incarnations: dict[bytes, int] = {}  # by address
+
+    def note_proven(self, sender: bytes, incarnation: int) -> None:
+        """The worker of `incarnation` has proven that it speaks from the address `sender`."""
+        self._incarnations[sender] = incarnation
+        if len(self._incarnations) > _KEPT:
+            del self._incarnations[next(iter(self._incarnations))]
+
+    def envelope(self, outgoing: Outgoing, now: float) -> Envelope:
+        """Return the message as bytes, with its recipient. `now` is in seconds since the epoch."""
+        recipient, message = outgoing
+        if isinstance(message, Assigned):  # it brings the secret, which its recipient has from now on
+            self.note_proven(recipient, message.incarnation)
+        incarnation = self._incarnations.get(recipient)
+        if incarnation is None:
+            return recipient, encode(message)
+        self._serial = max(self._serial + 1, int(now * 1e9))
+        return recipient, encode(message, self._run.keys.of_incarnation(incarnation), self._serial)

@@ -34,12 +34,12 @@ from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
-from stageline.broker.membership.member import Member
+from stageline.broker.ledger.member import Member
 from stageline.broker.stores.base import Store
 from stageline.pipeline.errors import ExitCode
 
-from .authenticity import Authenticity, refusal_to
-from .finishing import Finishing
+from .authenticity import Authenticity, OutgoingSeals, refusal_to
+from .lifecycle import RunEvent, RunState
 from .observation import OBSERVED, observe, recall_result
 from .ordering import Ordering
 from .plausibility import implausible, is_due
@@ -48,9 +48,7 @@ from .records import Outgoing, RunRecords
 from .registration import FromMember, Registration
 from .restart import Restart
 from .run import ResumeMode, RunConfig, RunPhase
-from .run_state import RunEvent, RunState
-from .seals import OutgoingSeals
-from .shutdown import Shutdown
+from .shutdown import Finishing, Shutdown
 from .supervision import Supervision
 
 TRIM_EVERY = 0.05  # seconds between two announcements

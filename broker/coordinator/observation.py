@@ -12,7 +12,7 @@ import msgspec
 from stageline.broker.control.messages import Exited, Report
 from stageline.broker.control.records import Event
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
-from stageline.broker.membership.member import Member, MemberStatus
+from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.broker.stores.base import Fact
 
 from .records import RunRecords

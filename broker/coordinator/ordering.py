@@ -11,9 +11,9 @@ from math import ceil
 
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import StepRecord
+from stageline.broker.ledger.ledger import timed_actions
+from stageline.broker.ledger.member import Member
 from stageline.broker.ledger.orders import ComparedSchedule, ProposedOrder, ReviewRecord
-from stageline.broker.ledger.step_times import timed_actions
-from stageline.broker.membership.member import Member
 from stageline.pipeline.choice import ChosenSchedule, MeasuredTimes, RankedSchedule, ScheduleReview, StageBytes
 from stageline.pipeline.choice.measured import ActionTimes
 

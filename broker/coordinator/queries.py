@@ -11,19 +11,17 @@ from stageline.broker.control.messages import Answer, Ask, Refused
 from stageline.broker.diagnosis.explain import MEND
 from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.evaluations import fact_of
-from stageline.broker.ledger.ledger import MicrobatchPosition
-from stageline.broker.ledger.step_times import timed_actions
-from stageline.broker.membership.replacements import Replacement
-from stageline.broker.membership.standby import Contact
-from stageline.broker.recovery.lost_work import attempts_on
+from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
+from stageline.broker.ledger.recovery import attempts_on
+from stageline.broker.ledger.registry import Contact, Replacement
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule
 
+from .lifecycle import RunState
 from .records import RunRecords
 from .restart import Restart
 from .run import RunPhase
-from .run_state import RunState
 from .supervision import Supervision
 
 Facts = dict[str, object]

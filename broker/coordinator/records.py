@@ -13,20 +13,16 @@ from stageline.broker.control.messages import Declined, FromBroker, Report, Trim
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import LONGEST_NAME, EvaluationRecord
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
-from stageline.broker.ledger.ledger import Ledger
+from stageline.broker.ledger.ledger import Ledger, QueueDigests
+from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.broker.ledger.orders import OrderBook
-from stageline.broker.ledger.queue_digests import QueueDigests
-from stageline.broker.membership.member import Member, MemberStatus
-from stageline.broker.membership.registry import Registry
-from stageline.broker.membership.replacements import Replacement, Replacements
-from stageline.broker.membership.standby import StandbyWorkers
-from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
-from stageline.broker.recovery.lost_work import KEPT_LOSSES, LostAttempt, lost_attempts
+from stageline.broker.ledger.recovery import KEPT_LOSSES, CheckpointTracker, LostAttempt, lost_attempts
+from stageline.broker.ledger.registry import Registry, Replacement, Replacements, StandbyWorkers
 from stageline.broker.stores.base import Fact, Store, StoredRun
 from stageline.pipeline.evaluation import Rounds, Standing
 
+from .lifecycle import RunEvent, RunLifecycle
 from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
-from .run_state import RunEvent, RunLifecycle
 
 _FACT = "registry"
 _LOGGED = 20  # anomalies of one kind that become warnings, in so many seconds; all are counted

@@ -24,16 +24,16 @@ from stageline.broker.control.messages import (
     Standby,
 )
 from stageline.broker.control.records import RunLength
-from stageline.broker.membership.member import Member, may_take
-from stageline.broker.membership.standby import MOST, Contact, process_key
-from stageline.broker.recovery.checkpoint_tracker import is_gone
+from stageline.broker.ledger.member import Member, may_take
+from stageline.broker.ledger.recovery import is_gone
+from stageline.broker.ledger.registry import MOST, Contact, process_key
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
 
+from .lifecycle import RunState
 from .records import RunRecords
 from .restart import Restart
 from .run import RunConfig
-from .run_state import RunState
 
 UNDECIDED = 3.0  # seconds that a newcomer stands by at most until those that load their models are heard again
 

@@ -6,15 +6,14 @@ CHOOSING_CHECKPOINT   of which checkpoint can all snapshots be read? See recover
 """
 
 from stageline.broker.control.messages import Hello
-from stageline.broker.membership.member import worker_label
-from stageline.broker.membership.replacements import Replacement
-from stageline.broker.recovery.reconcile import ReconciledState, Reconciliation
-from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
+from stageline.broker.ledger.member import worker_label
+from stageline.broker.ledger.recovery import CheckpointPoll, ReconciledState, Reconciliation, ResumePoint
+from stageline.broker.ledger.registry import Replacement
 from stageline.pipeline.errors import ExitCode
 
+from .lifecycle import RunEvent, RunState
 from .records import RunRecords
 from .run import RESUMED, ResumeMode
-from .run_state import RunEvent, RunState
 
 RECONCILE_RESUMED = 600.0  # seconds that a resumed run without records waits for the workers with its snapshots
 

@@ -11,8 +11,8 @@ from stageline.broker.control.messages import Stop
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import RunLength
 from stageline.broker.errors import BrokerError
-from stageline.broker.membership.failure_detector import Leases
-from stageline.broker.recovery.earlier_run import EarlierRun
+from stageline.broker.ledger.member import Leases
+from stageline.broker.ledger.recovery import EarlierRun
 from stageline.broker.stores.base import Fact, Store
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.plan import Plan

@@ -1,4 +1,4 @@
-"""The record of every microbatch's state at every stage. Pure: no clock, no I/O.
+"""What a run consists of, as its broker knows it: microbatches, members, checkpoints, evaluations, orders. Pure.
 
-May import `control` and `pipeline.schedule`. Read `ledger.py` first.
+May import `control`, `stores`' interface and `pipeline.schedule`. Read `ledger.py` first, then `registry.py`.
 """

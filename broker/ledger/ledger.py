@@ -5,19 +5,20 @@
                   └────────────────────────────────────────────────────^     frozen stages stop after forward
 
 Reports are samples: intermediate states may be missing, and late or repeated events change nothing. Finished steps are
-records with the times of their actions.
+records with the times of their actions. A record names each action that its stage ran: frozen stages, shared
+parameters and a replayed prefix change the list, and the broker makes schedules without the model.
 """
 
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 
-from stageline.broker.control.messages import Report
+from stageline.broker.control.messages import Report, StepDigest
 from stageline.broker.control.records import Event, StepRecord
 from stageline.broker.errors import BrokerError
-
-from .step_times import unreadable_times
+from stageline.pipeline.schedule import Action, Kind
 
 LEAD = 100_000  # steps by which a worker's events may be ahead of its records that have come
 
@@ -270,3 +271,73 @@ class Ledger:
 def _check_owned(stage: int, stages: Collection[int]) -> None:
     if stage not in stages:
         raise IllegalTransition(f"stage {stage} is not its own")
+
+
+TimedAction = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
+
+ENTRY = struct.Struct("<cIdd")  # one action in a record's `times`: its kind, its microbatch, its start, its end
+_KINDS = {kind.encode(): kind for kind in Kind if kind not in (Kind.VERDICT, Kind.ORDER)}  # those in schedules
+
+
+def packed_times(timed: Iterable[TimedAction]) -> bytes:
+    """Return `StepRecord.times` for the actions of one stage, in the order in which they ran."""
+    return b"".join(ENTRY.pack(action.kind.encode(), action.microbatch, start, end) for action, start, end in timed)
+
+
+def timed_actions(record: StepRecord) -> list[TimedAction]:
+    """Return the actions of a finished step with their times. An empty list if they were not measured."""
+    if unreadable_times(record.times):
+        return []  # of a store that another version has written
+    return [
+        (Action(_KINDS[kind], record.stage, microbatch), start, end)
+        for kind, microbatch, start, end in ENTRY.iter_unpack(record.times)
+    ]
+
+
+def unreadable_times(times: bytes, microbatches: int | None = None) -> str:
+    """Return why `times` are not those of a step with so many `microbatches` (None: any), "" if they are."""
+    if len(times) % ENTRY.size:
+        return f"has {len(times)} bytes of times; an action takes {ENTRY.size}"
+    unknown = {bytes([kind]) for kind in times[:: ENTRY.size]} - _KINDS.keys()
+    if unknown:
+        return f"has times of actions of unknown kinds: {sorted(unknown)}"
+    for kind, microbatch, start, end in ENTRY.iter_unpack(times):
+        action = f"{kind.decode()}{microbatch}"
+        if microbatches is not None and microbatch >= microbatches:
+            return f"has times of {action}, and a step has {microbatches} microbatches"
+        if not (isfinite(start) and isfinite(end)):
+            return f"has times of {action} that are not finite: {start} to {end}"
+    return ""
+
+
+REMEMBERED = 8192  # steps of each queue
+
+
+class QueueDigests:
+    """The digests of the newest steps of each queue, whichever end has reported one first.
+
+    Only queues whose messages lie at a server have them: there another client can replace messages.
+    `differed`: True once those of both ends have differed.
+    """
+
+    def __init__(self) -> None:
+        self.differed = False
+        self._known: dict[str, dict[int, str]] = {}
+
+    def differing(self, reported: Iterable[StepDigest]) -> tuple[str, int] | None:
+        """Return the queue and the step of the first digest that is not the one reported before, None if all agree."""
+        places = ((queue, step) for queue, step, digest in reported if not self._agrees(queue, step, digest))
+        place = next(places, None)
+        self.differed = self.differed or place is not None
+        return place
+
+    def clear(self) -> None:
+        """Forget all digests: workers that keep running send theirs again, and others may put other messages."""
+        self._known.clear()
+
+    def _agrees(self, queue: str, step: int, digest: str) -> bool:
+        known = self._known.setdefault(queue, {})
+        agrees = known.setdefault(step, digest) == digest
+        if len(known) > REMEMBERED:
+            del known[next(iter(known))]
+        return agrees

@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor.executor import ComputeFailed
-    from stageline.workers.script.display.timetable import Timetable
-    from stageline.workers.script.fit.callback import Callback, Fitted
-    from stageline.workers.script.fit.tensorboard import TensorBoard
+    from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
+    from stageline.workers.script.calls.page import Timetable
     from stageline.workers.script.line import Line
     from stageline.workers.script.processes.forkable import CannotFork
     from stageline.workers.script.train import Trained, train

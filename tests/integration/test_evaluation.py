@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from stageline.pipeline.plan import PlanRefused, read_plan
-from stageline.workers.checkpoint.listing import checkpoint_rows
-from stageline.workers.checkpoint.source import source_in
+from stageline.workers.checkpoint.source import checkpoint_rows, source_in
 from stageline.workers.cli.app import run
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare

@@ -12,9 +12,9 @@ from stageline.broker.control.messages import Answer, Ask, ToBroker
 from stageline.broker.control.protocol import decode_to_broker
 from stageline.broker.control.records import StepRecord
 from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, run_of
-from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.base import Fact, MemoryStore
 
 TICK = 0.1  # seconds

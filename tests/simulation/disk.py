@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from simulation.process import SimulatedProcess, VirtualWakeup
 from stageline.broker.control.messages import Assigned
 from stageline.broker.control.records import Inspection
-from stageline.broker.recovery.checkpoint_tracker import is_gone
+from stageline.broker.ledger.recovery import is_gone
 from stageline.pipeline.schedule import Placement
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import Snapshot

@@ -27,9 +27,9 @@ from stageline.broker.coordinator.ordering import Ordering
 from stageline.broker.coordinator.records import RunRecords
 from stageline.broker.coordinator.registration import Registration
 from stageline.broker.coordinator.restart import Restart
+from stageline.broker.ledger.member import Member
 from stageline.broker.ledger.orders import OrderBook
-from stageline.broker.membership.member import Member
-from stageline.broker.membership.registry import Registry
+from stageline.broker.ledger.registry import Registry
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.log import Log
 from stageline.broker.queues.requests import CreditRequest, Requester
@@ -38,7 +38,7 @@ from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runtime.call_sequence import CallSequence
 from stageline.workers.runtime.program.orders import StepOrders
-from stageline.workers.script.calls.call_log import CallLog
+from stageline.workers.script.calls.calls import CallLog
 from stageline.workers.script.calls.driver import Driver
 from support.paths import importing_tests
 

@@ -1,9 +1,8 @@
 """Workers that register at a registry."""
 
 from stageline.broker.control.messages import CONTROL_VERSION, Hello, Report
-from stageline.broker.membership.failure_detector import Leases
-from stageline.broker.membership.member import Member
-from stageline.broker.membership.registry import Registry
+from stageline.broker.ledger.member import Leases, Member
+from stageline.broker.ledger.registry import Registry
 
 PLACEMENT = ((0, 2), (1,))
 LEASE = 10.0

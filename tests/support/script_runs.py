@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.workers.process.system.fork import Fork
 from stageline.workers.runs.result import LaunchOutcome

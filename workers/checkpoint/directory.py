@@ -11,6 +11,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.layers.memory import empty
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, remove_folder, sync
 from stageline.workers.disk.background_writer import WriteFailed
@@ -178,3 +179,15 @@ def _entries(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except FileNotFoundError:
         return []
+
+
+def beginning_of(stage: int, step: int, schedule: Schedule, checkpoints: SnapshotDirectory) -> int:
+    """Return the stage or replica whose snapshot of `step` has the state of `stage`.
+
+    At one step all replicas have the same state: a machine without its own replica's snapshot takes another's. Only the
+    first replica of the last stage needs its own, which has the losses and the evaluations.
+    """
+    if not schedule.shares or stage == schedule.stages - 1 or checkpoints.path(stage, step).exists():
+        return stage
+    others = (each for each in schedule.replicas.others(stage) if checkpoints.path(each, step).exists())
+    return next(others, stage)

@@ -18,7 +18,7 @@ from time import monotonic
 
 from stageline.broker.control.messages import Assigned
 from stageline.broker.control.records import Inspection
-from stageline.broker.recovery.checkpoint_tracker import is_gone
+from stageline.broker.ledger.recovery import is_gone
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import persist, reason_of
@@ -33,8 +33,7 @@ from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.progress import Progress
 
-from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
-from .replica_snapshots import beginning_of
+from .directory import FOLDER, SnapshotDirectory, SnapshotFailed, beginning_of
 from .snapshot import Origin, Snapshot, SnapshotDamaged
 
 LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails

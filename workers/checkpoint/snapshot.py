@@ -25,10 +25,17 @@ from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.state.stage_state import InFlight, Previous, StageState
 from stageline.workers.disk.atomic_file import sync
-from stageline.workers.disk.tensor_file import Make, link_tensors, read_tensors, write_tensors
+from stageline.workers.disk.tensor_file import (
+    BadStateTree,
+    Json,
+    Make,
+    decode_state,
+    encode_state,
+    link_tensors,
+    read_tensors,
+    write_tensors,
+)
 from stageline.workers.runtime.program.calls import Position
-
-from .state_tree import BadStateTree, Json, decode_state, encode_state
 
 FORMAT = "snapshot/5"
 # 3 lacks the names of the optimizer's parameters; 3 and 4 know of no averages and no rounds of evaluation.

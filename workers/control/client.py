@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from stageline.broker.control.messages import Answer, Ask, Declined, Exited, FromBroker, Refused, StopRun, ToBroker
@@ -15,7 +15,7 @@ from stageline.broker.transports.open import open_client
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 
-from .sealer import Sealer
+from .session import Sealer
 
 REPEAT = 0.25  # seconds between two looks whether a connection broke, and a question with it
 
@@ -40,7 +40,7 @@ class Client(AbstractContextManager["Client"]):
     def __init__(self, url: str, secret: Callable[[], bytes] = bytes) -> None:
         self._url = url
         self._secret = secret
-        self._sealer = Sealer()
+        self._sealer = Sealer(time)
         self._unsealed: list[ToBroker] = []
         self._connected = False  # ever
         try:

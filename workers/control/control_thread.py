@@ -44,8 +44,7 @@ from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable
 from .lifeline import Lifeline
-from .sealer import Sealer
-from .session import BEAT, JOIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
+from .session import BEAT, JOIN, UNANSWERED, Joining, Sealer, Session, Stopped, WorkerIdentity
 
 log = structlog.get_logger()
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from stageline.pipeline.model.division.layer_costs import LayerRanges
+from stageline.pipeline.model.layer_costs import LayerRanges
 from stageline.pipeline.plan import Plan
 from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
 from stageline.workers.extras.preflight.trial_result import MeasuredLayers

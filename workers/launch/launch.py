@@ -7,7 +7,7 @@ from time import monotonic
 
 from stageline.broker.control.records import RunLength
 from stageline.pipeline.addresses import dialled
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed

@@ -17,7 +17,7 @@ from stageline.workers.checkpoint.saved import save_stages
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.disk.background_writer import BackgroundWriter
-from stageline.workers.disk.scratch_files import ScratchFiles
+from stageline.workers.disk.offload_files import ScratchFiles
 from stageline.workers.extras.prefix_cache.cache import PrefixCache
 from stageline.workers.extras.prefix_cache.opening import open_prefix_cache
 from stageline.workers.extras.replay.recorder import RecordWriter, record_failure

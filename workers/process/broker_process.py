@@ -18,10 +18,10 @@ from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refu
 from stageline.broker.control.protocol import KEY_BYTES, decode_to_broker
 from stageline.broker.control.records import RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.observation import EVERY
 from stageline.broker.coordinator.records import EventLog, RunRecords
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
-from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.stores.base import StoreUnusable

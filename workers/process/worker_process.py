@@ -33,7 +33,6 @@ from stageline.pipeline.errors import (
 )
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.checkpoint.hooks import LocalSnapshots
-from stageline.workers.checkpoint.joined_folder import note_own, why_not_own
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.commands import CommandHandler
@@ -52,7 +51,7 @@ from stageline.workers.runtime.program.calls import CallRefused
 from .assigned_worker import AssignedWorker
 from .failures import failures_reported, lacks_resources, plain, why_it_leaves, withheld
 from .group.group import StageGroups
-from .join import tell_script
+from .join import note_own, tell_script, why_not_own
 from .open_queues import open_queues, reachable
 from .stand_ins import StandIns, elastic_stages
 from .system.signals import Signals, exit_at_once

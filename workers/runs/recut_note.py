@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stageline.broker.recovery.earlier_run import EarlierRun
+from stageline.broker.ledger.recovery import EarlierRun
 from stageline.pipeline.plan import Plan
 
 from . import folder as runs

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from stageline.broker.errors import BrokerError
-from stageline.broker.ledger.step_times import timed_actions
+from stageline.broker.ledger.ledger import timed_actions
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline import retry

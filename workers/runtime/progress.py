@@ -14,7 +14,7 @@ import msgspec
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait, WorkerRecord
-from stageline.broker.ledger.step_times import packed_times
+from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage

@@ -8,7 +8,7 @@ from stageline.pipeline.retry import Note
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.freed_memory import give_back_memory
-from stageline.workers.disk.mapped_files import MappedFiles
+from stageline.workers.disk.offload_files import MappedFiles
 
 
 def offload_state(plan: Plan, stages: Iterable[Stage], folder: Path, note: Note | None) -> None:

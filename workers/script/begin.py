@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.model.cut import with_stored_weights
-from stageline.pipeline.model.groups import demand_matched, groups_of
-from stageline.pipeline.model.recomputed import demand_recomputable
-from stageline.pipeline.model.segments.layout import layouts_of
-from stageline.pipeline.model.segments.segment import Segment
-from stageline.pipeline.model.tapped import tapped_layers
+from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, groups_of, tapped_layers
+from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.stage_layout import layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layers.layer import BatchCheck
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import schedule_of
-from stageline.workers.script.arguments.checks import demand_default_device, demand_usable
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.plan_errors import in_arguments_words
 from stageline.workers.script.arguments.script_plan import LineOptions, Model, build_model, plan_of, registered
-from stageline.workers.script.calls.call_log import WeightNames
 
+from .arguments.checks import demand_default_device, demand_usable
+from .calls.calls import WeightNames
 from .inline_run import InlineRun
 from .script_run import ScriptRun
 

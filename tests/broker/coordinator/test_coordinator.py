@@ -18,9 +18,9 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.records import Event, RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.coordinator.run_state import RunState
-from stageline.broker.membership.failure_detector import Leases
+from stageline.broker.ledger.member import Leases
 from stageline.pipeline.digest import weights_sha256
 from support.conversation import SNAPSHOTS, TERMS, Conversation, finished, hello, name, report, steps, stop_reason
 

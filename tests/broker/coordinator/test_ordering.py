@@ -6,7 +6,7 @@ import pytest
 
 from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder, StepRecord
-from stageline.broker.ledger.step_times import packed_times
+from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.stores.base import MemoryStore
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule

@@ -7,7 +7,7 @@ import pytest
 from stageline.broker.control.messages import MOST_TIMES, Confirmed, Report, Trim
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.coordinator.plausibility import implausible, is_due
-from stageline.broker.ledger.step_times import ENTRY
+from stageline.broker.ledger.ledger import ENTRY
 from support.conversation import SNAPSHOTS, Conversation, name, report, steps
 
 TEN = replace(SNAPSHOTS, snapshot_every=10)

@@ -22,8 +22,8 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.records import StepRecord, WorkerRecord
+from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.base import MemoryStore
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Conversation

@@ -18,9 +18,9 @@ from stageline.broker.control.messages import (
     StopRun,
 )
 from stageline.broker.control.records import WorkerRecord
+from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase, run_of
-from stageline.broker.coordinator.run_state import RunState
-from stageline.broker.recovery.earlier_run import EarlierRun
+from stageline.broker.ledger.recovery import EarlierRun
 from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, hello, name, steps
 

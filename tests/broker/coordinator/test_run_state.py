@@ -8,9 +8,9 @@ import pytest
 
 from stageline.broker.control.messages import Exited, Failed, StopRun
 from stageline.broker.control.records import WorkerRecord
+from stageline.broker.coordinator.lifecycle import OVER, TRANSITIONS, IllegalRunEvent, RunEvent, RunLifecycle, RunState
 from stageline.broker.coordinator.run import run_of
-from stageline.broker.coordinator.run_state import OVER, TRANSITIONS, IllegalRunEvent, RunEvent, RunLifecycle, RunState
-from stageline.broker.membership.failure_detector import PARTING
+from stageline.broker.ledger.member import PARTING
 from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, Conversation, finished, having_read, hello, name, report, steps
 

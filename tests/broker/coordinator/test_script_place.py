@@ -17,9 +17,9 @@ from stageline.broker.control.messages import (
     StopRun,
     Trim,
 )
+from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase, ScriptCode
-from stageline.broker.coordinator.run_state import RunState
-from stageline.broker.membership.failure_detector import PARTING
+from stageline.broker.ledger.member import PARTING
 from support.conversation import TERMS, Conversation, finished, hello, name, report, steps
 from support.scripted import (
     SCRIPT,

@@ -7,7 +7,7 @@ from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
 from stageline.broker.coordinator.shutdown import DELAY
-from stageline.broker.membership.failure_detector import PARTING
+from stageline.broker.ledger.member import PARTING
 from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, name, report, steps
 

@@ -14,8 +14,8 @@ from stageline.broker.ledger.ledger import (
     LedgerEntry,
     MicrobatchPosition,
     MicrobatchState,
+    packed_times,
 )
-from stageline.broker.ledger.step_times import packed_times
 from stageline.pipeline.schedule import Action, Kind
 
 ANNA = Holder("anna", 1)

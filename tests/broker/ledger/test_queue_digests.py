@@ -1,6 +1,6 @@
 """The comparison of what both ends of a queue report of its messages."""
 
-from stageline.broker.ledger.queue_digests import REMEMBERED, QueueDigests
+from stageline.broker.ledger.ledger import REMEMBERED, QueueDigests
 
 
 def test_the_first_step_whose_messages_differ_at_both_ends_is_named() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.ledger.step_times import packed_times, timed_actions
+from stageline.broker.ledger.ledger import packed_times, timed_actions
 from stageline.pipeline.schedule import Action, Kind
 
 

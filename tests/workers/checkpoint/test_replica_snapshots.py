@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.schedule import Schedule, make_schedule
-from stageline.workers.checkpoint.directory import SnapshotDirectory
-from stageline.workers.checkpoint.replica_snapshots import beginning_of
+from stageline.workers.checkpoint.directory import SnapshotDirectory, beginning_of
 from stageline.workers.checkpoint.snapshot import Origin
 
 

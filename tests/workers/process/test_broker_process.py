@@ -41,13 +41,13 @@ from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
-from stageline.broker.ledger.step_times import packed_times
-from stageline.broker.membership.failure_detector import Leases
+from stageline.broker.ledger.ledger import packed_times
+from stageline.broker.ledger.member import Leases
 from stageline.broker.stores.base import MemoryStore
 from stageline.broker.transports.open import open_server
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import Action, Kind, make_schedule
-from stageline.workers.control.sealer import Sealer
+from stageline.workers.control.session import Sealer
 from stageline.workers.process import broker_process as module
 from stageline.workers.process.broker_process import serve_channel
 from support.conversation import Conversation, name
@@ -69,7 +69,7 @@ class BrokerPeer:
     control secret."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
-        self._sealer = Sealer()
+        self._sealer = Sealer(time)
         self.socket = context.socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RECONNECT_IVL, 20)
@@ -406,8 +406,8 @@ from time import time
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.transports.open import open_server
-from stageline.broker.ledger.step_times import packed_times
-from stageline.broker.membership.failure_detector import Leases
+from stageline.broker.ledger.ledger import packed_times
+from stageline.broker.ledger.member import Leases
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.process.broker_process import serve_channel

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.ledger.step_times import packed_times
+from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.stores.base import MemoryStore
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan

@@ -1,7 +1,7 @@
 """What the compute loop leaves behind for the reports."""
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.ledger.step_times import timed_actions
+from stageline.broker.ledger.ledger import timed_actions
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.program.program import Program

@@ -14,7 +14,7 @@ from stageline.broker.codec.tensors import TensorHeader, buffer, pack, unpack
 from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.snapshot import state_of, training_of
-from stageline.workers.checkpoint.state_tree import decode_state, encode_state
+from stageline.workers.disk.tensor_file import decode_state, encode_state
 
 Frames = Sequence[bytes | memoryview]
 

@@ -21,7 +21,7 @@ from stageline.pipeline.errors import (
     describe_error,
     raised_by_user_code,
 )
-from stageline.pipeline.model.loading.load import demand_default_device
+from stageline.pipeline.model.load import demand_default_device
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.replica import MicrobatchLoss, ReplicaSums, changes_of, losses_of, total_of

@@ -41,8 +41,7 @@ from stageline.workers.runtime.program.queue_keys import call_key
 from stageline.workers.runtime.progress import Progress
 
 from .batch_record import BatchRecord
-from .call_log import CallLog, WeightNames, messages
-from .open_call import OpenCall, Replies
+from .calls import CallLog, OpenCall, Replies, WeightNames, messages
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ import threading
 from time import monotonic
 
 from stageline.broker.coordinator.run import RunPhase
-from stageline.workers.script.display.questions import ask
+from stageline.workers.script.calls.news import ask
 
 BEGIN_TIMEOUT = 5.0  # seconds, as the workers have for the steps themselves
 _LOOK = 0.05  # seconds between two questions

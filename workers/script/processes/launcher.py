@@ -31,8 +31,8 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.code import write_code
 from stageline.workers.runs.owner import write_owner
 from stageline.workers.runs.result import Facts, LaunchOutcome
-from stageline.workers.script.arguments.broker_address import command_there
-from stageline.workers.script.display.lost_workers import LostWorkers
+from stageline.workers.script.arguments.checks import command_there
+from stageline.workers.script.calls.news import LostWorkers
 
 from .forkable import gpu_obstacle
 

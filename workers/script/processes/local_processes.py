@@ -12,9 +12,9 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.broker.membership.failure_detector import describe_status
+from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import Plan
 from stageline.workers.control.lifeline import Lifeline, LifelineOwner
 from stageline.workers.process.system.fork import Fork, above_stdio

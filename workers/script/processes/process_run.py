@@ -38,14 +38,10 @@ from stageline.workers.runs.store import measured_timetable
 from stageline.workers.runtime.program.calls import CallKind, Position
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.script.calls.batch_record import BatchRecord
-from stageline.workers.script.calls.call_log import WeightNames
+from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
-from stageline.workers.script.calls.open_call import Replies
-from stageline.workers.script.display.early_end import early_end
-from stageline.workers.script.display.questions import ask, waits_for, worker_lines
-from stageline.workers.script.display.stderr import say
-from stageline.workers.script.display.timetable import Timetable, timed_in, timetable_of
-from stageline.workers.script.display.unclosed import watch_for_close
+from stageline.workers.script.calls.news import ask, early_end, say, waits_for, watch_for_close, worker_lines
+from stageline.workers.script.calls.page import Timetable, timed_in, timetable_of
 
 from .beginning import await_beginning
 from .former_processes import await_former_processes

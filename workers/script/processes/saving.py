@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.workers.checkpoint.recut import continued, needs_recut
 from stageline.workers.checkpoint.saved import (
@@ -20,8 +20,8 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics.lines import EVALUATIONS, keep_lines
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches
-from stageline.workers.script.calls.open_call import Replies
-from stageline.workers.script.display.stderr import say
+from stageline.workers.script.calls.calls import Replies
+from stageline.workers.script.calls.news import say
 
 from .former_processes import await_former_processes
 

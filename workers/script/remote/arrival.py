@@ -9,7 +9,7 @@ from typing import Any
 from stageline.broker.coordinator.run import RunPhase
 from stageline.pipeline.printable import printable_line
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.script.arguments.broker_address import command_there
+from stageline.workers.script.arguments.checks import command_there
 
 LOOK = 0.05  # seconds between two looks at the broker, and at who is missing
 ANSWER_TIMEOUT = 1.0  # seconds for the broker to answer a question

@@ -18,7 +18,7 @@ import torch
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.layers import Layers
-from stageline.pipeline.model.loading.names import defines, torch_name
+from stageline.pipeline.model.object_names import defines, torch_name
 from stageline.workers.runs.code import hashes_of
 
 from .import_graph import files_of, is_installed

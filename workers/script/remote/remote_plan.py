@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.workers.script.arguments.broker_address import check_address, queues_beside
+from stageline.workers.script.arguments.checks import check_address, queues_beside
 from stageline.workers.script.arguments.script_plan import LineOptions, Model
 
 from .names import code_of_names, named

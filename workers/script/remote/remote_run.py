@@ -28,11 +28,10 @@ from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.program.calls import CallKind, Position
-from stageline.workers.script.arguments.broker_address import command_there
-from stageline.workers.script.calls.call_log import WeightNames
+from stageline.workers.script.arguments.checks import command_there
+from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
-from stageline.workers.script.calls.open_call import Replies
-from stageline.workers.script.display.stderr import say
+from stageline.workers.script.calls.news import say
 from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
 

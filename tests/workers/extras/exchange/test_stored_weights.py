@@ -8,9 +8,8 @@ import torch
 
 from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
-from stageline.workers.checkpoint.listing import checkpoint_rows, snapshot_states
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
-from stageline.workers.checkpoint.source import CheckpointSource, source_in
+from stageline.workers.checkpoint.source import CheckpointSource, checkpoint_rows, snapshot_states, source_in
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.extras.exchange.stored_weights import RunMovedOn, StoredWeights, take_weights, weights_in
 from stageline.workers.runs.folder import PLAN

@@ -317,7 +317,7 @@ def test_a_launcher_that_hangs_is_ended_and_leaves_no_run(workspace, run_script)
 
 WHOLE = """
 import torch
-from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import from_mapping
 from stageline.workers.runs.result import LaunchOutcome
 from stageline.workers.script.processes.launcher import LaunchEnded, LauncherReport

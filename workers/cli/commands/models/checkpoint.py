@@ -19,8 +19,7 @@ from stageline.workers.runs import folder as runs
 from .checkpoint_split import split
 
 if TYPE_CHECKING:  # they load torch
-    from stageline.workers.checkpoint.listing import CheckpointRow, SnapshotState
-    from stageline.workers.checkpoint.source import CheckpointSource
+    from stageline.workers.checkpoint.source import CheckpointRow, CheckpointSource, SnapshotState
 
 _newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False)
 
@@ -41,7 +40,7 @@ checkpoint.add_command(split)
 @options.as_json
 def ls(run: str | None, as_json: bool) -> None:
     """List the checkpoints of RUN (default: the newest in ./runs), and which stages have a snapshot here."""
-    from stageline.workers.checkpoint.listing import checkpoint_rows
+    from stageline.workers.checkpoint.source import checkpoint_rows
     from stageline.workers.runs.recut_note import read_note
 
     source = _source(run)
@@ -67,8 +66,7 @@ def ls(run: str | None, as_json: bool) -> None:
 @options.as_json
 def verify(run: str | None, step: int | None, as_json: bool) -> None:
     """Read every byte of the snapshots of RUN (default: the newest in ./runs); exit code 1 if one is damaged."""
-    from stageline.workers.checkpoint.listing import snapshot_states
-    from stageline.workers.checkpoint.source import source_in
+    from stageline.workers.checkpoint.source import snapshot_states, source_in
 
     source = _source(run)
     found = list(snapshot_states(source, None if step is None else source.step_of(step)))

@@ -1,0 +1,363 @@
+"""Where stages begin again: the complete checkpoint, and what is decided when records are lost or a run is resumed.
+
+`CheckpointTracker` knows the newest step that every stage could go back to, from the snapshots on the disks:
+
+    stage 0    20  40  60
+    stage 1    20  40              complete: 40, once the losses before step 40 are stored
+    stage 2    20  40      80
+
+A stage that is given to another worker has the complete checkpoint, which that worker starts from, and nothing newer:
+counting a snapshot of its former owner would complete a checkpoint that the new owner has yet to reach.
+
+`Reconciliation` decides when the broker's records are lost or stale. Then the workers and the disks are the records.
+For a lease, Hellos are collected and nothing else is decided:
+
+    owners      of each place: the worker with the highest incarnation
+    checkpoint  the newest step of which snapshots of all stages are on disk. If a newer one was announced, its messages
+                are gone from the queues, and every stage has to go back
+    kept        owners that have finished at least the checkpoint's steps keep running; all other places are empty
+
+The script of a scripted run is kept by the number of steps that it has asked for. It has no snapshots, and no stage to
+begin with: what is known of it never delays the decision. All get incarnations that cannot have been given out before.
+Taking the maximum of the old records and of the Hellos instead is wrong: it gives out incarnations twice, and begins
+stages at steps that others have forgotten (docs/decisions/lost-records.md).
+
+`CheckpointPoll` decides at which checkpoint a run begins that is resumed as a whole: one of which all snapshots can be
+read. All workers verify their snapshots of the newest complete checkpoint, for which the records are right too. If one
+cannot be read, all verify those of the newest other step of which every stage has one, and so on:
+
+    stage 0    20  40         40 is complete, and damaged at stage 1: every stage begins at 20
+    stage 1    20  4?
+
+    stage 0    20  40  60     the same damage; but checkpoint 60 was about to be complete, or the records are older than
+    stage 1    20  4?  60     it: every stage begins at 60
+
+Once a stage has computed something it is too late: the others do not go back for one that is replaced.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from stageline.broker.control.messages import Hello
+from stageline.broker.control.records import WorkerRecord
+from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
+from stageline.broker.ledger.member import Member, stages_label
+from stageline.broker.ledger.registry import Contact, ProcessKey, process_key
+from stageline.pipeline.schedule import Placement
+
+
+class CheckpointTracker(msgspec.Struct):
+    """Collects snapshots. `complete` goes back in `reset` only; before any snapshot it is 0, the initial weights."""
+
+    complete: int
+    newer: list[set[int]]  # [stage]: steps of snapshots after `complete`
+
+    @property
+    def candidates(self) -> set[int]:
+        """Newer steps of which every stage has a snapshot."""
+        return set.intersection(*self.newer)
+
+    def add(self, stage: int, step: int) -> bool:
+        """The stage's current owner has written its snapshot of `step`. False if that was known."""
+        if step <= self.complete or step in self.newer[stage]:
+            return False
+        self.newer[stage].add(step)
+        return True
+
+    def forget(self, stages: Iterable[int]) -> None:
+        """The stages have lost their owners."""
+        for stage in stages:
+            self.newer[stage].clear()
+
+    def reset(self, step: int) -> None:
+        """Sets `complete`: the records are lost, or newer snapshots are damaged."""
+        self.complete = step
+        self.forget(range(len(self.newer)))
+
+    def advance(self, finished: int) -> bool:
+        """Completes the newest candidate before which all stages have reported their steps: `finished` of them."""
+        reported = [step for step in self.candidates if step <= finished]
+        if not reported:
+            return False
+        self.complete = max(reported)
+        self.newer = [{step for step in steps if step > self.complete} for steps in self.newer]
+        return True
+
+
+def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, int]]) -> bool:
+    """Whether, for one of `stages`, the snapshot of `step` is missing and a newer one exists among `snapshots`.
+
+    `snapshots` are (stage, step) pairs. A snapshot is deleted only after a newer checkpoint was announced. One that was
+    never there proves nothing: the disk may be another.
+    """
+    kept = ({of for each, of in snapshots if each == stage} for stage in stages)
+    return step > 0 and any(step not in steps and max(steps, default=0) > step for steps in kept)
+
+
+KEPT_LOSSES = 64  # the newest of a run, one for each stage of a lost worker: they are written with every checkpoint
+
+
+class LostAttempt(msgspec.Struct, frozen=True):
+    """A stage went back to step `start`. Its worker, `name` of its `generation`, had finished the steps before
+    `finished`, and `begun` (step, microbatch, state) of those after them, when it was lost at `at` (seconds since the
+    epoch)."""
+
+    stage: int
+    start: int
+    finished: int
+    begun: list[tuple[int, int, str]]
+    name: str
+    generation: int
+    at: float
+    why: str
+
+    def state(self, position: MicrobatchPosition) -> str | None:
+        """How far the worker was with a microbatch of the stage; None if it had not begun, or if its work was kept."""
+        if position.step < self.start:
+            return None
+        if position.step < self.finished:
+            return str(MicrobatchState.DONE)
+        begun = {(step, microbatch): state for step, microbatch, state in self.begun}
+        return begun.get((position.step, position.microbatch))
+
+
+def lost_attempts(member: Member, ledger: Ledger, start: int, why: str, now: float) -> list[LostAttempt]:
+    """`member` is lost, and its stages go back to step `start`; call it while `ledger` still has their progress."""
+    at = member.exited[0] if member.exited else now
+    return [
+        LostAttempt(
+            stage, start, ledger.finished[stage], _begun(ledger, stage), member.name, member.generation, at, why
+        )
+        for stage in member.stages
+    ]
+
+
+def attempts_on(position: MicrobatchPosition, lost: Iterable[LostAttempt]) -> list[dict[str, object]]:
+    """Attempts among the `lost` ones on a microbatch at a stage, as JSON's own types."""
+    found = ((each, each.state(position)) for each in lost if each.stage == position.stage)
+    return [
+        {"name": each.name, "generation": each.generation, "state": state, "ended": each.at, "why": each.why}
+        for each, state in found
+        if state is not None
+    ]
+
+
+def _begun(ledger: Ledger, stage: int) -> list[tuple[int, int, str]]:
+    return [(held.position.step, held.position.microbatch, str(held.entry.state)) for held in ledger.unfinished(stage)]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """The run whose work a run goes on with in another layout, from its checkpoint of `step`, and never below.
+
+        runs/digits-1f0c               stopped after 120 steps
+        runs/digits-1f0c-at120-5e1d03  the same work from step 120 on; its snapshots of step 120 are made of the other's
+
+    `source` is the other run's folder, "" if it is not known here. `folder` is the run's own, where each machine has
+    the snapshots of its stages. `scripted`: a script began both.
+    """
+
+    step: int
+    source: str
+    folder: str
+    scripted: bool = False
+
+    def refusal(self, placement: Placement, lacking: Collection[int] = ()) -> str:
+        """Why the run cannot begin, for people: the stages `lacking`, or without them some, have no snapshot."""
+        stages = sorted(lacking or [stage for each in placement for stage in each])
+        paths = ", ".join(f"{self.folder}/checkpoints/stage-{stage}/step-{self.step:010d}" for stage in stages)
+        return (
+            f"the run goes on from step {self.step} of {self.source or 'another run'}, and does not begin below it. On "
+            f"the machine of {'its worker' if len(stages) == 1 else 'their workers'}, {stages_label(stages)} must have "
+            f"{paths}. {self.remedy(placement, lacking)}, and resume the run"
+        )
+
+    def below(self, placement: Placement) -> str:
+        """Return, for people, that the run does not go back below its first step, and the way out."""
+        return (
+            f"goes on from step {self.step} of {self.source or 'another run'}, and does not go back below it. "
+            f"{self.remedy(placement)}, and resume it again"
+        )
+
+    def remedy(self, placement: Placement, stages: Collection[int] = ()) -> str:
+        """How the snapshots of `stages`, or without them of all, are written again, for people."""
+        if self.scripted:
+            return f'Write what is missing with Line.resume("{self.source or "RUN"}", ...), with this layout'
+        command = f"stageline checkpoint split {self.source or 'RUN'} --step {self.step}"
+        workers = [index for index, owned in enumerate(placement) if not set(stages).isdisjoint(owned)]
+        each = " and ".join(f"`{command} --worker {index} --write`" for index in workers)
+        found = each or f"`{command} --write` (of several machines on each, with its --worker)"
+        return f"Write what is missing there with {found}, with this run's plan and --set"
+
+
+@dataclass(frozen=True, slots=True)
+class ReconciledState:
+    """The run is at checkpoint `step`; the workers `kept`, by index, continue with the state they have."""
+
+    step: int
+    kept: Mapping[int, Contact]
+
+
+class Reconciliation:
+    """Collects Hellos from `now` on, for a `lease` at least. Times are seconds since the epoch.
+
+    If the run is `resumed` and no worker is running, it takes until all snapshots on the disks are known.
+    """
+
+    def __init__(self, placement: Placement, lease: float, now: float, *, resumed: bool = False) -> None:
+        self.resumed = resumed
+        self.began = now
+        self._placement = placement
+        self._ends = now + lease
+        self._contacts: dict[ProcessKey, Contact] = {}
+
+    @property
+    def incarnation(self) -> int:
+        """The highest incarnation among the Hellos."""
+        return max((hello.incarnation for hello in self._hellos), default=0)
+
+    @property
+    def unknown(self) -> list[int]:
+        """The indexes of whose stages it is not known which snapshots exist."""
+        looked = [hello for hello in self._hellos if hello.snapshots is not None and not (self.resumed and hello.spare)]
+        places = {hello.memory.index if hello.memory is not None else hello.claim for hello in looked}
+        anywhere = sum(hello.memory is None and hello.claim is None for hello in looked)
+        on_disk = {stage for stage, _ in self._snapshots}
+        return [
+            index
+            for index, stages in enumerate(self._placement)
+            if index not in places and not on_disk.issuperset(stages)
+        ][anywhere:]
+
+    def add(self, hello: Hello, sender: bytes, now: float) -> None:
+        """The newest Hello of a process counts."""
+        self._contacts[process_key(hello)] = Contact(hello, sender, now)
+
+    def result(self, now: float) -> ReconciledState | None:
+        """The decision; None while Hellos that matter may still arrive."""
+        owners = self._owners
+        if self.resumed and not owners:
+            return None if self.unknown else ReconciledState(self._newest, {})
+        if now < self._ends or (self.unknown and not self._at_the_beginning):
+            return None
+        step = self._newest
+        announced = max((memory.complete for _, memory in owners.values()), default=0)
+        if step < announced:
+            return ReconciledState(step, {})
+        kept = {index: owner for index, (owner, memory) in owners.items() if memory.step >= step}
+        return ReconciledState(step, kept)
+
+    def lacking(self, step: int) -> list[int]:
+        """The stages of which no snapshot of `step` is known."""
+        return [stage for stages in self._placement for stage in stages if step not in self._steps_of(stage)]
+
+    @property
+    def _hellos(self) -> list[Hello]:
+        return [contact.hello for contact in self._contacts.values()]
+
+    @property
+    def _owners(self) -> dict[int, tuple[Contact, WorkerRecord]]:
+        """By index; the highest incarnation of a place is the last in this order."""
+        ordered = sorted(self._contacts.values(), key=lambda contact: contact.hello.incarnation)
+        placed = [(contact, contact.hello.memory) for contact in ordered if contact.hello.memory is not None]
+        return {memory.index: (owner, memory) for owner, memory in placed if memory.index < len(self._placement)}
+
+    @property
+    def _snapshots(self) -> set[tuple[int, int]]:
+        return {snapshot for hello in self._hellos for snapshot in hello.snapshots or ()}
+
+    @property
+    def _newest(self) -> int:
+        return max(set.intersection(*({0, *self._steps_of(stage)} for each in self._placement for stage in each)))
+
+    def _steps_of(self, stage: int) -> set[int]:
+        """Steps of which there are snapshots of a stage. Its owner's own list counts if there is one: the owner keeps
+        training meanwhile, so others may have seen a newer snapshot, and the owner would look behind."""
+        index = next(k for k, stages in enumerate(self._placement) if stage in stages)
+        owner = self._owners.get(index)
+        own = None if owner is None else owner[0].hello.snapshots
+        return {step for each, step in (self._snapshots if own is None else own) if each == stage}
+
+    @property
+    def _at_the_beginning(self) -> bool:
+        """Whether no step was finished, so that no snapshot can be missed: there is an owner, none has finished a step,
+        and every process here has looked. Without an owner, nothing is known."""
+        workers = [hello for hello in self._hellos if not self._is_script(hello)]
+        looked = all(hello.snapshots is not None for hello in workers)
+        owned = [memory for index, (_, memory) in self._owners.items() if self._placement[index]]
+        return bool(owned) and looked and not self._snapshots and not any(memory.step for memory in owned)
+
+    def _is_script(self, hello: Hello) -> bool:
+        index = hello.memory.index if hello.memory is not None else hello.claim
+        return index is not None and index < len(self._placement) and not self._placement[index]
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The run begins at `step`; None: no checkpoint can be used. `damages` found in the steps that were tried first."""
+
+    step: int | None
+    damages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPoll:
+    """All workers verify their snapshots of `step`. `damages`: what was wrong with those of the steps `tried`. The run
+    does not begin below `floor`, although it may keep an older checkpoint, that of the best evaluation."""
+
+    placement: Placement
+    step: int
+    damages: tuple[str, ...] = ()
+    tried: frozenset[int] = frozenset()
+    floor: int = 0
+
+    def absent(self, hellos: Iterable[Hello]) -> list[int]:
+        """The indexes for which no worker has verified its snapshots yet."""
+        read = [hello for hello in hellos if self._has_read(hello)]
+        claims, anywhere = {hello.claim for hello in read}, sum(hello.claim is None for hello in read)
+        return [index for index, stages in enumerate(self.placement) if stages and index not in claims][anywhere:]
+
+    def result(self, hellos: Iterable[Hello]) -> "ResumePoint | CheckpointPoll | None":
+        """The decision, or the poll for the next step; None while a worker is absent. `hellos`: of all on standby."""
+        read = [hello for hello in hellos if self._has_read(hello)]
+        if self.absent(read):
+            return None
+        unusable = self._unusable(read)
+        if not unusable:
+            return ResumePoint(self.step, self.damages)
+        found = [damage for hello in read if hello.inspection is not None for damage in hello.inspection.damages]
+        absent = f"no worker has a snapshot of step {self.step} of {stages_label(unusable)}"
+        damages = (*self.damages, *dict.fromkeys(found or [absent]))
+        other = max(self._others(read), default=None)
+        if other is None:
+            return ResumePoint(None, damages)
+        return replace(self, step=other, damages=damages, tried=self.tried | {self.step})
+
+    def _has_read(self, hello: Hello) -> bool:
+        return hello.inspection is not None and hello.inspection.step == self.step
+
+    def _unusable(self, read: list[Hello]) -> list[int]:
+        """The stages whose snapshot no worker that may have their place can read."""
+        return [
+            stage
+            for index, stages in enumerate(self.placement)
+            for stage in stages
+            if not any(hello.inspection and stage in hello.inspection.stages for hello in _fit(index, read))
+        ]
+
+    def _others(self, read: list[Hello]) -> set[int]:
+        """Steps that were not tried, and of which there are snapshots of all stages."""
+        seen = [
+            {step for hello in _fit(index, read) for of, step in hello.snapshots or () if of == stage}
+            for index, stages in enumerate(self.placement)
+            for stage in stages
+        ]
+        found = set.intersection(*seen) - self.tried - {0, self.step}
+        return {step for step in found if step >= self.floor}
+
+
+def _fit(index: int, read: list[Hello]) -> list[Hello]:
+    """Hellos of workers that may have the place."""
+    return [hello for hello in read if hello.claim in (None, index)]
