@@ -21,6 +21,7 @@ PURE, TENSORS, DOING = "pure", "pure but for tensors", "doing"
 # From the bottom to the top; a room may import those above it in this list, and itself.
 LADDER = {
     "pipeline": TENSORS,
+    "pipeline/process": DOING,
     "pipeline/schedule/actions": PURE,
     "pipeline/schedule/multi_stage": PURE,
     "pipeline/schedule/listed": PURE,
@@ -36,7 +37,6 @@ LADDER = {
     "pipeline/stage": TENSORS,
     "pipeline/stage/group": TENSORS,
     "pipeline/data": TENSORS,
-    "pipeline/data/readers": DOING,
     "pipeline/data/datasets": DOING,
     "pipeline/model/families": TENSORS,
     "pipeline/model/weights": DOING,
@@ -71,7 +71,6 @@ LADDER = {
     "workers/extras/replay": DOING,
     "workers/extras/taps": DOING,
     "workers/control": DOING,
-    "workers/process/system": DOING,
     "workers/process/group": DOING,
     "workers/process": DOING,
     "workers/extras/preflight": DOING,
@@ -79,7 +78,6 @@ LADDER = {
     "workers/script/arguments": DOING,
     "workers/script/calls": DOING,
     "workers/script/processes": DOING,
-    "workers/script/remote": DOING,
     "workers/script": DOING,
     "workers/extras/forward": DOING,
     "workers/extras/audit": DOING,

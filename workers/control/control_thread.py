@@ -39,11 +39,11 @@ from stageline.broker.errors import BadMessage
 from stageline.broker.transports.open import open_client
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
+from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable
-from .lifeline import Lifeline
 from .session import BEAT, JOIN, UNANSWERED, Joining, Sealer, Session, Stopped, WorkerIdentity
 
 log = structlog.get_logger()

@@ -29,9 +29,10 @@ from stageline.broker.transports.open import REDIS, open_server
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process.lifeline import Lifeline
+from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.retry import reason_of
 from stageline.pipeline.schedule import Schedule
-from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.code import read_code
@@ -41,7 +42,6 @@ from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
 
 from .store_wait import StoreWait
-from .system.signals import Signals
 
 TURN = 0.05  # seconds that a turn waits for the first message
 UNREADABLE = 20  # senders of what is no message that are answered in a turn

@@ -25,7 +25,7 @@ from stageline.broker.transports.sockets.bind import listening
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.workers.process.system.socket_paths import longest_socket_path
+from stageline.workers.disk.owned_folder import longest_socket_path
 
 from .trial_result import TriedPlan
 
