@@ -4,20 +4,19 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
-from stageline.broker.codec.message import TO_SCRIPT, Flow
 from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, WAITS, Report, StepDigest, is_full
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.ledger.ledger import MicrobatchState
-from stageline.broker.queues.base import QueueKey, Trouble
+from stageline.broker.queues.base import Trouble
+from stageline.pipeline.program import Instruction, Per, Queue
 from stageline.pipeline.schedule import Kind
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.machine import AwaitCredit
-from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
 
 MOST_REPEATED = 20_000  # newest confirmed digests of queues, which are sent again to another broker
 AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are sent again
-_STATES = {  # of a microbatch, from an action's start and from its end on
+_STATES: dict[str, tuple[MicrobatchState, ...]] = {  # of a microbatch, from an action's start and from its end on
     Kind.FORWARD: (MicrobatchState.FORWARD, MicrobatchState.STASHED),
     Kind.BACKWARD: (MicrobatchState.BACKWARD, MicrobatchState.DONE),
     Kind.INPUT: (MicrobatchState.INPUT, MicrobatchState.HALFWAY),
@@ -98,7 +97,7 @@ class Reporter:
         self._snapshots = sorted({*self._snapshots, *written})
         self._rounds, self._confirmed_rounds = [], 0
         position = self._progress.position(self._progress.complete)
-        self._resent_digests.extend(each for each in self._confirmed_digests if _is_from(position, each))
+        self._resent_digests.extend(each for each in self._confirmed_digests if self._is_from(position, each))
         self._confirmed_digests.clear()
         self._sent = float("-inf")
 
@@ -152,17 +151,24 @@ class Reporter:
         if progress.writes or progress.over or progress.unordered is not None:
             return []
         if progress.waits and progress.call is not None:
-            (key, number), room = progress.call, progress.call[0].flow in TO_SCRIPT
-            return [Wait(str(key), number, f"call {number}", number, progress.since, room=room)]
+            (queue, number), room = progress.call, progress.call[0].per is not Per.CALL
+            return [Wait(queue.name, number, f"call {number}", number, progress.since, room=room)]
         lacking = progress.lacking if progress.waits or full is not None else None
         if lacking is None:
             return []
         instruction, since = lacking.instruction, progress.since if full is None else full
-        place = instruction.number, instruction.name, instruction.step
+        name, program = lacking.queue, progress.program
+        if program is None:
+            return []
+        number, source = instruction.step, None
+        if instruction.op.per.many:
+            number = instruction.step * program.schedule.microbatches + instruction.action.microbatch
+        place = number, instruction.name, instruction.step
         if isinstance(lacking, AwaitCredit):
-            return [Wait(str(lacking.key), *place, since, room=True, source=lacking.key.stage)]
-        source = progress.tied_sources.get(lacking.key)
-        return [Wait(str(lacking.key), *place, since, room=full is not None, source=source)]
+            return [Wait(name, *place, since, room=True, source=program.queues[name].target)]
+        if program.queues[name].flow in ("tied", "subtotal", "total"):
+            source = program.queues[name].source
+        return [Wait(name, *place, since, room=full is not None, source=source)]
 
     def _doing(self, trouble: Trouble | None, *, blocked: bool) -> str:
         """What the compute loop does now, in words. `blocked`: it waits for something else than messages."""
@@ -183,12 +189,12 @@ class Reporter:
             return f"{WAITS} for the other workers"
         action = str(instruction)
         if progress.full is not None:
-            return f"{WAITS} for room in {instruction.gives} to put what {action} gives"
+            return f"{WAITS} for room in {', '.join(instruction.gives)} to put what {action} gives"
         if not progress.waits:
             return action
         if isinstance(progress.lacking, AwaitCredit):
-            return f"{WAITS} for credit in {instruction.gives} to run {action}"
-        return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {action}"
+            return f"{WAITS} for credit in {', '.join(instruction.gives)} to run {action}"
+        return f"{WAITS} for {' and '.join(instruction.takes)} to run {action}"
 
     def _layer(self) -> str:
         """What is being computed: "layer 3", "the loss"; "" if nothing is."""
@@ -223,20 +229,21 @@ class Reporter:
         ]
 
     def _states(self, instruction: Instruction) -> tuple[MicrobatchState, ...]:
-        forward_only = instruction.action.stage < self._progress.first_trainable
+        program = self._progress.program
+        forward_only = program is not None and not program.schedule.trains(instruction.action.stage)
         if forward_only and instruction.action.kind is Kind.FORWARD:
             return MicrobatchState.FORWARD, MicrobatchState.DONE
         return _STATES.get(instruction.action.kind, ())
 
+    def _is_from(self, position: Position, digest: StepDigest) -> bool:
+        """Return True if a worker that begins at `position` puts or takes the messages of this digest."""
+        name, step, _ = digest
+        program = self._progress.program
+        return program is None or step >= position.of(program.queues[name].per)
 
-def _is_from(position: Position, digest: StepDigest) -> bool:
-    """Return True if a worker that begins at `position` puts or takes the messages of this digest."""
-    queue, step, _ = digest
-    return step >= position.of(Flow(queue.partition("-")[0]))
 
-
-def _of_script(key: QueueKey, number: int) -> str:
+def _of_script(queue: Queue, number: int) -> str:
     """What the compute loop waits for the script to do, in words."""
-    if key.flow in TO_SCRIPT:
+    if queue.per is not Per.CALL:
         return f"{WAITS} for the script to take its replies: there is no room for the one to call {number}"
     return f"{WAITS} for call {number} of the script"

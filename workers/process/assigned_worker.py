@@ -74,12 +74,11 @@ class AssignedWorker:
         auto = job.plan.schedule.is_auto
         meter = StageBytesMeter(executor.stages, executor.carry_out, found) if auto else None
         self.loop = WorkerLoop(
-            job.program,
+            job.calls,
             assigned.index,
             executor,
             queues,
             carry_out=self._watched(executor.carry_out if meter is None else meter.carry_out),
-            codecs=job.codecs,
             run=assigned.run,
             incarnation=assigned.incarnation,
             start=assigned.step,
@@ -167,7 +166,7 @@ class AssignedWorker:
         assigned, job = self._assigned, self._job
         if not job.plan.schedule.is_auto:
             return None
-        return StepOrders(job.schedule, assigned.orders, assigned.closed, assigned.step)
+        return StepOrders(job.program, assigned.orders, assigned.closed, assigned.step)
 
     def _watched(self, carry_out: CarryOut) -> CarryOut:
         """`carry_out`, tapped and recorded."""

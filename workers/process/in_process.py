@@ -38,6 +38,7 @@ from stageline.workers.runtime.executor.executor import ComputeFailed, Executor
 from stageline.workers.runtime.executor.skipping import SkipLog
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import Stuck, take_turns
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator
@@ -98,8 +99,8 @@ class _Local(AbstractContextManager["_Local"]):
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
-        for key, queue in job.program.queues.table.items():
-            self._queues.inbound(key).rewind(queue.begins)
+        for queue in job.program.queues.values():
+            self._queues.inbound(queue_key(queue)).rewind(queue.begins)
         self._decisions = SkipLog(runs.folder(job.plan, run))
         self._open = ExitStack()
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
@@ -171,12 +172,11 @@ class _Local(AbstractContextManager["_Local"]):
         taps = self._taps(executor, run)
         carry_out = None if taps is None else taps.tapping(executor.carry_out)
         loop = WorkerLoop(
-            job.program,
+            job.calls,
             index,
             executor,
             self._queues,
             carry_out=carry_out,
-            codecs=job.codecs,
             run=run,
             incarnation=incarnation,
         )
@@ -199,6 +199,6 @@ class _Local(AbstractContextManager["_Local"]):
             place.reporter.confirmed(report.number)
         for _, message in self._coordinator.tick(time()):
             if isinstance(message, Trim):
-                position = self._job.program.position(message.step)
-                for key, queue in self._job.program.queues.table.items():
-                    self._queues.outbound(key).trim(queue.within(position.of(key.flow)))
+                position = self._job.calls.position(message.step)
+                for queue in self._job.program.queues.values():
+                    self._queues.outbound(queue_key(queue)).trim(queue.within(position.of(queue.per)))

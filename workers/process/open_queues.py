@@ -13,7 +13,8 @@ from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
-from stageline.workers.runtime.program.program import Program
+from stageline.pipeline.program import Program
+from stageline.workers.runtime.queue_keys import queue_key
 
 _REDIS_PORT = 6379  # where an address names none
 
@@ -33,11 +34,11 @@ def open_queues(
 
     Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
     """
-    url = plan.queues.url
+    url, me = plan.queues.url, assigned.index
     options = QueueOptions(
         microbatches=program.schedule.microbatches,
         windows=windows,
-        local=program.queues.local(assigned.index),
+        local={queue_key(queue) for queue in program.inbound(me) if queue.producer == me},
         retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
         key=assigned.queue_key,

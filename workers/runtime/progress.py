@@ -11,11 +11,11 @@ from time import time
 
 import msgspec
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait, WorkerRecord
 from stageline.broker.ledger.ledger import packed_times
-from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
+from stageline.broker.queues.base import Depth, WorkerQueues
+from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
 
@@ -23,7 +23,6 @@ from .calls import Position
 from .executor.stage_bytes import HeldBytes
 from .machine import AwaitCredit, Take
 from .orders import StepOrders
-from .program.instruction import Instruction
 
 
 class Done(msgspec.Struct):
@@ -66,13 +65,12 @@ class Progress:
     digests: deque[StepDigest] = field(default_factory=deque)  # of what they put and take; taken away by the reader
     writes: str = ""  # what the loop waits for until it is written, "a snapshot is"; "" if it does not
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
-    call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take
-    answered: dict[Flow, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent
+    call: tuple[Queue, int] | None = None  # what the loop waits for the script to put or to take
+    answered: dict[Per, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent
     called_for: int = 0  # training steps, by a script
     said: str = ""  # what a script does, in words; "" for a worker
     wants: Wait | None = None  # the reply that a script waits for
-    first_trainable: int = 0  # stages below it run forward only
-    tied_sources: Mapping[QueueKey, int] = field(default_factory=dict)  # stages, by queues of what is shared
+    program: Program | None = None  # what the loop runs; a script's process has none
     orders: StepOrders | None = None  # of a run that chooses its schedule
     unordered: int | None = None  # the step that the loop does not begin before it knows its order
     stage_bytes: dict[int, HeldBytes] = field(default_factory=dict)  # by stage
@@ -100,16 +98,16 @@ class Progress:
         if self.full is None:
             self.full = now
 
-    def waiting_for_script(self, key: QueueKey, number: int, now: float) -> None:
-        """Nothing is left to compute until the script puts call `number` into `key`, or takes what came of it from
+    def waiting_for_script(self, queue: Queue, number: int, now: float) -> None:
+        """Nothing is left to compute until the script puts call `number` into `queue`, or takes what came of it from
         there."""
-        if self.call != (key, number):
+        if self.call != (queue, number):
             self.since = now
-        self.call, self.waits = (key, number), True
+        self.call, self.waits = (queue, number), True
 
-    def lacks_room_for_reply(self, key: QueueKey, number: int, now: float) -> None:
+    def lacks_room_for_reply(self, queue: Queue, number: int, now: float) -> None:
         """The reply to call `number` cannot be put yet: there is no room to keep it, since the script takes none."""
-        self.waiting_for_script(key, number, now)
+        self.waiting_for_script(queue, number, now)
         if self.full is None:
             self.full = now
 
@@ -135,7 +133,7 @@ class Progress:
         """Whether a snapshot of `step` may become part of a checkpoint: not before the script has the replies to all
         calls up to there. A worker that begins there gives no reply to those."""
         position = self.positions.get(step)
-        return position is None or all(position.of(flow) <= count for flow, count in self.answered.items())
+        return position is None or all(position.of(per) <= count for per, count in self.answered.items())
 
     @property
     def reportable(self) -> bool:

@@ -17,7 +17,7 @@ from stageline.workers.runtime.calls import CallFeed
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.skipping import SkipLog, SkippingExecutor
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.program.program import NO_ROUNDS
+from stageline.workers.runtime.plan_calls import NO_ROUNDS
 from support.small_plans import plan
 from support.workspace import Workspace
 

@@ -25,10 +25,9 @@ from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
-from stageline.workers.runtime.calls import CallKind
+from stageline.workers.runtime.calls import AHEAD, CallKind
 from stageline.workers.runtime.executor.executor import ComputeFailed
 from stageline.workers.runtime.executor.metric_value import Metric
-from stageline.workers.runtime.program.program import AHEAD
 from stageline.workers.script.arguments.checks import demand_batch
 from stageline.workers.script.arguments.model_weights import ModelWeights
 from stageline.workers.script.arguments.script_plan import LineOptions, Workers

@@ -36,20 +36,20 @@ def open_prefix_cache(
     `going_on` is called now and then while it is computed again. Raises `PrefixCacheFailed` if it cannot be,
     `DataError` or `ModelRefused` if the data that say which samples a batch has cannot be read.
     """
-    replays = job.program.replays
+    replayed_from = job.replayed_from
     first = job.schedule.first_trainable
-    if replays is None or first not in job.schedule.placement[worker]:
+    if replayed_from is None or first not in job.schedule.placement[worker]:
         return None
     told = job if job.numbering is not None else job.with_data()
     numbering = require_numbering(told.numbering)
     cache = PrefixCache(
         Path(runs.folder(job.plan, run)) / FOLDER,
         numbering,
-        numbering.count(replays.first),
+        numbering.count(replayed_from),
         parts_of(job.plan, job.segments[first].first_layer),
     )
     cache.note = note
-    steps = min(start, replays.first)
+    steps = min(start, replayed_from)
     wrong = cache.open(steps) if steps else "the run begins"
     if wrong:
         cache.clear()

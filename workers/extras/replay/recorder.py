@@ -21,11 +21,12 @@ from typing import BinaryIO
 import structlog
 from torch import Tensor
 
-from stageline.broker.codec.message import Message, encode, message_number
+from stageline.broker.codec.message import Flow, Message, encode, message_number
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.errors import GroupLost
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.program import CacheUse, Instruction
 from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.layers.memory import copied
@@ -38,9 +39,7 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor.executor import ComputeFailed, Culprit, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE, CarryOut
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.queue_keys import queue_key
-from stageline.workers.runtime.program.replays import CacheUse
+from stageline.workers.runtime.queue_keys import queue_key
 
 from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
 
@@ -88,7 +87,7 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         def recorded(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             if instruction.evaluates:
                 return carry_out(instruction, received)
-            for key, payload in zip(instruction.inputs, received, strict=True):
+            for key, payload in zip(taken_keys(instruction), received, strict=True):
                 before = map_tensors(_copied, payload)  # a layer may write to its input
                 self._record(instruction, Direction.TAKEN, key, before)
             result = carry_out(instruction, received)
@@ -114,7 +113,7 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
 
     def _record(self, instruction: Instruction, direction: Direction, key: QueueKey, payload: Tree) -> None:
         place = instruction.step, instruction.action.microbatch, key.stage
-        message = Message(self._run, key.flow, *place, self._incarnation, instruction.number, payload)
+        message = Message(self._run, key.flow, *place, self._incarnation, 0, payload)
         self.record(instruction.action.stage, direction, message)
 
     def _write(self, stage: int, direction: Direction, message: Message) -> None:
@@ -161,8 +160,16 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
 def result_queue(action: Action) -> QueueKey | None:
     """Under which queue an action's result is recorded: the loss as if a stage came after the last, and the gradient
     of a stage whose producer does not train as if it did. None for the first stage's backward, which has no result."""
-    name = action.outbound
-    return queue_key(name) if name else None
+    flow, _, stage = action.outbound.partition("-")
+    return QueueKey(Flow(flow), int(stage)) if flow else None
+
+
+def taken_keys(instruction: Instruction) -> tuple[QueueKey, ...]:
+    """Return under which queues an instruction's inputs are recorded: rows that are replayed came from the stage before
+    once."""
+    replayed = CacheUse.REPLAYED in instruction.op.marks
+    flows = ["forward"] if replayed else [name.partition("-")[0] for name in instruction.takes]
+    return tuple(QueueKey(Flow(flow), instruction.action.stage) for flow in flows)
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -221,12 +228,12 @@ def _inputs(
     sent."""
     action, step, deadline = culprit.action, culprit.step, monotonic() + LONGEST
     forward = job.program.instruction(step, Action(Kind.FORWARD, action.stage, action.microbatch))
-    if forward.cache is CacheUse.REPLAYED and executor.prefix is not None:
-        key, rows = forward.inputs[0], executor.prefix.rows(step, action.microbatch)
-        yield Message(run, key.flow, step, action.microbatch, key.stage, incarnation, forward.number, rows)
+    if CacheUse.REPLAYED in forward.op.marks and executor.prefix is not None:
+        (key,), rows = taken_keys(forward), executor.prefix.rows(step, action.microbatch)
+        yield Message(run, key.flow, step, action.microbatch, key.stage, incarnation, 0, rows)
     later = [job.program.instruction(step, each).takes for each in action.way[1:]]
-    for key in (*forward.takes, *chain.from_iterable(later)):
-        yield _taken_again(queues, key, step, action.microbatch, deadline)
+    for name in (*forward.takes, *chain.from_iterable(later)):
+        yield _taken_again(queues, queue_key(job.program.queues[name]), step, action.microbatch, deadline)
 
 
 def _taken_again(queues: Queues, key: QueueKey, step: int, microbatch: int, deadline: float) -> Message:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from stageline.broker.codec.structure import is_emptied
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, write_json
@@ -30,7 +31,6 @@ from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.skipping import MARK
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import CarryOut
-from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
 
 from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder

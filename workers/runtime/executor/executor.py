@@ -22,6 +22,7 @@ from stageline.pipeline.errors import (
     raised_by_user_code,
 )
 from stageline.pipeline.model.load import demand_default_device
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.replica import MicrobatchLoss, ReplicaSums, changes_of, losses_of, total_of
@@ -29,7 +30,6 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.runtime.program.instruction import Instruction
 
 from .forked_copy import without_copies
 from .metric_value import Metric, metric_value
@@ -332,7 +332,7 @@ def _backward_weight(stage: Stage, instruction: Instruction, received: Sequence[
         stage.backward_weight(step=step, microbatch=number)
 
 
-def _sent(stage: Stage, kind: Kind, received: Sequence[Tree]) -> Tree:
+def _sent(stage: Stage, kind: str, received: Sequence[Tree]) -> Tree:
     """What an earlier stage is sent of the gradients of parameters that both use: of a microbatch, or of the step."""
     if not isinstance(stage, TiedStage):
         return None

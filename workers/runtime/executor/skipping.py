@@ -20,11 +20,11 @@ from pathlib import Path
 
 import structlog
 
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.retry import Note, passing_fault, persist
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
-from stageline.workers.runtime.program.instruction import Instruction
 
 from .executor import BadMicrobatch, ComputeFailed, Culprit, Executor
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch.autograd.graph import saved_tensors_hooks
 
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.stage.held import SavedBytes, lasting_bytes
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, tensors
-from stageline.workers.runtime.program.instruction import Instruction
 
 CarriesOut = Callable[[Instruction, Sequence[Tree]], Tree]
 HeldBytes = tuple[int, int, int | None]  # that last; of a microbatch in flight; and so many more between its halves

@@ -29,7 +29,7 @@ from stageline.pipeline.addresses import EVERY_INTERFACE, host_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.program import Program
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
@@ -169,13 +169,11 @@ def workers_named(missing: list[int]) -> str:
 class RemoteRun(ProcessRun):
     """Like `ProcessRun`, but the broker alone is started, at `broker.url` of `plan`; the workers have `code`."""
 
-    def __init__(
-        self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None, code: ScriptCode
-    ) -> None:
+    def __init__(self, plan: Plan, program: Program, names: WeightNames, resume: str | None, code: ScriptCode) -> None:
         self._code = code
         self._weights: dict[bool, dict[str, Tensor]] = {}  # at the end; those of True are averages
         self._workers_timeout = plan.broker.patience
-        super().__init__(plan, schedule, names, resume)
+        super().__init__(plan, program, names, resume)
         self.cannot_save = (
             "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
             f"with the run itself: Line.resume({str(self.folder)!r}, ...)"

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.schedule import Tied
+from stageline.pipeline.program import Tied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied import SharedParameters
 from stageline.pipeline.stage.tied_stage import TiedStage
