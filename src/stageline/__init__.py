@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
-    from stageline.workers.runtime.executor.executor import ComputeFailed
+    from stageline.workers.runtime.executor.losses import ComputeFailed
     from stageline.workers.script.display.timetable import Timetable
     from stageline.workers.script.fit.callback import Callback, Fitted
     from stageline.workers.script.fit.tensorboard import TensorBoard

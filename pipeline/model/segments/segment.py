@@ -8,9 +8,8 @@ import torch
 
 from stageline.pipeline.model.weights.stage_weights import StageWeights
 from stageline.pipeline.stage.layers.layer import BatchCheck, BoundLayer, joined, named_state, parts_of
+from stageline.pipeline.stage.settings import SharedParameters
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.tied import SharedParameters
-from stageline.pipeline.stage.tied_stage import TiedStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +119,8 @@ class Segment:
             "names": self.names,
             "order": self.order,
             "titles": self.titles,
+            "shared": self.shared,
         }
-        if self.shared:
-            return TiedStage(self.layers, shared=self.shared, **place, **options)
         return kind(self.layers, **place, **options)
 
     @property

@@ -14,7 +14,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import Mode, Ties
 from stageline.pipeline.stage.layers.memory import copied, parameter_like
-from stageline.pipeline.stage.tied import SharedParameters
+from stageline.pipeline.stage.settings import SharedParameters
 
 from .references import References
 from .segment import Segment
