@@ -7,7 +7,7 @@ from stageline.pipeline import schedule
 from . import stage_checks, training_checks
 from .errors import PlanError
 from .keys.models import PlanTables
-from .keys.schedule import MOST_LISTED
+from .keys.stages import MOST_LISTED
 
 MOST_SIMULATED = 10_000  # forwards of a step: the broker simulates one with every schedule, and must not be away for it
 

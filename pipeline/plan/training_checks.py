@@ -7,7 +7,7 @@ from stageline.pipeline.schedule import DELAYED
 
 from .errors import PlanError
 from .keys.models import PlanTables
-from .keys.schedule import MOST_MICROBATCHES
+from .keys.stages import MOST_MICROBATCHES
 
 SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from stageline.broker.coordinator.run import ResumeMode
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ForeignState, ModelRefused
-from stageline.pipeline.model.segments.stage_layout import StageLayout
-from stageline.pipeline.model.weights.comparison import listed
+from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.model.weights.reading import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT_KEYS
 from stageline.pipeline.plan.errors import shown

@@ -18,7 +18,7 @@ from stageline.pipeline import addresses
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.model.loading.script_objects import is_of_script, script_object
+from stageline.pipeline.model.object_names import is_of_script, script_object
 from stageline.workers.runs import folder as runs
 
 from .display.output import say

@@ -6,8 +6,20 @@ from pydantic import Field
 
 from stageline.pipeline import addresses
 
-from .key_types import Accepts, CodecName, Codecs, Device, Seconds, Size, Unset, WeightsPath, address, one_of, whole
-from .section import Section
+from .key_types import (
+    Accepts,
+    CodecName,
+    Codecs,
+    Device,
+    Seconds,
+    Section,
+    Size,
+    Unset,
+    WeightsPath,
+    address,
+    one_of,
+    whole,
+)
 from .stages import MOST_STAGES
 
 BadMicrobatch = Literal["halt", "skip"]

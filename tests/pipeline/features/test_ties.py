@@ -12,7 +12,7 @@ from torch.nn import functional
 from stageline.pipeline.errors import GradientMismatch
 from stageline.pipeline.features.ties import SharedGradients, TiedGradients
 from stageline.pipeline.model.cut import cut_model
-from stageline.pipeline.model.segments.ties import ties_of
+from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.schedule import Tied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree

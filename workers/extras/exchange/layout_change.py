@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.workers.checkpoint.recut import Recut, needs_recut
 from stageline.workers.checkpoint.regroup import Contents

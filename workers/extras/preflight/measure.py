@@ -7,8 +7,8 @@ from itertools import pairwise
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.division.edges import EACH_LAYER
-from stageline.pipeline.model.division.layer_costs import CutWish, LayerCost, chosen_edges
+from stageline.pipeline.model.edges import EACH_LAYER
+from stageline.pipeline.model.layer_costs import CutWish, LayerCost, chosen_edges
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import DELAYED, ScheduleRefused, make_schedule
 from stageline.pipeline.schedule.check import check_schedule

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from stageline.broker.codec.emptied import emptied, is_emptied
+from stageline.broker.codec.structure import emptied, is_emptied
 from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import (
@@ -23,7 +23,7 @@ from stageline.pipeline.errors import (
 from stageline.pipeline.feature import Compute, Feature, FeatureFailed, all_handlers, ordered
 from stageline.pipeline.features.clipping import ClippedGradients
 from stageline.pipeline.features.ties import SharedGradients
-from stageline.pipeline.model.loading.load import demand_default_device
+from stageline.pipeline.model.load import demand_default_device
 from stageline.pipeline.schedule import ONCE_PER_STEP
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.backward.split import Root

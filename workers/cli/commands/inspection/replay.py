@@ -45,7 +45,7 @@ def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch:
         options.require_existence(where)
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
-    from stageline.pipeline.model.loading.load import code_of
+    from stageline.pipeline.model.load import code_of
     from stageline.workers.extras.replay.replay import ReplayTarget, recorded_plan
     from stageline.workers.extras.replay.replay import replay as run_again
 

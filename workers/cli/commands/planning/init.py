@@ -20,7 +20,7 @@ def init(folder: Path) -> None:
 
     Nothing is overwritten. The JSON schema beside the plan lets editors complete and check its keys.
     """
-    from stageline.pipeline.plan.schema import plan_schema
+    from stageline.pipeline.plan.keys.models import plan_schema
 
     templates = files("stageline.workers.cli") / "templates"
     texts = {name: (templates / name).read_text(encoding="utf-8") for name in TEMPLATES}

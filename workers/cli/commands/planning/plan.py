@@ -42,14 +42,14 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
     step takes least.
     """
     if schema:
-        from stageline.pipeline.plan.schema import plan_schema
+        from stageline.pipeline.plan.keys.models import plan_schema
 
         click.echo(json.dumps(plan_schema(), indent=2))
         return
     read = options.plan_of(config, sets)
     if hosts is not None:
         from stageline.workers.cli.display.fit import show_fit
-        from stageline.workers.launch.fitting import fitted
+        from stageline.workers.launch.trials import fitted
 
         found_fit = fitted(read, options.plan_arguments(config, sets), hosts)
         if as_json:
@@ -124,7 +124,7 @@ def _show_schedules(found: "Estimate") -> None:
     if not found.schedules:
         return
     from stageline.pipeline.choice import MOST_HALVING
-    from stageline.pipeline.plan.keys.schedule import AUTO_BEGINS_WITH  # slow to import
+    from stageline.pipeline.plan.keys.stages import AUTO_BEGINS_WITH  # slow to import
 
     rows = [
         (each.name, "" if not each.in_flight else ",".join(map(str, each.in_flight)), size(each.bytes), each.reason)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from stageline.pipeline.plan.plan_file import LONGEST_SCHEDULE, FileUnreadable, read_text
+from stageline.pipeline.plan.tables import LONGEST_SCHEDULE, FileUnreadable, read_text
 from stageline.pipeline.schedule import LISTED, Mode, Schedule, ScheduleRefused, make_schedule, rows_of, told_by
 
 
