@@ -16,7 +16,7 @@ import structlog
 from stageline.broker.errors import BrokerError, QueueFull
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.units import Exchange, Unit, pack_exchanges
+from stageline.broker.transports.redis.units import Chunk, Exchange, Unit, pack_exchanges
 
 from .answers import RedisKeyTaken, RedisRefusal, RedisUnfit
 from .connection import INQUIRY
@@ -35,7 +35,7 @@ class Batch:
 
     exchanges: list[Exchange]
     units: list[Unit]
-    packed: Sequence[bytes | memoryview]
+    packed: Sequence[Chunk]
     begun: bool = False
 
 
