@@ -148,7 +148,7 @@ class OutboundLink(ABC):
         try:
             return sender.route is not None and self._send_message(sender.route, sender.frames(number))
         except RouteGone:
-            sender.route = None
+            sender.lose_route()
             return False
 
     def _refuse(self, route: bytes, frame: bytes, reason: str) -> None:

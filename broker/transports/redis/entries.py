@@ -161,6 +161,10 @@ class Announcer:
         clear: list[Command] = [(b"DEL", self._key)] if self._is_garbled else []
         return [*clear, (b"XADD", self._key, b"MINID", b"=", bytes(entry_id), bytes(entry_id), *fields), self.look]
 
+    def repeat(self) -> None:
+        """What was announced last may not be in the stream."""
+        self.must_announce = True
+
     def check(self, answers: Sequence[Any]) -> None:
         """The last of `answers` is what is in the stream. Raises `Fenced` if that is a newer incarnation's."""
         (found,) = sound(list(answers[-1:]))

@@ -66,7 +66,7 @@ class StreamWriter:
     def lose_connection(self) -> None:
         """It is not known what was carried out, nor what the server still has."""
         self._length = None
-        self._announcer.must_announce = True
+        self._announcer.repeat()
 
     def update(self, credit: Credit) -> None:
         """Take in what the consumer announces. What it misses is a hole in the stream, which is then filled again."""
@@ -124,7 +124,7 @@ class StreamWriter:
 
     def _send_again(self, number: int) -> None:
         """What was sent from `number` on is not on the server any more."""
-        self._announcer.must_announce = True
+        self._announcer.repeat()
         before = self.sender.sent
         self.sender.resend(number)
         self.forgotten += max(0, before - self.sender.sent)
@@ -162,7 +162,7 @@ class StreamWriter:
         self._exists = True
         if self._length is not None:
             self._length += len(ids)
-        self.sender.sent = numbers.stop
+        self.sender.mark_sent(numbers.stop - 1)
         self._newest = numbers.stop - 1
 
     def _compare(self) -> Exchange:
@@ -179,7 +179,7 @@ class StreamWriter:
                 return
             if number in self._retained(numbers):
                 self.log.check_same(number, header, _FOREIGN_BITS)
-            self.sender.sent = number + 1
+            self.sender.mark_sent(number)
 
     def _is_former(self, header: Header | None) -> bool:
         """Return True if the message with this header is of an ended life of the run."""
