@@ -13,7 +13,7 @@ from stageline.pipeline.schedule.ties import Ties
 
 from .checks import problems
 from .difference import counted
-from .errors import PlanError, PlanRefused, shown
+from .errors import PlanError, PlanRefused, Reason, shown
 from .keys.models import PlanTables
 from .keys.stages import MemoryPlan, StagePlan
 from .stage_checks import loose_stage_memory
@@ -85,7 +85,7 @@ class Plan(PlanTables):
         if self.model.stages not in (None, stages):
             raise PlanRefused([self._error("model.stages", f"the model has {stages} stages")])
         plan = self.with_stages(stages)
-        if wrong := [plan._error(problem.key, problem.reason) for problem in problems(plan)]:
+        if wrong := [plan._error(problem.key, problem.told) for problem in problems(plan)]:
             raise PlanRefused(wrong)
         return plan
 
@@ -168,7 +168,7 @@ class Plan(PlanTables):
         """
         return sha256(canonical(counted(self.as_mapping())).encode()).hexdigest()
 
-    def _error(self, key: str, reason: str) -> PlanError:
+    def _error(self, key: str, reason: Reason) -> PlanError:
         value = flat(self.as_mapping()).get(key)
         return PlanError(key, reason, self._place(key), "" if value is None else shown(value))
 

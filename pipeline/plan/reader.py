@@ -25,7 +25,7 @@ from stageline.pipeline.printable import is_utf8
 from stageline.pipeline.schedule import rows_of
 
 from .checks import problems
-from .errors import PlanError, PlanRefused, shown
+from .errors import PlanError, PlanRefused, Reason, shown
 from .keys.key_types import Accepts, nearest
 from .keys.models import PlanTables, by_number, section
 from .plan import Origin, Plan
@@ -246,7 +246,7 @@ class _Given:
         plan = Plan.model_construct(**dict(sound), file=file)
         values = flat(plan.as_mapping())
         disagreements = [
-            self._error(tuple(problem.key.split(".")), problem.reason, values.get(problem.key))
+            self._error(tuple(problem.key.split(".")), problem.told, values.get(problem.key))
             for problem in problems(plan, [dotted(key) for key in faults])
         ]
         if found := [*errors, *faults.values(), *disagreements]:
@@ -335,7 +335,7 @@ class _Given:
             _table_around(tables, key)[key[-1]] = next(iter(_field(key).examples or ()))
         return PlanTables.model_validate(tables)
 
-    def _error(self, key: Key, reason: str, value: object = None) -> PlanError:
+    def _error(self, key: Key, reason: Reason, value: object = None) -> PlanError:
         """`value` is None where the key itself is the trouble."""
         exactly = [self.settings[key].where] if key in self.settings else []
         inside = (setting.where for name, setting in self.settings.items() if name[: len(key)] == key)
