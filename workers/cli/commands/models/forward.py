@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from stageline.pipeline.process.signals import as_interrupts
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, show
-from stageline.workers.process.system.signals import as_interrupts
 
 if TYPE_CHECKING:  # they load torch
     from stageline.workers.extras.exchange.load import RunModel

@@ -7,8 +7,8 @@ import click
 
 from stageline.pipeline import plan as plans
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import options
-from stageline.workers.control.lifeline import Lifeline
 
 GRACE = 5.0  # seconds beyond its bound, in which the process that started it ends it
 
