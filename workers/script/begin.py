@@ -10,7 +10,7 @@ from stageline.pipeline.model.cut import with_stored_weights
 from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, groups_of, tapped_layers
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.stage_layout import layouts_of
-from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.refusals import refused_inline
 from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layers.layer import BatchCheck
@@ -68,8 +68,7 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
     schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
     if options.workers == "inline":
-        if wrong := list(refused_inline(plan)):
-            raise PlanRefused(wrong)
+        plan.demand_none(refused_inline(plan))
         return weights, check, InlineRun(segments, schedule, names, options, plan)
     if remote is not None:
         return weights, check, _begin_remotely(plan, schedule, names, remote, resume)
