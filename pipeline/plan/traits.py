@@ -147,7 +147,11 @@ HALVING = ("zb-h1", "zb-v", "dualpipe-v")  # and those that are listed with I an
 
 SCRIPT = _is("data.source", SCRIPT_BATCHES, name="a script (`Line`)")
 INLINE = Trait("inline workers of a script", (), lambda plan: {})  # no key of a plan says it
-IN_MEMORY = _is("queues.url", "memory://")
+IN_MEMORY = Trait(
+    'queues.url = "memory://"',
+    ("queues.url",),
+    lambda plan: {"queues.url": ALL} if plan.queues.in_one_process else {},
+)
 ASYNC = _is("schedule.mode", "async")
 PIPEDREAM = Trait('schedule.mode = "async" without "2bw"', ("schedule.mode", "schedule.name"), _pipedream)
 TWO_VERSIONS = _is("schedule.name", DELAYED)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from stageline.pipeline.addresses import Reach, transport_of
 from stageline.pipeline.errors import ExitCode
 
 from .records import RecordedRun, RecordedState
@@ -77,7 +78,7 @@ def _saves(run: RecordedRun) -> bool:
 
 
 def _in_memory(run: RecordedRun) -> bool:
-    return str((run.plan or {}).get("queues", {}).get("url", "")).startswith("memory://")
+    return transport_of(str((run.plan or {}).get("queues", {}).get("url", ""))).reach is Reach.PROCESS
 
 
 def _resume(run: RecordedRun) -> str:
