@@ -26,7 +26,7 @@ def shown(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Wording:
     """How errors name settings.
 
     Attributes:
@@ -38,13 +38,13 @@ class Words:
     show: Callable[[object], str]
 
 
-IN_A_PLAN = Words(str, shown)
+IN_A_PLAN = Wording(str, shown)
 
 
 class Part(Protocol):
     """A part of a reason that depends on the words of the user."""
 
-    def said(self, words: Words) -> str:
+    def said(self, words: Wording) -> str:
         """Return its text in `words`."""
 
 
@@ -58,28 +58,28 @@ class Setting:
     key: str
     value: object = None
 
-    def said(self, words: Words) -> str:
+    def said(self, words: Wording) -> str:
         name = words.name(self.key)
         return name if self.value is None else f"{name} = {words.show(self.value)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class EachOnce:
     """Parts in a row, each text once, with `between` between two of them."""
 
     parts: tuple[Part, ...]
     between: str = "; "
 
-    def said(self, words: Words) -> str:
+    def said(self, words: Wording) -> str:
         return self.between.join(dict.fromkeys(part.said(words) for part in self.parts))
 
 
-def say(reason: Reason, words: Words = IN_A_PLAN) -> str:
+def say(reason: Reason, words: Wording = IN_A_PLAN) -> str:
     """Return `reason` as text."""
     return reason if isinstance(reason, str) else "".join(_said(part, words) for part in reason)
 
 
-def _said(part: str | Part, words: Words) -> str:
+def _said(part: str | Part, words: Wording) -> str:
     return part if isinstance(part, str) else part.said(words)
 
 
