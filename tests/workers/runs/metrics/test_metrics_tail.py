@@ -7,12 +7,12 @@ import pytest
 from stageline.workers.runs.metrics.lines import (
     EVALUATIONS,
     METRICS,
+    MetricsTail,
     StepMetrics,
     encoded,
     evaluation_line,
     keep_lines,
 )
-from stageline.workers.runs.metrics.metrics_tail import MetricsTail
 
 
 def trained(step: int) -> StepMetrics:
