@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 from msgspec import UNSET
 
-from stageline.workers.runs.metrics.lines import EvaluationMetrics, MetricsLine, StepMetrics
+from stageline.workers.runs.metrics import EvaluationMetrics, MetricsLine, StepMetrics
 
 ROWS = 30  # of steps, that a table has unless more are wanted
 COLUMNS = ("step", "loss", "gradient norm", "learning rates", "rows", "time", "evaluation after so many steps")

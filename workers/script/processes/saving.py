@@ -17,7 +17,7 @@ from stageline.workers.checkpoint.saved import (
 )
 from stageline.workers.checkpoint.source import source_in
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.lines import EVALUATIONS, keep_lines
+from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches
 from stageline.workers.script.calls.calls import Replies

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.runs.metrics.lines import (
+from stageline.workers.runs.metrics import (
     EVALUATIONS,
     METRICS,
     MetricsTail,

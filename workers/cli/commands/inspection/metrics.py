@@ -17,7 +17,7 @@ from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import show
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.lines import METRICS, MetricsLine, MetricsTail, StepMetrics, metrics_in
+from stageline.workers.runs.metrics import METRICS, MetricsLine, MetricsTail, StepMetrics, metrics_in
 from stageline.workers.runs.owner import read_owner
 
 LOOK = 0.5  # seconds between two looks at the files of a run that goes on
@@ -97,7 +97,7 @@ def _show(folder: Path, every: int | None) -> None:
 
 
 def _to_tensorboard(folder: Path, target: Path, every: int, *, follow: bool) -> None:
-    from stageline.workers.runs.metrics.lines import EventFile  # imports torch
+    from stageline.workers.runs.metrics import EventFile  # imports torch
 
     with ExitStack() as stack:
         take = stack.enter_context(EventFile(target, 0)).add
