@@ -20,7 +20,7 @@ from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 from stageline.workers.runs.folder import PLAN
 from stageline.workers.runs.result import Facts, Result
 
-from .ending import ending_of
+from .listing import ending_of
 from .records import RecordedRun, RecordedState, RecordsDamaged
 
 
