@@ -18,9 +18,9 @@ from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 from stageline.workers.runs.folder import PLAN
+from stageline.workers.runs.listing import ending_of
 from stageline.workers.runs.result import Facts, Result
 
-from .listing import ending_of
 from .records import RecordedRun, RecordedState, RecordsDamaged
 
 

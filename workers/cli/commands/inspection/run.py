@@ -14,7 +14,7 @@ from stageline.workers.cli.display.tables import show, steps_of
 from stageline.workers.cli.errors import CommandFailed
 
 if TYPE_CHECKING:
-    from stageline.workers.runs.recorded.listing import RunRow
+    from stageline.workers.runs.listing import RunRow
 
 _LONGEST = 60  # characters of a reason that the table shows
 
@@ -32,7 +32,7 @@ def ls(folder: str | Path, as_json: bool) -> None:
 
     Reads their records; no broker is asked. Default: ./runs.
     """
-    from stageline.workers.runs.recorded.listing import run_rows
+    from stageline.workers.runs.listing import run_rows
 
     if not Path(folder).is_dir():
         raise CommandFailed(f"there is no folder {folder}: name the one in which the runs are", ExitCode.USAGE)
