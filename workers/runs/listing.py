@@ -9,7 +9,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.runs import folder as runs
 
-from .recorded.records import RecordedRun, RecordedState, recorded_run
+from .records import RecordedRun, RecordedState, recorded_run
 
 # MERGED: Why a run of which no broker answers does not go on, and what can be done, in words.
 

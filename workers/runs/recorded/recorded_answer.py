@@ -19,9 +19,8 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 from stageline.workers.runs.folder import PLAN
 from stageline.workers.runs.listing import ending_of
+from stageline.workers.runs.records import RecordedRun, RecordedState, RecordsDamaged
 from stageline.workers.runs.result import Facts, Result
-
-from .records import RecordedRun, RecordedState, RecordsDamaged
 
 
 class QueryRefused(StagelineError):
