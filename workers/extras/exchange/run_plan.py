@@ -13,8 +13,8 @@ from stageline.pipeline.model.load import references_of
 from stageline.pipeline.model.object_names import is_of_script
 from stageline.pipeline.plan import Plan
 from stageline.workers.checkpoint.source import CheckpointSource
+from stageline.workers.runs.notes import hashes_of, read_code
 from stageline.workers.runs.owner import read_owner
-from stageline.workers.runs.recut_note import hashes_of, read_code
 
 PLAN_FILE = "stageline.toml"
 _WAY_OUT = "Pass the module whose weights they are: stageline.load(RUN, model=...)"

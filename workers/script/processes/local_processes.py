@@ -20,8 +20,8 @@ from stageline.workers.control.lifeline import Lifeline, LifelineOwner
 from stageline.workers.process.system.fork import Fork, above_stdio
 from stageline.workers.process.system.socket_paths import demand_short_socket_paths
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.notes import CODE
 from stageline.workers.runs.owner import require_free
-from stageline.workers.runs.recut_note import CODE
 from stageline.workers.runs.result import LaunchOutcome
 
 from .forkable import demand_forkable

@@ -19,7 +19,7 @@ from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.object_names import defines, torch_name
-from stageline.workers.runs.recut_note import hashes_of
+from stageline.workers.runs.notes import hashes_of
 
 from .import_graph import files_of, is_installed
 
