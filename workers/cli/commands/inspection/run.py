@@ -24,10 +24,10 @@ def run() -> None:
     """List runs."""
 
 
-@run.command(epilog="Example: stageline run ls /data/runs")
+@run.command("ls", epilog="Example: stageline run ls /data/runs")
 @click.argument("folder", metavar="[DIR]", type=click.Path(), default=RUNS)
 @options.as_json
-def ls(folder: str | Path, as_json: bool) -> None:
+def list_runs(folder: str | Path, as_json: bool) -> None:
     """List the runs in DIR, by the time at which each was begun or resumed: how far each came, and what became of it.
 
     Reads their records; no broker is asked. Default: ./runs.
