@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .tables import share, show
+from .output import share, show
 
 if TYPE_CHECKING:  # slow to import
     from stageline.workers.extras.preflight.trial_result import StageMemory, WorkerEstimate

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .output import say
-from .tables import counted, show, size
+from .output import counted, say, show, size
 
 if TYPE_CHECKING:  # slow to import
     from stageline.workers.extras.placement import HostFit

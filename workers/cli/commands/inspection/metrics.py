@@ -13,8 +13,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import folder_of
 from stageline.workers.cli.display.metrics import COLUMNS, as_csv, cells, every_for, row
-from stageline.workers.cli.display.output import say
-from stageline.workers.cli.display.tables import show
+from stageline.workers.cli.display.output import say, show
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import METRICS, MetricsLine, MetricsTail, StepMetrics, metrics_in

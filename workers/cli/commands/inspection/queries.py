@@ -14,8 +14,7 @@ import msgspec
 
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import answer_about
-from stageline.workers.cli.display.output import say
-from stageline.workers.cli.display.tables import best_of, duration, share, show, show_evaluations, size, summary
+from stageline.workers.cli.display.output import best_of, duration, say, share, show, show_evaluations, size, summary
 from stageline.workers.runs.result import Facts, Result
 
 _PLACE = re.compile(r"(\d{1,15})/(\d{1,15})", re.ASCII)

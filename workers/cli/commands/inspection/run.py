@@ -10,7 +10,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import RUNS
-from stageline.workers.cli.display.tables import show, steps_of
+from stageline.workers.cli.display.output import show, steps_of
 from stageline.workers.cli.errors import CommandFailed
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import RUNS
-from stageline.workers.cli.display.output import say
-from stageline.workers.cli.display.tables import counted, show, size
+from stageline.workers.cli.display.output import counted, say, show, size
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.runs import folder as runs
 

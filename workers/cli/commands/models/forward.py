@@ -8,8 +8,7 @@ import click
 import msgspec
 
 from stageline.workers.cli import options
-from stageline.workers.cli.display.output import say
-from stageline.workers.cli.display.tables import counted, show
+from stageline.workers.cli.display.output import counted, say, show
 from stageline.workers.process.system.signals import as_interrupts
 
 if TYPE_CHECKING:  # they load torch

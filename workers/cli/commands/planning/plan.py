@@ -13,8 +13,7 @@ from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
 from stageline.workers.cli.display.chosen_memory import show_chosen, tight_lines
-from stageline.workers.cli.display.output import say
-from stageline.workers.cli.display.tables import counted, share, show, size
+from stageline.workers.cli.display.output import counted, say, share, show, size
 
 if TYPE_CHECKING:  # slow to import
     from stageline.workers.extras.preflight.trial_result import Estimate
