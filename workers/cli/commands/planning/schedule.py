@@ -9,13 +9,17 @@ from typing import Any
 import click
 import msgspec
 
+from stageline.pipeline.plan.tables import LONGEST_SCHEDULE, FileUnreadable, read_text
 from stageline.pipeline.schedule import (
+    LISTED,
     Mode,
     Placement,
     Schedule,
     ScheduleRefused,
     Times,
     make_schedule,
+    rows_of,
+    told_by,
     v_shaped,
     window_for,
 )
@@ -24,8 +28,6 @@ from stageline.workers.cli import options
 from stageline.workers.cli.display.output import counted, share, show
 from stageline.workers.cli.errors import suggestion
 from stageline.workers.extras import drawing as timetable
-
-from .schedule_file import from_file
 
 MAX_FORWARDS = 20_000  # drawing and measuring more takes minutes
 
@@ -41,6 +43,24 @@ ABOUT = {
     "dualpipe-v": "the same placement, with forwards and backwards in pairs; from two microbatches a worker on",
     "2bw": "for --mode async: 1f1b without a flush, with an update for each step and two versions of the weights",
 }
+
+
+# MERGED: `stageline schedule show --file`: the schedule that a CSV file has, for the shape that its rows tell.
+
+
+def from_file(file: Path, mode: Mode, first_trainable: int) -> Schedule:
+    """Raises `click.UsageError` for a file that is none, and `ScheduleRefused`, which names it, for what is wrong."""
+    try:
+        rows = rows_of(read_text(file, LONGEST_SCHEDULE))
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from error
+    except FileUnreadable as error:
+        raise click.UsageError(f"{file}: {error}") from error
+    try:
+        placement, microbatches = told_by(rows)
+        return make_schedule(LISTED, placement, microbatches, mode=mode, rows=rows, first_trainable=first_trainable)
+    except ScheduleRefused as error:
+        raise ScheduleRefused(f"{file}: {error.reason}", error.reason) from error
 
 
 def _known(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
