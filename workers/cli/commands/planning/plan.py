@@ -12,7 +12,7 @@ import msgspec
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
-from stageline.workers.cli.display.chosen_memory import show_chosen, tight_lines
+from stageline.workers.cli.display.fit import show_chosen, tight_lines
 from stageline.workers.cli.display.output import counted, say, share, show, size
 
 if TYPE_CHECKING:  # slow to import
