@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stageline.workers.cli.commands.inspection.metrics import ROWS, every_for
+from stageline.workers.cli.commands.metrics import ROWS, every_for
 from stageline.workers.runs.metrics import METRICS, StepMetrics, encoded, evaluation_line
 from support.workspace import Workspace, until
 
