@@ -11,7 +11,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.cli import options
-from stageline.workers.cli.display.fit import chosen_lines, tight_lines
+from stageline.workers.cli.display.estimate import chosen_lines, tight_lines
 from stageline.workers.cli.display.output import counted, say, summary
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
