@@ -1,4 +1,7 @@
-"""The runs in a folder, one row each, from their records alone: no broker is asked, and no plan is validated."""
+"""The runs in a folder, one row each, from their records alone: no broker is asked, and no plan is validated.
+
+A row says why a run does not go on, and what can be done.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +13,6 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.runs import folder as runs
 
 from .records import RecordedRun, RecordedState, recorded_run
-
-# MERGED: Why a run of which no broker answers does not go on, and what can be done, in words.
 
 
 @dataclass(frozen=True, slots=True)

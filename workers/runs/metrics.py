@@ -7,6 +7,8 @@ evaluations.jsonl    the same, of the evaluations that a script has called for; 
 
 `step` of a training step counts from 0; of an evaluation, it is how many steps were trained before. So the lines after
 C steps are those of steps before C, and of evaluations up to C. A writer that was killed may leave half a line.
+
+`MetricsTail` reads them while the run goes on; `EventFile` hands them to TensorBoard.
 """
 
 import heapq
@@ -26,6 +28,9 @@ from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, s
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 
 Value = float | Literal["nan", "inf", "-inf"] | None  # a text where JSON has no number; None where there were no rows
+
+
+_ENCODER = msgspec.json.Encoder()
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
@@ -59,7 +64,6 @@ class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluati
 
 MetricsLine = StepMetrics | EvaluationMetrics
 _DECODER: msgspec.json.Decoder[MetricsLine] = msgspec.json.Decoder(MetricsLine)
-_ENCODER = msgspec.json.Encoder()
 
 
 def evaluation_line(step: int, values: Mapping[str, float | None], time: float, fit: int | None) -> EvaluationMetrics:
@@ -137,9 +141,6 @@ def _written(value: float | None) -> Value:
     return "nan" if value != value else "inf" if value > 0 else "-inf"
 
 
-# MERGED: Reads the metrics of a run while it goes on: each line once, also when a worker that was replaced writes it again.
-
-
 class MetricsTail:
     """Of the run in `folder`."""
 
@@ -178,9 +179,6 @@ class _FileTail:
             return None
         self._newest = place_of(line)
         return line
-
-
-# MERGED: Event files for TensorBoard, written by torch's own writer. It needs the package tensorboard.
 
 
 class TensorBoardMissing(StagelineError):

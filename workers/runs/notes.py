@@ -1,7 +1,8 @@
-"""What a run goes on from that lays another run out in a new way, as its folder and its id tell.
+"""Notes in a run's folder: the run that it goes on from in another layout, and the code of its script.
 
-recut.json                       {"run": "digits-20260131-101500-1f0c", "step": 120}, where its snapshots were made
-digits-20260131-101500-1f0c-at120-5e1d03      its id, the same on all machines
+recut.json     {"run": "digits-20260131-101500-1f0c", "step": 120}, where its snapshots were made; its id tells it too,
+               and is the same on all machines: digits-20260131-101500-1f0c-at120-5e1d03
+code.json      {"torch": "2.13.0", "files": {"model.py": "5fa0c1d2..."}}      read by the broker, which tells joiners
 """
 
 import re
@@ -52,11 +53,6 @@ def earlier_run(plan: Plan, run: str) -> EarlierRun | None:
     source = "" if note is None else str(runs.folder(plan, note.run))
     step = note.step if note is not None else int(named[1]) if named is not None else 0
     return EarlierRun(step, source, str(folder), plan.scripted) if step else None
-
-
-# MERGED: The code that a script's model and functions are in, as the run's folder keeps it for workers on other machines:
-# MERGED:
-# MERGED: code.json    {"torch": "2.13.0", "files": {"model.py": "5fa0c1d2..."}}      read by the broker, which tells joiners
 
 
 def write_code(folder: Path, code: ScriptCode) -> None:

@@ -1,4 +1,4 @@
-"""`stageline checkpoint`: lists and verifies checkpoints, lays them out for other stages, and imports weights."""
+"""`stageline checkpoint`: lists, verifies and splits checkpoints, and imports weights."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from stageline.workers.checkpoint.source import CheckpointRow, CheckpointSource, SnapshotState
 
 _newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False)
-
-
-# MERGED: `stageline checkpoint split`: which old snapshots other stages need, and these stages' snapshots, made of them.
 
 
 class NewStage(msgspec.Struct, frozen=True, kw_only=True):

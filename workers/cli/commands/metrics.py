@@ -30,9 +30,6 @@ LOOK = 0.5  # seconds between two looks at the files of a run that goes on
 Take = Callable[[MetricsLine], object]
 
 
-# MERGED: The metrics of a run as rows of a table, and as CSV.
-
-
 def every_for(steps: int) -> int:
     """Which steps a table shows: each 1st, 2nd, 5th, 10th, ... so that there are about `ROWS`."""
     power = 1

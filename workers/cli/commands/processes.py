@@ -1,4 +1,4 @@
-"""`stageline worker`: runs one worker of a plan, or of a script's run that it joins."""
+"""Commands that are one process of a run: `worker`, `broker`, and `trial`, which other commands start to try a plan."""
 
 import faulthandler
 import os
@@ -135,9 +135,6 @@ def _work_for_script(
     return work_for_script(address, patience, sets, warn_and_work)
 
 
-# MERGED: `stageline broker`: runs the broker of a plan.
-
-
 @click.command(epilog="Example: stageline broker examples/digits --bind tcp://10.0.0.4:5600")
 @options.config
 @options.sets
@@ -198,9 +195,6 @@ def broker(
         msgspec.json.decode(length, type=RunLength) if length else None,
     )
     return run_broker(plan, place, announce)
-
-
-# MERGED: `stageline trial`, which other commands start: tries a plan in this process.
 
 
 @click.command(hidden=True)

@@ -1,4 +1,4 @@
-"""The commands that ask about a run and print the answer: `status`, `why`, `story` and `queue ls`.
+"""Commands that ask about a run and print the answer: `status`, `why`, `story` and `queue ls`; `run ls` lists runs.
 
 The run's broker answers, or when it is gone the run's records: `asking.py` finds them.
 """
@@ -228,9 +228,6 @@ def _show_queues(facts: Facts) -> None:
     ]
     columns = ("queue", "worker", "ready", "in flight", "retained", "size", "oldest")
     show(f"queues of run {facts['run']}", columns, rows)
-
-
-# MERGED: `stageline run ls`: lists the runs in a folder.
 
 
 @click.group()

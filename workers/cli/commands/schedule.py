@@ -45,7 +45,7 @@ ABOUT = {
 }
 
 
-# MERGED: `stageline schedule show --file`: the schedule that a CSV file has, for the shape that its rows tell.
+_positive = options.Finite(min=0, min_open=True)
 
 
 def from_file(file: Path, mode: Mode, first_trainable: int) -> Schedule:
@@ -97,7 +97,6 @@ def _parsed(kind: str, parse: Callable[[str], Any]) -> Callable[[click.Context, 
 _placement = _parsed("a placement: write '0,2;1,3'", lambda text: tuple(map(_numbers, text.split(";"))))
 _times = _parsed("three times above 0: write 1,1.5,0.5", _three_times)
 _window = _parsed("a window: write 4,2", _numbers)
-_positive = options.Finite(min=0, min_open=True)
 
 
 @click.group()

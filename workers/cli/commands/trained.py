@@ -1,4 +1,7 @@
-"""`stageline predict` and `stageline eval`: a run's model on data, by the stages of its plan on processes here."""
+"""Commands that take a run's weights: `predict` and `eval` compute with them, `export` writes them for another program.
+
+`predict` and `eval` compute by the stages of the run's plan, on processes of this machine.
+"""
 
 import math
 from collections.abc import Mapping
@@ -139,9 +142,6 @@ def _facts(model: "RunModel", data: str, measured: "Measured") -> dict[str, obje
 
 def _numbers(measured: "Measured") -> dict[str, float]:
     return {**({} if measured.loss is None else {"loss": measured.loss}), **measured.metrics}
-
-
-# MERGED: `stageline export`: writes the weights of a run in the form of another program.
 
 
 @click.command(epilog="Example: stageline export runs/digits-20260131-101500-1f0c digits.safetensors")

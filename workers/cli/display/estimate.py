@@ -1,4 +1,4 @@
-"""What `stageline plan --fit` shows: the stages on their machines, what was compared, and the plan's lines."""
+"""Shows what a plan comes to: its stages on machines (`stageline plan --fit`), and choices for limits of memory."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -48,9 +48,6 @@ def _lines(found: "HostFit") -> list[str]:
         for line in ("", f"[workers.{each.stage}]  # {each.host}", f"stages = [{each.stage}]")
     ]
     return ["", "[model]", *cut, "", "[schedule]", f'name = "{found.schedule}"', *window, *workers]
-
-
-# MERGED: What was chosen for a limit of memory, for people.
 
 
 def chosen_lines(stages: Sequence["StageMemory"]) -> Iterator[str]:

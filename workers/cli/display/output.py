@@ -1,4 +1,7 @@
-"""What commands print for people goes through here; answers as JSON do not, and keep their exact text."""
+"""Prints for people on stdout: text, tables, amounts, the summary of a result. Answers as JSON keep their exact text.
+
+A table is drawn for a terminal, and stands in plain aligned columns otherwise.
+"""
 
 import re
 import sys
@@ -20,9 +23,6 @@ _BYTES = ("B", "kB", "MB", "GB", "TB")
 def say(text: str, *, err: bool = False, file: IO[Any] | None = None) -> None:
     """Prints `text` on stdout, or on stderr or to `file`. What would control a terminal is shown instead."""
     click.echo(printable(text, most=LONGEST), err=err, file=file)
-
-
-# MERGED: Tables on stdout: drawn for a terminal, in plain aligned columns otherwise; amounts; the summary of a result.
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
