@@ -18,7 +18,7 @@ import torch
 
 from stageline.pipeline.data import Source
 from stageline.pipeline.data.datasets.loader import Loader
-from stageline.pipeline.data.own_targets import OwnTargets
+from stageline.pipeline.data.source import OwnTargets
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan import Plan

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stageline.pipeline.data import Batch, Rows, Source, split_batch
-    from stageline.pipeline.data.datasets.loader import Loader
-    from stageline.pipeline.data.datasets.stream import StreamLoader
+    from stageline.pipeline.data.datasets.loader import Loader, StreamLoader
     from stageline.pipeline.errors import (
         DataError,
         GradientMismatch,
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
     from stageline.workers.script.calls.page import Timetable
     from stageline.workers.script.line import Line
-    from stageline.workers.script.processes.forkable import CannotFork
+    from stageline.workers.script.processes.local_processes import CannotFork
     from stageline.workers.script.train import Trained, train
 
 __all__ = [
@@ -112,8 +111,7 @@ __all__ = [
 _MODULES = {  # where each name is defined
     "pipeline.audit.defences": ("AddNoise", "ClipRows", "EqualNormGradients"),
     "pipeline.data": ("Batch", "Rows", "Source", "split_batch"),
-    "pipeline.data.datasets.loader": ("Loader",),
-    "pipeline.data.datasets.stream": ("StreamLoader",),
+    "pipeline.data.datasets.loader": ("Loader", "StreamLoader"),
     "pipeline.errors": (
         "DataError",
         "GradientMismatch",
@@ -139,7 +137,7 @@ _MODULES = {  # where each name is defined
     "workers.script.fit.callback": ("Callback", "Fitted"),
     "workers.script.fit.tensorboard": ("TensorBoard",),
     "workers.script.line": ("Line",),
-    "workers.script.processes.forkable": ("CannotFork",),
+    "workers.script.processes.local_processes": ("CannotFork",),
     "workers.errors": ("LineClosed", "RunFailed"),
     "workers.script.display.timetable": ("Timetable",),
     "workers.script.train": ("Trained", "train"),

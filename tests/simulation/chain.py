@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 
-from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.structure import emptied, is_emptied
 from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.evaluation import Criterion, Rounds, Standing

@@ -13,9 +13,9 @@ from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import RetentionBudget
 from stageline.broker.queues.memory import MemoryQueues
-from stageline.broker.queues.redis.queues import RedisQueues
-from stageline.broker.queues.shm.queues import ShmQueues
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.redis.queues import RedisQueues
+from stageline.broker.transports.sockets.shm_queues import ShmQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.tree import Tree
 from support.redis_server import shared_server
 

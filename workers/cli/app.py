@@ -13,7 +13,7 @@ from typing import Any
 import click
 import msgspec
 
-from stageline.broker.network.descriptors import raise_descriptor_limit
+from stageline.broker.transports.sockets.descriptors import raise_descriptor_limit
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.printable import is_utf8
 

@@ -8,10 +8,10 @@ from time import monotonic, time
 from typing import Any
 
 from stageline.broker.control.messages import Answer, Ask, Declined, Exited, FromBroker, Refused, StopRun, ToBroker
-from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import decode_from_broker
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import AddressUnusable, BadMessage
+from stageline.broker.transports.open import open_client
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 

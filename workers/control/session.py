@@ -27,9 +27,8 @@ from stageline.broker.control.messages import (
     Stop,
     ToBroker,
 )
-from stageline.broker.control.protocol import encode
+from stageline.broker.control.protocol import MessageSeal, Serials, encode
 from stageline.broker.control.records import Inspection
-from stageline.broker.control.seal import MessageSeal, Serials
 from stageline.pipeline.errors import ExitCode, documented
 from stageline.workers.runtime.progress import Progress
 

@@ -1,28 +1,34 @@
-"""Launches a run on this machine: checks the plan, runs it to its end, keeps the result."""
+"""Launches a run on this machine: checks the plan, runs it to its end, keeps the result.
+
+The run's folder also gets checksums of the data's first batches: a resumed run has to go on with the same data.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+import msgspec
+
 from stageline.broker.control.records import RunLength
 from stageline.pipeline.addresses import dialled
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.fork import Spawn
+from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
+from stageline.workers.disk.owned_folder import demand_short_socket_paths
+from stageline.workers.extras.preflight.transcript import FirstBatches, Transcript, goes_on
 from stageline.workers.extras.preflight.trial_result import StageMemory, WorkerEstimate
-from stageline.workers.process.system import last_line
-from stageline.workers.process.system.signals import Signals
-from stageline.workers.process.system.socket_paths import demand_short_socket_paths
-from stageline.workers.process.system.spawn import Spawn
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.store import measured_timetable
 
 from .children import LocalRun, ScriptProcess
-from .first_batches import demand_same_data, keep_first_batches
 from .supervisor import supervise
 from .template import Template
 from .trials import cut_arguments, memory_arguments, try_plan
@@ -210,3 +216,22 @@ def local_run(
         length=length,
         broker=dialled(plan.broker.url) if remote else "",
     )
+
+
+FILE = "batches.json"
+
+
+def keep_first_batches(folder: Path, made: Transcript) -> None:
+    """Writes the checksums to the run's `folder`, unless it has some."""
+    if not (folder / FILE).exists():
+        persist_json(folder / FILE, FirstBatches(made.first, made.held_out))
+
+
+def demand_same_data(folder: Path, now: Transcript) -> None:
+    """Raises `ModelRefused` if the run in `folder` began with other data than a trial has found `now`."""
+    try:
+        begun = msgspec.json.decode((folder / FILE).read_bytes(), type=FirstBatches)
+    except (OSError, msgspec.MsgspecError):  # the file is a check, and no part of the run
+        return
+    if difference := goes_on(begun, now):
+        raise ModelRefused(difference)

@@ -15,24 +15,24 @@ import structlog
 
 from stageline.broker.control.channel import Envelope, Received, ServerChannel
 from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, StopRun
-from stageline.broker.control.open import REDIS, open_server
-from stageline.broker.control.protocol import decode_to_broker
+from stageline.broker.control.protocol import KEY_BYTES, decode_to_broker
 from stageline.broker.control.records import RunLength
-from stageline.broker.control.seal import KEY_BYTES
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.observation import EVERY
 from stageline.broker.coordinator.records import EventLog, RunRecords
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
-from stageline.broker.network.rate_limit import RateLimit
+from stageline.broker.rate_limit import RateLimit
 from stageline.broker.stores.base import StoreUnusable
+from stageline.broker.transports.open import REDIS, open_server
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process.lifeline import Lifeline
+from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.retry import reason_of
 from stageline.pipeline.schedule import Schedule
-from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.notes import earlier_run, read_code
@@ -41,7 +41,6 @@ from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
 
 from .store_wait import StoreWait
-from .system.signals import Signals
 
 TURN = 0.05  # seconds that a turn waits for the first message
 UNREADABLE = 20  # senders of what is no message that are answered in a turn
@@ -223,8 +222,8 @@ def _clear_queues(run: RunRecords, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
     if not url.startswith(REDIS) or run.phase is not RunPhase.FINISHED:
         return
-    from stageline.broker.queues.redis.entries import prefix
-    from stageline.broker.queues.redis.queues import forget  # takes time to load
+    from stageline.broker.transports.redis.entries import prefix
+    from stageline.broker.transports.redis.queues import forget  # takes time to load
 
     reason = "not every worker has exited"  # one that still runs could put again what it keeps
     if run.all_left:

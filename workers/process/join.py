@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from stageline.broker.control.open import REDIS
 from stageline.broker.coordinator.run import ScriptCode
+from stageline.broker.transports.open import REDIS
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences, from_mapping

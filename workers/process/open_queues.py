@@ -6,11 +6,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stageline.broker.control.messages import Assigned
-from stageline.broker.control.open import REDIS
 from stageline.broker.queues.base import QueueKey, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.shm.queues import ShmQueues
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.open import REDIS
+from stageline.broker.transports.sockets.shm_queues import ShmQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
 from stageline.workers.runtime.program.program import Program
@@ -44,7 +44,7 @@ def open_queues(
         wakes_at_once=wakes_at_once,
     )
     if url.startswith(REDIS):
-        from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load
+        from stageline.broker.transports.redis.queues import RedisQueues  # takes time to load
 
         return RedisQueues(assigned.run, assigned.incarnation, url, options, since=assigned.since)
     if url.startswith("shm://"):

@@ -21,9 +21,8 @@ import msgspec
 
 from stageline.broker.coordinator.observation import OBSERVED
 from stageline.broker.coordinator.run import RunOutcome, RunPhase
-from stageline.broker.stores.base import Store, StoredRun
-from stageline.broker.stores.memory import MemoryStore
-from stageline.broker.stores.sqlite_reader import SqliteReader
+from stageline.broker.stores.base import MemoryStore, Store, StoredRun
+from stageline.broker.stores.sqlite import SqliteReader
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
@@ -184,7 +183,7 @@ def _open_store(folder: Path, plan: Mapping[str, Any] | None, address: str | Non
     address = address or _store_address(plan)
     if address == runs.IN_FOLDER:
         return SqliteReader(folder / runs.STORE) if (folder / runs.STORE).exists() else MemoryStore()
-    from stageline.broker.stores.redis import RedisStore  # slow to import
+    from stageline.broker.transports.redis.store import RedisStore  # slow to import
 
     return RedisStore(address, folder.resolve().name, patience=PATIENCE)
 

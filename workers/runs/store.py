@@ -29,7 +29,7 @@ def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = Non
     if plan.broker.store == runs.IN_FOLDER:
         file = runs.folder(plan, run) / runs.STORE
         return SqliteStore(file, patience=retry.BOUND, waiting=waiting) if waiting else SqliteStore(file)
-    from stageline.broker.stores.redis import RedisStore  # slow to import
+    from stageline.broker.transports.redis.store import RedisStore  # slow to import
 
     return RedisStore(plan.broker.store, run, patience=PATIENCE, waiting=waiting or (lambda reason: None))
 

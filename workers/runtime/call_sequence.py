@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stageline.broker.codec.emptied import emptied
 from stageline.broker.codec.message import TO_SCRIPT, Message
+from stageline.broker.codec.structure import emptied
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.stage.layers.memory import copied

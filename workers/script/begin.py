@@ -25,7 +25,7 @@ from .inline_run import InlineRun
 from .script_run import ScriptRun
 
 if TYPE_CHECKING:
-    from stageline.workers.script.remote.remote_plan import RemotePlan
+    from .processes.names import RemotePlan
 
 InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
 
@@ -90,7 +90,7 @@ def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int
 
 
 def _remote_plan(model: Model, options: LineOptions, broker: str) -> "RemotePlan":
-    from stageline.workers.script.remote.remote_plan import remote_plan
+    from .processes.names import remote_plan
 
     return remote_plan(model, options, broker)
 
@@ -99,7 +99,8 @@ def _begin_remotely(
     plan: Plan, schedule: Schedule, names: WeightNames, remote: "RemotePlan", resume: Path | None
 ) -> ScriptRun:
     from stageline.workers.script.processes.saving import begun_run
-    from stageline.workers.script.remote.remote_run import RemoteRun
+
+    from .processes.remote_run import RemoteRun
 
     return RemoteRun(plan, schedule, names, None if resume is None else begun_run(plan, resume), remote.code)
 

@@ -9,8 +9,8 @@ from time import monotonic
 import pytest
 
 from stageline.broker.control.channel import ClientChannel, ServerChannel
-from stageline.broker.control.open import open_client, open_server
 from stageline.broker.errors import EndpointTaken
+from stageline.broker.transports.open import open_client, open_server
 from support.control_channels import PATIENCE, at_work, received, send
 from support.redis_server import shared_server
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.stores.base import Store, StoredRun
-from stageline.broker.stores.memory import MemoryStore
-from stageline.broker.stores.redis import RedisStore
+from stageline.broker.stores.base import MemoryStore, Store, StoredRun
 from stageline.broker.stores.sqlite import SqliteStore
+from stageline.broker.transports.redis.store import RedisStore
 from support.redis_server import shared_server
 
 STORES: dict[str, Callable[[Path], Store]] = {

@@ -36,16 +36,15 @@ from stageline.broker.control.messages import (
     StopRun,
     Trim,
 )
-from stageline.broker.control.open import open_server
-from stageline.broker.control.protocol import decode_from_broker, encode
+from stageline.broker.control.protocol import RunKeys, decode_from_broker, encode, sealed
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
-from stageline.broker.control.seal import RunKeys, sealed
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.member import Leases
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
+from stageline.broker.transports.open import open_server
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.control.session import Sealer
@@ -406,7 +405,7 @@ import pathlib, sys
 from time import time
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
-from stageline.broker.control.open import open_server
+from stageline.broker.transports.open import open_server
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.member import Leases
 from stageline.broker.stores.sqlite import SqliteStore

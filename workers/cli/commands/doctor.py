@@ -12,12 +12,12 @@ import click
 import msgspec
 
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
-from stageline.workers.process.system.signals import Signals, exit_at_once
 
 if TYPE_CHECKING:
-    from stageline.workers.process.system.spawn import SpawnedProcess
+    from stageline.pipeline.process.fork import SpawnedProcess
 
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 

@@ -48,7 +48,7 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
     read = options.plan_of(config, sets)
     if hosts is not None:
         from stageline.workers.cli.display.estimate import show_fit
-        from stageline.workers.launch.fitting import fitted
+        from stageline.workers.launch.trials import fitted
 
         found_fit = fitted(read, options.plan_arguments(config, sets), hosts)
         if as_json:

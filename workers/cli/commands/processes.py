@@ -13,10 +13,10 @@ from click.core import ParameterSource
 from stageline.pipeline import plan as plans
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.logs import log_to_stderr
-from stageline.workers.control.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan
@@ -171,7 +171,7 @@ def broker(
     log_to_stderr()
     plan = options.plan_of(config, sets)
     from stageline.broker.control.records import RunLength
-    from stageline.workers.control.lifeline import Lifeline
+    from stageline.pipeline.process.lifeline import Lifeline
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
     from stageline.workers.runs import folder as runs
 

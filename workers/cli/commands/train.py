@@ -9,6 +9,8 @@ import click
 import msgspec
 
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process.signals import Signals, exit_at_once
+from stageline.pipeline.process.streams import lost_output
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.cli import options
 from stageline.workers.cli.display.estimate import chosen_lines, tight_lines
@@ -16,8 +18,6 @@ from stageline.workers.cli.display.output import counted, say, summary
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
 from stageline.workers.extras import drawing as timetable
-from stageline.workers.process.system.signals import Signals, exit_at_once
-from stageline.workers.process.system.streams import lost_output
 from stageline.workers.runs.folder import RESULT
 from stageline.workers.runs.owner import StartingRun
 
@@ -52,7 +52,7 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     """
     log_to_stderr()
     from stageline.workers.launch import template
-    from stageline.workers.launch.libraries import libraries_of
+    from stageline.workers.launch.template import libraries_of
 
     def leave(number: int) -> None:
         processes.abandon()

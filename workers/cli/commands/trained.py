@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from stageline.pipeline.process.signals import as_interrupts
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import counted, say, show
-from stageline.workers.process.system.signals import as_interrupts
 
 if TYPE_CHECKING:
     from stageline.workers.extras.exchange.load import RunModel

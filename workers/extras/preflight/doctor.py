@@ -18,14 +18,14 @@ import psutil
 import torch
 import zmq
 
-from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.errors import BrokerError
-from stageline.broker.network.bind import listening
-from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.transports.open import REDIS, open_server
+from stageline.broker.transports.redis.connection import RedisLink
+from stageline.broker.transports.sockets.bind import listening
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.workers.process.system.socket_paths import longest_socket_path
+from stageline.workers.disk.owned_folder import longest_socket_path
 
 from .trial_result import TriedPlan
 

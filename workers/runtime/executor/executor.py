@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from stageline.broker.codec.emptied import emptied, is_emptied
+from stageline.broker.codec.structure import emptied, is_emptied
 from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stageline.broker.control.open import REDIS
+from stageline.broker.transports.open import REDIS
 from stageline.pipeline.addresses import EVERY_INTERFACE, fault, host_of, masked
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError, ModelRefused

@@ -18,8 +18,8 @@ import pytest
 from torch import nn
 
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.control.client import Client
-from stageline.workers.control.lifeline import LifelineOwner
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import read_owner
 from stageline.workers.runs.records import recorded_run
