@@ -36,6 +36,7 @@ LADDER = {
     "pipeline/stage/backward": TENSORS,
     "pipeline/stage": TENSORS,
     "pipeline/stage/group": TENSORS,
+    "pipeline/features": TENSORS,
     "pipeline/data": TENSORS,
     "pipeline/data/datasets": DOING,
     "pipeline/model/families": TENSORS,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
-    from stageline.workers.runtime.executor.executor import ComputeFailed
+    from stageline.workers.runtime.executor.losses import ComputeFailed
     from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
     from stageline.workers.script.calls.page import Timetable
     from stageline.workers.script.line import Line

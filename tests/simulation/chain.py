@@ -167,6 +167,9 @@ class ChainExecutor:
         self._last = schedule.stages - 1
         self._sum = 0.0
 
+    def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
+        self.sums, self.gives_up = Sums(), settled
+
     def evaluated(self, step: int) -> EvaluationRecord:
         sums, self.sums = self.sums, Sums()
         return EvaluationRecord(step, sums.rows, None if sums.loss is None else sums.loss / sums.rows)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stageline.pipeline.errors import GradientMismatch
+from stageline.pipeline.features.ties import SharedGradients, TiedGradients
 from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.schedule import Tied
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree
 from support.tied.model import WIDTH, WORDS, Embedding, Head, Mixing, loss
 from support.tied_per_step import OwnWeights
@@ -80,6 +80,7 @@ def test_stages_that_share_a_parameter_train_it_as_one(cut: list[int], tied: Tie
     parts = cut_model(model(), cut)
     ties = ties_of(parts)
     stages = [part.stage(optimizer=ADAM, loss=loss if part is parts[-1] else None) for part in parts]
+    shared = SharedGradients()
     for step in range(STEPS):
         for number, (x, y) in enumerate(zip(*batch(step), strict=True)):
             for stage in stages[:-1]:
@@ -88,17 +89,18 @@ def test_stages_that_share_a_parameter_train_it_as_one(cut: list[int], tied: Tie
             gone: dict[int, Tree] = {}
             gradient: tuple[Tree, ...] = ()
             for stage in reversed(stages):
-                sent = isinstance(stage, TiedStage) and tied == "microbatch"
-                more = {"tied": of_later(gone, stage, ties)} if sent else {}
-                gradient = (stage.backward(*gradient, step=step, microbatch=number, **more),)
-                gone[stage.index] = stage.leaving() if sent else None
+                sent = bool(stage.shared) and tied == "microbatch"
+                roots = shared.of(stage).roots(of_later(gone, stage, ties)) if sent else []
+                gradient = (stage.backward(*gradient, step=step, microbatch=number, roots=roots),)
+                gone[stage.index] = shared.of(stage).leaving() if sent else None
         for stage in reversed(stages) if tied == "step" else ():
-            if isinstance(stage, TiedStage):
-                gone[stage.index] = stage.subtotal(of_later(gone, stage, ties))
+            if stage.shared:
+                gone[stage.index] = shared.of(stage).subtotal(of_later(gone, stage, ties))
         given: dict[int, Tree] = {}
         for stage in stages:
             totals = [given[lower] for lower, upper in ties if upper == stage.index]
-            given[stage.index] = stage.exchange(*totals) if isinstance(stage, TiedStage) else stage.update()
+            given[stage.index] = shared.of(stage).exchange(*totals) if stage.shared else None
+            stage.update()
     found = {name: tensor for stage in stages for name, tensor in stage.state_dict().items()}
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
@@ -109,25 +111,24 @@ def of_later(gone: dict[int, Tree], stage: Stage, ties: tuple[tuple[int, int], .
     return next((gone[upper] for lower, upper in ties if lower == stage.index), None)
 
 
-def first_and_last() -> tuple[TiedStage, TiedStage]:
+def first_and_last() -> tuple[tuple[Stage, TiedGradients], tuple[Stage, TiedGradients]]:
     first, _, last = [part.stage(optimizer=ADAM, loss=loss) for part in cut_model(model(), [2, 4])]
-    assert isinstance(first, TiedStage)
-    assert isinstance(last, TiedStage)
-    return first, last
+    shared = SharedGradients()
+    return (first, shared.of(first)), (last, shared.of(last))
 
 
 def test_a_microbatch_that_is_left_out_has_no_gradient_to_send() -> None:
-    first, last = first_and_last()
+    (first, owned), (last, used) = first_and_last()
     last.backward(None, step=0, microbatch=0)
-    assert last.leaving() == {TITLE: None}
-    first.backward(None, step=0, microbatch=0, tied={TITLE: None})
-    assert first.exchange() == {TITLE: None}
+    assert used.leaving() == {TITLE: None}
+    first.backward(None, step=0, microbatch=0, roots=owned.roots({TITLE: None}))
+    assert owned.exchange() == {TITLE: None}
 
 
 def test_a_gradient_counts_although_the_earlier_stage_has_none_of_its_own() -> None:
-    first, _ = first_and_last()
-    first.backward(None, step=0, microbatch=0, tied={TITLE: torch.ones(WORDS, WIDTH)})
-    assert torch.equal(first.exchange()[TITLE], torch.ones(WORDS, WIDTH))
+    (first, owned), _ = first_and_last()
+    first.backward(None, step=0, microbatch=0, roots=owned.roots({TITLE: torch.ones(WORDS, WIDTH)}))
+    assert torch.equal(owned.exchange()[TITLE], torch.ones(WORDS, WIDTH))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_a_gradient_counts_although_the_earlier_stage_has_none_of_its_own() -> N
     ],
 )
 def test_gradients_of_something_else_are_refused(tied: object, told: str) -> None:
-    first, _ = first_and_last()
+    (_, owned), _ = first_and_last()
     with pytest.raises(GradientMismatch) as refused:
-        first.backward(None, step=0, microbatch=0, tied=tied)
+        owned.roots(tied)
     assert told in str(refused.value)

@@ -1,4 +1,4 @@
-"""Gradients of parameters that stages share: they meet at the first stage that uses them, and come back as totals.
+"""Parameters that stages share: each stage has a copy of its own, and they send each other its gradients.
 
     stage 0 (owner)                                 stage 3
     gradients that join its own  <-- leaving --     gradients of each backward
@@ -8,34 +8,67 @@
 With `leaving` the owner's `.grad` is what autograd accumulates for one parameter. Why: docs/decisions/tied.md.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 
 from stageline.pipeline.errors import GradientMismatch
+from stageline.pipeline.feature import Compute, Feature, Operation
+from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.settings import SharedParameters
+from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe
-
-from .layers.memory import copied
 
 _Gradients = dict[str, torch.Tensor | None]
 
 
-@dataclass(frozen=True, slots=True)
-class SharedParameters:
-    """What a stage shares with others. Each parameter is called by its name in the first stage that uses it.
+class SharedGradients(Feature):
+    """Gradients of shared parameters meet at the first stage that uses them, and come back as totals.
 
-    `own` are those that this stage uses, with their names here; `above` those whose gradients come from a later stage,
-    and whose totals go there; `below` those whose gradients go to an earlier one. One that only passes through is in
-    both, and not the stage's own.
+    Backwards take what the later stage sends as roots of their own. An update takes the totals of the earlier stage,
+    and returns those for the later one.
     """
 
-    own: Mapping[str, str] = field(default_factory=dict)
-    above: frozenset[str] = frozenset()
-    below: frozenset[str] = frozenset()
+    def __init__(self) -> None:
+        self._of: WeakKeyDictionary[Stage, TiedGradients] = WeakKeyDictionary()
 
-    def __bool__(self) -> bool:
-        return bool(self.above or self.below)
+    def handlers(self, stage: Stage) -> Mapping[str, Compute]:
+        if not stage.shared:
+            return {}
+        gradients = self.of(stage)
+        return {
+            "T": lambda operation, received: gradients.leaving(),
+            "S": lambda operation, received: gradients.subtotal(*received),
+        }
+
+    def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        if not stage.shared or kind not in ("B", "W", "U"):
+            return compute
+        gradients, own = self.of(stage), 1 if kind == "B" else 0
+
+        def backward(operation: Operation, received: Sequence[Tree]) -> Tree:
+            roots = tuple(gradients.roots(*received[own:]))
+            return compute(operation, [*received[:own], roots])
+
+        def update(operation: Operation, received: Sequence[Tree]) -> Tree:
+            given = gradients.exchange(*received)
+            compute(operation, ())
+            return given
+
+        return update if kind == "U" else backward
+
+    def of(self, stage: Stage) -> "TiedGradients":
+        """Return the gradients that `stage` shares, on their way."""
+        if stage not in self._of:
+            self._of[stage] = TiedGradients(stage.index, stage.shared, stage.parameters())
+        return self._of[stage]
+
+
+def copies_in(stages: Iterable[Stage]) -> dict[str, str]:
+    """Return the parameters that `stages` share with an earlier one: their names here, each with that in the first."""
+    own = (stage.shared.own for stage in stages)
+    return {here: first for names in own for first, here in names.items() if here != first}
 
 
 class TiedGradients:
@@ -48,7 +81,7 @@ class TiedGradients:
         self._own = {name: parameters[here] for name, here in shared.own.items()}
         self._passing: _Gradients = {}
 
-    def roots(self, received: Tree) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def roots(self, received: Tree = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Parameters with the gradients that were `received` for them from a later stage: as roots of a backward, to
         which autograd adds this stage's own. Raises `GradientMismatch` for gradients that are not of them."""
         self._passing = given = self._named(received, self._above)
@@ -59,7 +92,7 @@ class TiedGradients:
         passing, self._passing = self._passing, {}
         return {name: self._taken(name) if name in self._own else passing.get(name) for name in self._below}
 
-    def subtotal(self, received: Tree) -> Tree:
+    def subtotal(self, received: Tree = None) -> Tree:
         """The step's gradients for the earlier stage, those added that were `received` from a later one; None if there
         is no earlier stage. Raises `GradientMismatch` as `roots` does."""
         self._passing = given = self._named(received, self._above)
@@ -68,7 +101,7 @@ class TiedGradients:
                 self._own[name].grad = _sum(later, self._own[name].grad)
         return self.leaving() if self._below else None
 
-    def exchange(self, totals: Tree) -> Tree:
+    def exchange(self, totals: Tree = None) -> Tree:
         """Before an update: sets the gradients whose `totals` come from the earlier stage, and returns the totals for
         the later one; None if there is none. Raises `GradientMismatch` as `roots` does."""
         given = self._named(totals, self._below)
