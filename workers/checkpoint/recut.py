@@ -82,7 +82,7 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
             f"another way: {'; '.join(map(str, cut))}. With a codec the bits follow from the cut, so it goes on with "
             "the cut that it began with"
         )
-    if not plan.recovery.on or plan.queues.url == "memory://":
+    if not plan.recovery.on or plan.queues.in_one_process:
         raise _refused(
             f"run {source.run} goes on in another layout from a checkpoint, which this plan does not read: it needs "
             "recovery.restarts and recovery.snapshot_every above 0, and queues.url other than memory://"

@@ -84,7 +84,7 @@ def address(*, dials: bool) -> Callback:
         if fault := _address_fault(value, dials=dials):
             raise click.BadParameter(
                 f"{masked(value)!r} is not an address of a broker: {fault}; "
-                f"write {' or '.join(addresses.BROKER.values())}"
+                f"write {' or '.join(addresses.broker_schemes().values())}"
             )
         if masked(value) != value:
             say(f"stageline: warning: {parameter.opts[0]} {_VISIBLE}", err=True)
@@ -105,12 +105,12 @@ def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 def _address_fault(url: str, *, dials: bool) -> str | None:
-    if (fault := addresses.fault(url, addresses.BROKER)) is not None:
-        return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in addresses.BROKER)}"
+    if (fault := addresses.fault(url, addresses.broker_schemes())) is not None:
+        return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in addresses.broker_schemes())}"
     scheme, _, rest = url.partition("://")
     if not rest:
         return f"{scheme}:// goes with a path"
-    if dials and scheme == "tcp" and rest.rpartition(":")[2].strip("0") in ("", "*"):
+    if dials and addresses.transport_of(url).has_free_port(url):
         return "its port must be the one that the broker listens at"
     return None
 

@@ -26,7 +26,7 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.protocol import MessageSeal, Serials, decode_from_broker, encode
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import AddressUnusable, BadMessage
-from stageline.broker.transports.open import open_client
+from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 

@@ -36,7 +36,7 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.protocol import MessageSeal, decode_from_broker
 from stageline.broker.errors import BadMessage
-from stageline.broker.transports.open import open_client
+from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
 from stageline.pipeline.process.lifeline import Lifeline

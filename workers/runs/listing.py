@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from stageline.pipeline.addresses import Reach, transport_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.runs import folder as runs
 
@@ -85,7 +86,7 @@ def _saves(run: RecordedRun) -> bool:
 
 
 def _in_memory(run: RecordedRun) -> bool:
-    return str((run.plan or {}).get("queues", {}).get("url", "")).startswith("memory://")
+    return transport_of(str((run.plan or {}).get("queues", {}).get("url", ""))).reach is Reach.PROCESS
 
 
 def _resume(run: RecordedRun) -> str:

@@ -23,6 +23,7 @@ from stageline.broker.coordinator.observation import OBSERVED
 from stageline.broker.coordinator.run import RunOutcome, RunPhase
 from stageline.broker.stores.base import MemoryStore, Store, StoredRun
 from stageline.broker.stores.sqlite import SqliteReader
+from stageline.broker.transports.base import backend_of
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
@@ -183,9 +184,7 @@ def _open_store(folder: Path, plan: Mapping[str, Any] | None, address: str | Non
     address = address or _store_address(plan)
     if address == runs.IN_FOLDER:
         return SqliteReader(folder / runs.STORE) if (folder / runs.STORE).exists() else MemoryStore()
-    from stageline.broker.transports.redis.store import RedisStore  # slow to import
-
-    return RedisStore(address, folder.resolve().name, patience=PATIENCE)
+    return backend_of(address).open_store(address, folder.resolve().name, PATIENCE, lambda reason: None)
 
 
 def _store_address(plan: Mapping[str, Any] | None) -> str:

@@ -23,7 +23,7 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.protocol import decode_to_broker, encode
-from stageline.broker.transports.open import open_server
+from stageline.broker.transports.base import open_server
 from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
