@@ -43,8 +43,8 @@ from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
-from .client import BrokerUnreachable
-from .session import BEAT, JOIN, UNANSWERED, Joining, Sealer, Session, Stopped, WorkerIdentity
+from .client import BrokerUnreachable, Sealer
+from .session import BEAT, JOIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
 
 log = structlog.get_logger()
 

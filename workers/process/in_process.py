@@ -32,7 +32,7 @@ from stageline.workers.extras.prefix_cache.opening import open_prefix_cache
 from stageline.workers.extras.replay.recorder import record_failure
 from stageline.workers.extras.taps.tap_writer import BACKLOG, TapWriter
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.metrics_file import MetricsFile
+from stageline.workers.runs.metrics_file import MetricsFile
 from stageline.workers.runs.result import Facts, LaunchOutcome
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.losses import ComputeFailed

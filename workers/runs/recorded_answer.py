@@ -17,11 +17,11 @@ from stageline.broker.coordinator.supervision import Supervision
 from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
-from stageline.workers.runs.folder import PLAN
-from stageline.workers.runs.result import Facts, Result
 
-from .ending import ending_of
+from .folder import PLAN
+from .listing import ending_of
 from .records import RecordedRun, RecordedState, RecordsDamaged
+from .result import Facts, Result
 
 
 class QueryRefused(StagelineError):

@@ -9,23 +9,25 @@ from typing import Any
 import click
 import msgspec
 
+from stageline.pipeline.plan.tables import LONGEST_SCHEDULE, FileUnreadable, read_text
 from stageline.pipeline.schedule import (
+    LISTED,
     Mode,
     Placement,
     Schedule,
     ScheduleRefused,
     Times,
     make_schedule,
+    rows_of,
+    told_by,
     v_shaped,
     window_for,
 )
 from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from stageline.workers.cli import options
-from stageline.workers.cli.display.tables import counted, share, show
+from stageline.workers.cli.display.output import counted, share, show
 from stageline.workers.cli.errors import suggestion
 from stageline.workers.extras import drawing as timetable
-
-from .schedule_file import from_file
 
 MAX_FORWARDS = 20_000  # drawing and measuring more takes minutes
 
@@ -41,6 +43,24 @@ ABOUT = {
     "dualpipe-v": "the same placement, with forwards and backwards in pairs; from two microbatches a worker on",
     "2bw": "for --mode async: 1f1b without a flush, with an update for each step and two versions of the weights",
 }
+
+
+_positive = options.Finite(min=0, min_open=True)
+
+
+def from_file(file: Path, mode: Mode, first_trainable: int) -> Schedule:
+    """Raises `click.UsageError` for a file that is none, and `ScheduleRefused`, which names it, for what is wrong."""
+    try:
+        rows = rows_of(read_text(file, LONGEST_SCHEDULE))
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from error
+    except FileUnreadable as error:
+        raise click.UsageError(f"{file}: {error}") from error
+    try:
+        placement, microbatches = told_by(rows)
+        return make_schedule(LISTED, placement, microbatches, mode=mode, rows=rows, first_trainable=first_trainable)
+    except ScheduleRefused as error:
+        raise ScheduleRefused(f"{file}: {error.reason}", error.reason) from error
 
 
 def _known(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -77,7 +97,6 @@ def _parsed(kind: str, parse: Callable[[str], Any]) -> Callable[[click.Context, 
 _placement = _parsed("a placement: write '0,2;1,3'", lambda text: tuple(map(_numbers, text.split(";"))))
 _times = _parsed("three times above 0: write 1,1.5,0.5", _three_times)
 _window = _parsed("a window: write 4,2", _numbers)
-_positive = options.Finite(min=0, min_open=True)
 
 
 @click.group()

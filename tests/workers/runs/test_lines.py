@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stageline.workers.runs.metrics.lines import (
+from stageline.workers.runs.metrics import (
     EVALUATIONS,
     METRICS,
     EvaluationMetrics,

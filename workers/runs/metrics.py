@@ -7,23 +7,30 @@ evaluations.jsonl    the same, of the evaluations that a script has called for; 
 
 `step` of a training step counts from 0; of an evaluation, it is how many steps were trained before. So the lines after
 C steps are those of steps before C, and of evaluations up to C. A writer that was killed may leave half a line.
+
+`MetricsTail` reads them while the run goes on; `EventFile` hands them to TensorBoard.
 """
 
 import heapq
+import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from math import isfinite
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 
 Value = float | Literal["nan", "inf", "-inf"] | None  # a text where JSON has no number; None where there were no rows
+
+
+_ENCODER = msgspec.json.Encoder()
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
@@ -57,7 +64,6 @@ class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluati
 
 MetricsLine = StepMetrics | EvaluationMetrics
 _DECODER: msgspec.json.Decoder[MetricsLine] = msgspec.json.Decoder(MetricsLine)
-_ENCODER = msgspec.json.Encoder()
 
 
 def evaluation_line(step: int, values: Mapping[str, float | None], time: float, fit: int | None) -> EvaluationMetrics:
@@ -133,3 +139,108 @@ def _written(value: float | None) -> Value:
     if value is None or isfinite(value):
         return value
     return "nan" if value != value else "inf" if value > 0 else "-inf"
+
+
+class MetricsTail:
+    """Of the run in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = [_FileTail(folder / name) for name in (METRICS, EVALUATIONS)]
+
+    def read(self) -> list[MetricsLine]:
+        """The lines since the last time, in the order of training as far as they are there."""
+        return list(heapq.merge(*(file.read() for file in self._files), key=place_of))
+
+
+class _FileTail:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = self._offset = 0
+        self._newest = self._known = (-1, False)  # what was read last; up to where a file that was replaced is known
+
+    def read(self) -> list[MetricsLine]:
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    self._inode, self._offset, self._known = found.st_ino, 0, self._newest
+                file.seek(self._offset)
+                lines = [line for text in file if (line := self._next(text)) is not None]
+        except FileNotFoundError:
+            return []
+        return lines
+
+    def _next(self, text: bytes) -> MetricsLine | None:
+        if not text.endswith(b"\n"):  # the rest is still to be written
+            return None
+        self._offset += len(text)
+        line = decoded(text)
+        if line is None or place_of(line) <= self._known:
+            return None
+        self._newest = place_of(line)
+        return line
+
+
+class TensorBoardMissing(StagelineError):
+    """The package tensorboard is not installed."""
+
+    exit_code = ExitCode.USAGE
+
+
+def writer_class() -> Any:
+    """torch's `SummaryWriter`. Raises `TensorBoardMissing`."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise TensorBoardMissing(
+            f"the package tensorboard is not installed, or not whole ({error}); install it with: "
+            'pip install "stageline[tensorboard]"'
+        ) from error
+    return SummaryWriter
+
+
+class EventFile(AbstractContextManager["EventFile"]):
+    """In `folder`, from step `start` on: TensorBoard drops what earlier files there have from that step on.
+
+    Scalars: "train/loss" and "train/gradient_norm" by training step, "train/learning_rate/0" by group,
+    "evaluation/loss" and "evaluation/accuracy" by how many steps were trained. Raises `TensorBoardMissing`.
+    """
+
+    def __init__(self, folder: Path, start: int) -> None:
+        self._writer = writer_class()(folder, purge_step=start)
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def flush(self) -> None:
+        """What was written can be read."""
+        self._writer.flush()
+
+    def add(self, line: MetricsLine) -> None:
+        """A line of a run's metrics."""
+        if isinstance(line, EvaluationMetrics):
+            self.add_evaluation(line.step, line.values, line.time)
+            return
+        norm = None if line.gradient_norm is UNSET else line.gradient_norm
+        self.add_step(line.step, line.loss, norm, line.learning_rates, line.time)
+
+    def add_step(
+        self,
+        step: int,
+        loss: float | None,
+        gradient_norm: float | None = None,
+        learning_rates: Iterable[float] = (),
+        time: float | None = None,
+    ) -> None:
+        """`time` is in seconds since the epoch; None: now."""
+        rates = {f"learning_rate/{group}": rate for group, rate in enumerate(learning_rates)}
+        self._add("train", step, {"loss": loss, "gradient_norm": gradient_norm, **rates}, time)
+
+    def add_evaluation(self, step: int, values: Mapping[str, float | None], time: float | None = None) -> None:
+        """After `step` training steps."""
+        self._add("evaluation", step, values, time)
+
+    def _add(self, part: str, step: int, values: Mapping[str, float | None], time: float | None) -> None:
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(f"{part}/{name}", value, step, walltime=time)

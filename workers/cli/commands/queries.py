@@ -1,4 +1,4 @@
-"""The commands that ask about a run and print the answer: `status`, `why`, `story` and `queue ls`.
+"""Commands that ask about a run and print the answer: `status`, `why`, `story` and `queue ls`; `run ls` lists runs.
 
 The run's broker answers, or when it is gone the run's records: `asking.py` finds them.
 """
@@ -8,17 +8,33 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from time import time
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
-from stageline.workers.cli.asking import answer_about
-from stageline.workers.cli.display.output import say
-from stageline.workers.cli.display.tables import best_of, duration, share, show, show_evaluations, size, summary
+from stageline.workers.cli.asking import RUNS, answer_about
+from stageline.workers.cli.display.output import (
+    best_of,
+    duration,
+    say,
+    share,
+    show,
+    show_evaluations,
+    size,
+    steps_of,
+    summary,
+)
+from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.runs.result import Facts, Result
 
+if TYPE_CHECKING:
+    from stageline.workers.runs.listing import RunRow
+
 _PLACE = re.compile(r"(\d{1,15})/(\d{1,15})", re.ASCII)
+_LONGEST = 60  # characters of a reason that the table shows
 
 
 def _step_and_microbatch(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[str, str]:
@@ -212,3 +228,43 @@ def _show_queues(facts: Facts) -> None:
     ]
     columns = ("queue", "worker", "ready", "in flight", "retained", "size", "oldest")
     show(f"queues of run {facts['run']}", columns, rows)
+
+
+@click.group()
+def run() -> None:
+    """List runs."""
+
+
+@run.command("ls", epilog="Example: stageline run ls /data/runs")
+@click.argument("folder", metavar="[DIR]", type=click.Path(), default=RUNS)
+@options.as_json
+def list_runs(folder: str | Path, as_json: bool) -> None:
+    """List the runs in DIR, by the time at which each was begun or resumed: how far each came, and what became of it.
+
+    Reads their records; no broker is asked. Default: ./runs.
+    """
+    from stageline.workers.runs.listing import run_rows
+
+    if not Path(folder).is_dir():
+        raise CommandFailed(f"there is no folder {folder}: name the one in which the runs are", ExitCode.USAGE)
+    rows = list(run_rows(Path(folder)))
+    if as_json:
+        click.echo(msgspec.json.encode({"schema": "run-ls/1", "folder": str(folder), "runs": rows}))
+        return
+    columns = ("run", "plan", "began", "state", "steps", "loss", "checkpoint", "weights", "reason")
+    show(f"runs in {folder}", columns, [_cells(each) for each in rows])
+
+
+def _cells(row: "RunRow") -> tuple[object, ...]:
+    reason = (row.reason or "-").splitlines()[0]
+    return (
+        row.run,
+        row.name or "-",
+        "-" if row.began is None else f"{datetime.fromtimestamp(row.began):%F %T}",
+        row.state,
+        steps_of(row.steps, row.total, script=row.script),
+        "-" if row.loss is None else f"{row.loss:.4g}",
+        "-" if row.checkpoint is None else row.checkpoint,
+        (row.weights_sha256 or "-")[:12],
+        reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 3]}...",
+    )

@@ -22,7 +22,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import Note, Retry, persist, reason_of
 from stageline.workers.disk.atomic_file import keep_trying
 
-from .lines import METRICS, EvaluationMetrics, MetricsLine, encoded, keep_lines
+from .metrics import METRICS, EvaluationMetrics, MetricsLine, encoded, keep_lines
 
 EVERY = 1.0  # seconds between two writes
 

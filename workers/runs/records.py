@@ -28,8 +28,9 @@ from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.owner import RunOwner, read_owner
-from stageline.workers.runs.result import Result
+
+from .owner import RunOwner, read_owner
+from .result import Result
 
 SNAPSHOTS = "checkpoints"  # the folder of the stages' snapshots
 FRESH = 10.0  # seconds for which records count as those of a living run, if its process is on another machine

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.runs.metrics.lines import (
+from stageline.workers.runs.metrics import (
     EVALUATIONS,
     METRICS,
+    MetricsTail,
     StepMetrics,
     encoded,
     evaluation_line,
     keep_lines,
 )
-from stageline.workers.runs.metrics.metrics_tail import MetricsTail
 
 
 def trained(step: int) -> StepMetrics:
