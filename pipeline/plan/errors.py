@@ -41,14 +41,14 @@ class Wording:
 IN_A_PLAN = Wording(str, shown)
 
 
-class Part(Protocol):
+class ReasonPart(Protocol):
     """A part of a reason that depends on the words of the user."""
 
     def said(self, words: Wording) -> str:
         """Return its text in `words`."""
 
 
-Reason = str | tuple["str | Part", ...]
+Reason = str | tuple["str | ReasonPart", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Setting:
 class EachOnce:
     """Parts in a row, each text once, with `between` between two of them."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ReasonPart, ...]
     between: str = "; "
 
     def said(self, words: Wording) -> str:
@@ -79,7 +79,7 @@ def say(reason: Reason, words: Wording = IN_A_PLAN) -> str:
     return reason if isinstance(reason, str) else "".join(_said(part, words) for part in reason)
 
 
-def _said(part: str | Part, words: Wording) -> str:
+def _said(part: str | ReasonPart, words: Wording) -> str:
     return part if isinstance(part, str) else part.said(words)
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from stageline.pipeline.schedule.replicated import NAMES as REPLICATED
 
-from .errors import Part, PlanError, Reason, Setting, say
+from .errors import PlanError, Reason, ReasonPart, Setting, say
 from .keys.models import PlanTables
 from .traits import (
     ACCUMULATION,
@@ -96,20 +96,20 @@ class Refusal:
         """The reason for docs, without the values of one plan."""
         return say(self.reason_beside(Setting("the other")))
 
-    def reason_beside(self, other: Part) -> Reason:
+    def reason_beside(self, other: ReasonPart) -> Reason:
         """Return the reason, in which `other` stands for what the trait is refused beside."""
         return tuple(other if part is BESIDE else part for part in self.reason)
 
 
-def mathematical(trait: Trait, beside: Trait, *reason: str | Part) -> Refusal:
+def mathematical(trait: Trait, beside: Trait, *reason: str | ReasonPart) -> Refusal:
     return Refusal(trait, beside, Why.MATHEMATICAL, reason)
 
 
-def physical(trait: Trait, beside: Trait, *reason: str | Part) -> Refusal:
+def physical(trait: Trait, beside: Trait, *reason: str | ReasonPart) -> Refusal:
     return Refusal(trait, beside, Why.PHYSICAL, reason)
 
 
-def not_built(trait: Trait, beside: Trait, *reason: str | Part, anywhere: bool = False) -> Refusal:
+def not_built(trait: Trait, beside: Trait, *reason: str | ReasonPart, anywhere: bool = False) -> Refusal:
     return Refusal(trait, beside, Why.NOT_BUILT, reason, anywhere)
 
 
