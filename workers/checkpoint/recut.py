@@ -26,9 +26,9 @@ from stageline.pipeline.schedule import DELAYED
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.lines import EVALUATIONS, METRICS, keep_lines
-from stageline.workers.runs.recorded.records import RecordsDamaged, recorded_run
-from stageline.workers.runs.recut_note import NOTE, RecutNote, earlier_run, recut_id
+from stageline.workers.runs.metrics import EVALUATIONS, METRICS, keep_lines
+from stageline.workers.runs.notes import NOTE, RecutNote, earlier_run, recut_id
+from stageline.workers.runs.records import RecordsDamaged, recorded_run
 
 from .directory import FOLDER, SnapshotDirectory
 from .regroup import Contents, Share, faults_of, regrouped, shares_of

@@ -94,8 +94,8 @@ def _from_broker(url: str, query: str, of: dict[str, str]) -> Facts:
 
 
 def _from_records(run: Path, store: str | None, query: str, of: dict[str, str]) -> Facts:
-    from stageline.workers.runs.recorded.recorded_answer import recorded_answer  # imports pydantic
-    from stageline.workers.runs.recorded.records import recorded_run
+    from stageline.workers.runs.recorded_answer import recorded_answer  # imports pydantic
+    from stageline.workers.runs.records import recorded_run
 
     with recorded_run(run, store) as recorded:
         result = None if recorded.result is None or query != "status" else msgspec.to_builtins(recorded.result)

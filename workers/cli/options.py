@@ -33,6 +33,21 @@ _VISIBLE = (
 _LAYOUT = ("model.cut=", "model.stages=", "workers.")  # a cut and a number of stages of two commands do not fit
 
 
+config = click.argument("config", type=click.Path(), default=".")  # a folder stands for the plan in it
+sets = click.option(
+    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a key of the plan: --set run.steps=20."
+)
+run = click.argument("run", metavar="RUN", type=click.Path())
+step = click.option(
+    "--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest that all stages have."
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema on stdout.")
+where = click.argument("where", type=click.Path(), required=False)
+lifeline = click.option(
+    "--lifeline", type=int, default=-1, hidden=True, help="Descriptor of a pipe; exit once its other end is closed."
+)
+
+
 class Bytes(click.ParamType[int]):
     """A size as plans have it: 1048576 or "512MiB"."""
 
@@ -107,21 +122,8 @@ def stage_label(ctx: click.Context, parameter: click.Parameter, value: str | Non
     raise click.BadParameter(f"{value!r} is no stage: write its number, such as 1, or that of a replica, such as 1.0")
 
 
-config = click.argument("config", type=click.Path(), default=".")  # a folder stands for the plan in it
-sets = click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a key of the plan: --set run.steps=20."
-)
-run = click.argument("run", metavar="RUN", type=click.Path())
-step = click.option(
-    "--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest that all stages have."
-)
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema on stdout.")
-where = click.argument("where", type=click.Path(), required=False)
 broker = click.option(
     "--broker", callback=address(dials=True), metavar="URL", help="The broker's address. Default: found from WHERE."
-)
-lifeline = click.option(
-    "--lifeline", type=int, default=-1, hidden=True, help="Descriptor of a pipe; exit once its other end is closed."
 )
 
 

@@ -47,7 +47,7 @@ from stageline.broker.stores.base import MemoryStore
 from stageline.broker.transports.base import open_server
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import Action, Kind, make_schedule
-from stageline.workers.control.session import Sealer
+from stageline.workers.control.client import Sealer
 from stageline.workers.process import broker_process as module
 from stageline.workers.process.broker_process import serve_channel
 from support.conversation import Conversation, name
