@@ -20,7 +20,7 @@ from stageline.pipeline.tree import Tree
 
 from .numpy_arrays import numpy
 
-FORMS = (".safetensors", ".npy", ".npz", ".csv")
+INPUTS = (".safetensors", ".npy", ".npz", ".csv")
 
 Read = Callable[[int, int], torch.Tensor]  # the rows from one number up to another, in memory of their own
 
@@ -56,12 +56,12 @@ class Inputs:
 
 def open_inputs(path: Path) -> Inputs:
     """Raises `DataError` for what cannot be read, or tensors without a common number of rows."""
-    if path.suffix not in FORMS:
-        raise DataError(f"{path} cannot be read as inputs: expected a file of {', '.join(FORMS)}")
+    if path.suffix not in INPUTS:
+        raise DataError(f"{path} cannot be read as inputs: expected a file of {', '.join(INPUTS)}")
     if not path.is_file():
         raise DataError(f"there is no file {path} to read inputs from")
     try:
-        found = _tensors(path) if path.suffix == FORMS[0] else _arrays(path)
+        found = _tensors(path) if path.suffix == INPUTS[0] else _arrays(path)
     except (OSError, SafetensorError, ValueError, RuntimeError, EOFError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not found:

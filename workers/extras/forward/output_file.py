@@ -17,15 +17,15 @@ from stageline.workers.extras.exchange.export import require_absent, write_tenso
 
 from .numpy_arrays import numpy
 
-FORMS = (".safetensors", ".npy")
+OUTPUTS = (".safetensors", ".npy")
 ALONE = "output"  # the name of a prediction that is one tensor
 
 
 def demand_writable(path: Path) -> None:
     """Before anything is computed. Raises `DataError` for another form, or one that needs what is not installed, and
     `WeightsUnusable` for a file that is there, `OSError` where no file can be made; its folder is made."""
-    if path.suffix not in FORMS:
-        raise DataError(f"predictions are not written to {path}: expected a file of {' or '.join(FORMS)}")
+    if path.suffix not in OUTPUTS:
+        raise DataError(f"predictions are not written to {path}: expected a file of {' or '.join(OUTPUTS)}")
     require_absent(path)
     if path.suffix == ".npy":
         numpy(path)
