@@ -17,9 +17,8 @@ from stageline.pipeline.plan import Plan
 from . import decoders
 from .audited_model import AuditedModel
 from .cut_codecs import codecs_at
+from .decoders import by_chance, centred_distances, correlation, told_by_direction, told_by_norm
 from .defences import AddNoise, ClipRows, EqualNormGradients
-from .dependence import by_chance, centred_distances, correlation
-from .label_leak import told_by_direction, told_by_norm
 from .png import sheet
 from .report import AuditChoice, AuditReport, CutAudit
 from .sampled_rows import SampledRows

@@ -11,7 +11,7 @@ from stageline.pipeline.tree import Tree, concatenate, map_tensors, tensors
 
 from . import decoders
 from .audited_model import side_by_side
-from .dependence import centred_distances
+from .decoders import centred_distances
 
 LEAST = 20  # rows
 
