@@ -14,11 +14,11 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.load import load_source
 from stageline.pipeline.plan import Plan
 
-from . import decoders
+from . import measures as decoders
 from .audited_model import AuditedModel
 from .cut_codecs import codecs_at
-from .decoders import by_chance, centred_distances, correlation, told_by_direction, told_by_norm
 from .defences import AddNoise, ClipRows, EqualNormGradients
+from .measures import by_chance, centred_distances, correlation, told_by_direction, told_by_norm
 from .png import sheet
 from .report import AuditChoice, AuditReport, CutAudit
 from .sampled_rows import SampledRows

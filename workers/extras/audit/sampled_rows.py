@@ -9,9 +9,9 @@ from stageline.pipeline.data import Batch, Source, rows
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree, concatenate, map_tensors, tensors
 
-from . import decoders
+from . import measures as decoders
 from .audited_model import side_by_side
-from .decoders import centred_distances
+from .measures import centred_distances
 
 LEAST = 20  # rows
 
