@@ -16,7 +16,7 @@ from stageline.pipeline.plan import Plan
 
 from . import measures as decoders
 from .audited_model import AuditedModel
-from .cut_codecs import AddNoise, ClipRows, EqualNormGradients, codecs_at
+from .crossing import AddNoise, ClipRows, EqualNormGradients, codecs_at
 from .measures import by_chance, centred_distances, correlation, told_by_direction, told_by_norm
 from .png import sheet
 from .report import AuditChoice, AuditReport, CutAudit

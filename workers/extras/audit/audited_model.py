@@ -21,7 +21,7 @@ from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.extras.forward.held_out import Wanted, batches_of, loss_of, metrics_of
 from stageline.workers.runtime.executor.metric_value import metric_value
 
-from .cut_codecs import CutCodecs, EqualNormGradients
+from .crossing import CutCodecs, EqualNormGradients
 
 LOSSLESS = CutCodecs()
 
