@@ -18,8 +18,7 @@ from . import measures as decoders
 from .audited_model import AuditedModel
 from .crossing import AddNoise, ClipRows, EqualNormGradients, codecs_at
 from .measures import by_chance, centred_distances, correlation, told_by_direction, told_by_norm
-from .png import sheet
-from .report import AuditChoice, AuditReport, CutAudit
+from .report import AuditChoice, AuditReport, CutAudit, sheet
 from .sampled_rows import SampledRows
 
 SHOWN = 8  # images in a line of a picture
