@@ -206,7 +206,7 @@ def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) ->
 
         export_file(weights, Path(out))
     else:
-        from stageline.workers.extras.exchange.import_stages import import_stages
+        from stageline.workers.extras.exchange.foreign import import_stages
 
         plan = options.plan_of(config, sets)
         with options.user_prints_to_stderr():
