@@ -60,7 +60,7 @@ def predict(
     plan: str | None,
 ) -> None:
     """Write what the model of RUN returns for the rows of a file, in their order, in evaluation mode."""
-    from stageline.workers.extras.forward.input_file import demand_writable, open_inputs
+    from stageline.workers.extras.forward.row_files import demand_writable, open_inputs
     from stageline.workers.extras.forward.rows import predict_rows
 
     demand_writable(Path(target))

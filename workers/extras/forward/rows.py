@@ -15,7 +15,7 @@ from stageline.workers.runtime.executor.metric_value import Metric
 from stageline.workers.script.arguments.script_plan import Workers
 
 from .forward_run import ForwardRun, Measured, Tell
-from .input_file import Inputs, JoinedOutputs, write_outputs
+from .row_files import Inputs, JoinedOutputs, write_outputs
 
 
 @dataclass(frozen=True, slots=True)
