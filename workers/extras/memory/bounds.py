@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from .load import StageLoad, WorkerRoom, foreseen_within
-from .option import Loads, Options, StageOption, beside, fit
+from .load import Loads, Options, StageLoad, StageOption, WorkerRoom, beside, fit, foreseen_within
 
 _PRICES = (0.0, *(2.0 ** (power / 2) for power in range(-60, 40)))  # nanoseconds for a byte
 _ROUNDING = 1.000001  # of sums of floats

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from .bounds import Bounds
-from .load import WorkerRoom
-from .option import Loads, Options, StageOption, Switches, beside, fit
+from .load import Loads, Options, StageOption, Switches, WorkerRoom, beside, fit
 
 MOST_FREE = 4  # stages that share workers, of which each may do something else
 
