@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from stageline.pipeline.schedule import make_schedule, window_for
 from stageline.pipeline.schedule.check import Costs, check_schedule
 
-from .chain import ChainSearch, HostChain, carried
+from .chain import ChainSearch, HostChain, LayerTimes, carried
 from .hosts import Hosts
-from .layer_times import LayerTimes
 from .refusal import NoFit
 
 FORWARD = 1 / 3  # of the seconds for a microbatch: a backward takes as long as two forwards
