@@ -5,8 +5,7 @@ stages, and `fit.py`, which chooses among them by simulated time.
 """
 
 from .chain import LayerTimes
-from .fit import ComparedWay, HostFit, HostFitStage, fit
+from .fit import ComparedWay, HostFit, HostFitStage, NoFit, fit
 from .hosts import Hosts, read_hosts
-from .refusal import NoFit
 
 __all__ = ["ComparedWay", "HostFit", "HostFitStage", "Hosts", "LayerTimes", "NoFit", "fit", "read_hosts"]
