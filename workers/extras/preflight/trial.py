@@ -28,8 +28,7 @@ from .checksums import record
 from .dry_run import TrialWatch
 from .estimate import estimate_of
 from .measure import measured_cut, measured_layers
-from .transcript import LeafRecord, Transcript
-from .trial_log import DOING, RESULT
+from .transcript import DOING, RESULT, LeafRecord, Transcript
 from .trial_result import ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
 
 
