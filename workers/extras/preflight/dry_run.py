@@ -42,9 +42,7 @@ from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.program.run_queues import RunQueue
 
-from .live_bytes import LiveBytes
-from .trial_stages import TrialStages
-from .unchanged_rows import demand_changed
+from .trial_stages import LiveBytes, TrialStages, demand_changed
 
 _WORDS = {
     Kind.FORWARD: "forward",
