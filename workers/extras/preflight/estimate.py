@@ -18,9 +18,8 @@ from stageline.workers.runtime.job import Job, prepare
 
 from .dry_run import UNWATCHED, TrialWatch, dry_run, further_copies
 from .pure_prefix import try_prefix
-from .queue_estimates import queue_estimates, steps_kept
 from .trial_result import Estimate, QueueEstimate, StageEstimate
-from .worker_memory import over_limit, worker_estimates
+from .worker_memory import over_limit, queue_estimates, steps_kept, worker_estimates
 
 # MERGED: Between which schedules a run can choose: those that accept its placement, and for which its workers have room.
 

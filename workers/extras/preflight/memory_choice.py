@@ -35,11 +35,10 @@ from stageline.workers.extras.memory import (
     tight_workers,
 )
 from stageline.workers.extras.preflight.dry_run import TrialWatch, dry_run, further_copies
-from stageline.workers.extras.preflight.queue_estimates import queue_estimates
 from stageline.workers.extras.preflight.trial_result import ChosenMemory, StageEstimate, StageMemory
 from stageline.workers.runtime.job import Job, prepare
 
-from .worker_memory import limit_key, stage_load, worker_rooms
+from .worker_memory import limit_key, queue_estimates, stage_load, worker_rooms
 
 FLOPS = 20.0  # floating point operations of a thread in a nanosecond
 TOUCHED = 5.0  # bytes that a process reads and writes in a nanosecond
