@@ -32,11 +32,12 @@ from stageline.pipeline.process import last_line
 from stageline.pipeline.process.fork import Spawn, SpawnedProcess
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
-from stageline.workers.extras.preflight.transcript import TrialLog, agrees, repeats
+from stageline.workers.extras.preflight.transcript import agrees, repeats
 from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,
     MeasuredCut,
     MeasuredLayers,
+    TrialLog,
     TrialRefusal,
     TriedPlan,
 )

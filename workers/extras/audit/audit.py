@@ -30,9 +30,6 @@ Picture = Tensor  # uint8 [height, width, 3]
 Found = Callable[[CutAudit, Picture | None], object]
 
 
-# MERGED: The rows that an audit looks at: what decoders are to tell of them, and what the one who looks is given.
-
-
 @dataclass(frozen=True, slots=True)
 class SampledRows:
     """`batch`, of whose rows the first `trained` are known to the one who looks. `wanted`, float32 [rows, channels,

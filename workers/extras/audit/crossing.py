@@ -1,10 +1,19 @@
-"""The codecs of the queues at a cut, and what they make of the tensors that cross it.
+"""Changes to what crosses a cut: the codecs of its queues, and layers beside it that make it tell less.
 
     activation --> forward codec --> what the layers above are given
     what the layers below are given <-- backward codec <-- its gradient
 
 A cut that the plan has, too, has the codecs of its two queues; another has those that the plan gives all queues of a
 direction.
+
+Defences have a price in accuracy. The first two stand last before the cut, the third first after it, since each
+stands with the one who sends:
+
+    AddNoise            forward    x + share * std(x) * N(0, 1), in training and evaluation
+    ClipRows            forward    rows with a larger norm are scaled down to it
+    EqualNormGradients  backward   each row's gradient is scaled to the mean norm: norms tell no labels, directions do
+
+A stage's layers are seeded one by one, so noise is the same wherever the model is cut, and in a run that is repeated.
 """
 
 from collections.abc import Iterable
@@ -71,16 +80,6 @@ def _delivered(tensor: Tensor, codec: str) -> Tensor:
     """Never `tensor` itself: a layer may write to what it is given."""
     found: Tensor = delivered(tensor.detach().clone(), Codec[codec.upper()])  # type: ignore[assignment]  # of a tensor
     return found
-
-
-# MERGED: Layers beside a cut that make what crosses it tell less: the first two last before it, the third first after it,
-# MERGED: since each stands with the one who sends. Each has a price in accuracy.
-# MERGED:
-# MERGED:     AddNoise            forward    x + share * std(x) * N(0, 1), in training and evaluation
-# MERGED:     ClipRows            forward    rows with a larger norm are scaled down to it
-# MERGED:     EqualNormGradients  backward   each row's gradient is scaled to the mean norm: norms tell no labels, directions do
-# MERGED:
-# MERGED: A stage's layers are seeded one by one, so noise is the same wherever the model is cut, and in a run that is repeated.
 
 
 class AddNoise(nn.Module):

@@ -1,10 +1,30 @@
-"""Decoders: compute inputs from what crosses a cut, as one could who has such pairs for some rows, and measure others.
+"""Measures how much crosses a cut: decoders of inputs, distance correlation, and label leakage.
+
+Decoders compute inputs from what crosses, as one could who has such pairs for some rows, and measure others:
 
     linear    ridge regression; the penalty is the best of `PENALTIES` on a fifth of the rows that it is trained on
     conv      Linear, twice (upsample, convolution, ReLU), convolution: trained by Adam on the squared error; for inputs
               that are no images, a network of two linear layers. For how many epochs, a fifth of the rows says, too
 
 Images are decoded at 32 x 32 pixels at most. Many features are first reduced to their `MOST_FEATURES` main components.
+
+Distance correlation tells how much two sets of numbers for the same rows depend on each other, in any way:
+
+    a_ij = |x_i - x_j|    A_ij = a_ij - mean of row i - mean of column j + mean of all    (B of y likewise)
+    dCor(x, y)^2 = mean(A B) / sqrt(mean(A A) mean(B B))
+
+Szekely, Rizzo and Bakirov, Measuring and testing dependence by correlation of distances, Ann. Statist. 35 (2007).
+It is 0 of independent variables, and 1 where one is a similar image of the other. Of a finite sample of many dimensions
+it is far above 0 by chance (Szekely and Rizzo, J. Multivariate Analysis 117, 2013), so it is compared with that of
+pairs that do not belong together.
+
+Labels are told from gradients at a cut by two scores, measured by the area under the ROC curve:
+
+    norm         |g_i|: rows of a rare, or not yet learned, class have larger gradients
+    direction    cos(g_i, g_h), h one row whose label is known: rows of its class have gradients that point its way
+
+Li et al., Label leakage and protection in two-party split learning, ICLR 2022, arXiv 2102.08504. There labels are 0 and
+1. With more classes, each is told from all others, and the mean over classes counts. 0.5 is what guessing gives.
 """
 
 from collections.abc import Callable, Iterator
@@ -139,17 +159,6 @@ def _network(features: int, shape: torch.Size) -> nn.Sequential:
     )
 
 
-# MERGED: Distance correlation: how much two sets of numbers for the same rows depend on each other, in any way.
-# MERGED:
-# MERGED:     a_ij = |x_i - x_j|    A_ij = a_ij - mean of row i - mean of column j + mean of all    (B of y likewise)
-# MERGED:     dCor(x, y)^2 = mean(A B) / sqrt(mean(A A) mean(B B))
-# MERGED:
-# MERGED: Szekely, Rizzo and Bakirov, Measuring and testing dependence by correlation of distances, Ann. Statist. 35 (2007).
-# MERGED: 0 of independent variables, 1 where one is a similar image of the other. Of a finite sample of many dimensions it is far
-# MERGED: above 0 by chance (Szekely and Rizzo, J. Multivariate Analysis 117, 2013). So it is compared with that of pairs that
-# MERGED: do not belong together.
-
-
 def distance_correlation(x: Tensor, y: Tensor) -> float:
     """Of `x`, [rows, m], and `y`, [rows, n], of any floating dtype: from 0 to 1. 0 if one does not vary."""
     return correlation(centred_distances(x), centred_distances(y))
@@ -171,15 +180,6 @@ def correlation(a: Tensor, b: Tensor) -> float:
 def by_chance(a: Tensor, b: Tensor) -> float:
     """The same of pairs that do not belong together: each row of one with the next row of the other."""
     return correlation(a, b.roll((1, 1), (0, 1)))
-
-
-# MERGED: What gradients at a cut tell of labels: the area under the ROC curve of two scores.
-# MERGED:
-# MERGED:     norm         |g_i|: rows of a rare, or not yet learned, class have larger gradients
-# MERGED:     direction    cos(g_i, g_h), h one row whose label is known: rows of its class have gradients that point its way
-# MERGED:
-# MERGED: Li et al., Label leakage and protection in two-party split learning, ICLR 2022, arXiv 2102.08504. There labels are 0 and
-# MERGED: 1. With more classes, each is told from all others, and the mean over classes counts. 0.5 is what guessing gives.
 
 
 def told_by_norm(gradients: Tensor, labels: Tensor) -> float | None:

@@ -1,4 +1,7 @@
-"""What an audit is asked for, and what it finds."""
+"""The choices of an audit, its findings, and its pictures as PNG files.
+
+Pictures are written by the standard library alone. Format: W3C Recommendation PNG, third edition, 2025.
+"""
 
 import struct
 import zlib
@@ -58,9 +61,6 @@ class AuditReport(msgspec.Struct, frozen=True):
     tested: int
     measure: str | None
     cuts: list[CutAudit]
-
-
-# MERGED: Pictures as PNG files, by the standard library alone. The format: W3C Recommendation PNG, third edition, 2025.
 
 
 def png(pixels: Tensor) -> bytes:

@@ -6,6 +6,10 @@ model.safetensors.index.json           the files that it names, beside it
 a folder with one of them              as from transformers, or from HuggingFaceStorageWriter
 a folder with *.safetensors            all of them: stages, or shards of torch.distributed.checkpoint, each with slices
 a folder with .metadata                refused: the metadata of torch.distributed.checkpoint is a pickle
+
+For a plan, such weights are cut for its stages, so that each machine needs its own stages' files alone:
+
+/data/gpt2/model.safetensors  ->  parts/stage-0.safetensors, parts/stage-1.safetensors, an index of them
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -108,11 +112,6 @@ def _demand_equal(weights: StoredWeights) -> None:
         for file in others:
             if not same_bits(weights.read_from(first, [name])[name], weights.read_from(file, [name])[name]):
                 raise WeightsUnusable(f"{name} is in {first} and in {file}, and differs: remove one of the files")
-
-
-# MERGED: Cuts weights of other programs for a plan's stages: each machine then needs its own stages' files alone.
-# MERGED:
-# MERGED: /data/gpt2/model.safetensors  ->  parts/stage-0.safetensors, parts/stage-1.safetensors, an index of them
 
 
 def import_stages(weights: StoredWeights, source: Path, plan: Plan, target: Path) -> None:

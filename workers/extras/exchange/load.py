@@ -1,6 +1,12 @@
 """The unsplit model of a run, with its weights, after training or in the middle of it.
 
 model = stageline.load("runs/digits-20260131-101500-1f0c")
+
+The plan of a run, and the place of the code that it names, are in its folder:
+
+runs/digits-20260131-101500-1f0c/plan.json       the plan as the run has it: options, cut, workers, seed
+                                 process.json    where the plan's file is, which file names in it begin at
+                                 code.json       the files of a script whose workers joined by names
 """
 
 import sys
@@ -35,13 +41,6 @@ from .stored_weights import StoredWeights, WeightsUnusable, take_weights
 PLAN_FILE = "stageline.toml"
 _WAY_OUT = "Pass the module whose weights they are: stageline.load(RUN, model=...)"
 log = structlog.get_logger()
-
-
-# MERGED: The plan of a run that is there, with the place of the code that it names.
-# MERGED:
-# MERGED: runs/digits-20260131-101500-1f0c/plan.json       the plan as the run has it: options, cut, workers, seed
-# MERGED:                                  process.json    where the plan's file is, which file names in it begin at
-# MERGED:                                  code.json       the files of a script whose workers joined by names
 
 
 def planned(source: CheckpointSource, place: Path | None = None) -> Plan:

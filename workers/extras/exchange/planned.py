@@ -1,4 +1,7 @@
-"""What a plan's model says of its stages and its configuration. Calls the user's factory."""
+"""The stages and the configuration of a plan's model, made by the user's factory.
+
+Stages of another plan can go on from a checkpoint; an exported model has a config.json.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +12,8 @@ from stageline.pipeline.model.cut import build_segments
 from stageline.pipeline.model.load import base_folder, call, load_object
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.plan_stage import optimizer_of
-from stageline.pipeline.model.stage_layout import StageLayout, layouts_of
+from stageline.pipeline.model.segment import layouts_of
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.workers.checkpoint.recut import Recut, needs_recut
 from stageline.workers.checkpoint.regroup import Contents
@@ -31,9 +35,6 @@ def planned_model(plan: Plan) -> Any:
     """What the plan's factory returns. Raises `ModelRefused`."""
     factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
     return call(factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
-
-
-# MERGED: A checkpoint, and the stages of another plan that are to go on from it. Calls the plan's factory.
 
 
 def layout_change(plan: Plan, folder: Path, step: int | None) -> Recut:
@@ -65,9 +66,6 @@ def _contents(plan: Plan, source: CheckpointSource, stages: set[int]) -> Mapping
 def _forms(layout: StageLayout) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     """Those of buffers are not known."""
     return {name: layout.forms.get(name, ("", ())) for name in layout.entries}
-
-
-# MERGED: The config.json of an exported model: one that the user has, or that of the model which the plan's factory makes.
 
 
 def read_configuration(path: Path) -> Mapping[str, object]:

@@ -5,6 +5,9 @@
 
 This process has the model's weights in memory once; its workers, which are forks of it, share that memory. Nothing is
 written to the run's folder: the processes have a folder of their own, which is removed at the end.
+
+The process that makes that folder, and all its forks, have it open and locked. A folder that can be locked is
+abandoned: its command was killed, and the next such command removes it.
 """
 
 import fcntl
@@ -42,12 +45,6 @@ from stageline.workers.script.script_run import ScriptRun
 
 PREFIX = "stageline-forward-"
 Tell = Callable[[str], object]  # takes a line for people
-
-
-# MERGED: The folder of a run that is only wanted while its command lasts: removed at its end, or, if that was killed, by the
-# MERGED: next such command.
-# MERGED:
-# MERGED: The process that makes it, and all its forks, have it open and locked: a folder that can be locked is abandoned.
 
 
 @contextmanager

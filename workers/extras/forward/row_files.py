@@ -1,9 +1,19 @@
-"""Reads the inputs of predictions from files, without unpickling anything; rows are dimension 0.
+"""Files of rows: inputs of predictions, read without unpickling anything, and predictions, written whole or not at all.
+
+Rows of inputs are dimension 0:
 
 x.safetensors    one tensor, or several: a dict by their names; a tuple if those are 0, 1, ...
 x.npy            one array; it is mapped, and read batch by batch, as tensors are
 x.npz            one array, or several, likewise; arr_0, arr_1, ... are a tuple. It is read whole
 x.csv            numbers, separated by commas, a row in each line: float32
+
+Predictions have these names in a .safetensors file:
+
+a tensor                          output
+{"logits": ..., "pooled": ...}    logits, pooled
+(..., {"mask": ...})              0, 1.mask
+
+numpy is imported only for files of its own and text.
 """
 
 import warnings
@@ -28,7 +38,7 @@ OUTPUTS = (".safetensors", ".npy")
 ALONE = "output"  # the name of a prediction that is one tensor
 
 
-# MERGED: numpy, which is imported by name only for files of its own and text.
+_Found = dict[str, tuple[Read, tuple[int, ...]]]  # by name, with the shape
 
 
 def numpy(path: Path) -> Any:
@@ -86,9 +96,6 @@ def open_inputs(path: Path) -> Inputs:
     return Inputs({name: read for name, (read, _) in found.items()}, _rows(path, found))
 
 
-_Found = dict[str, tuple[Read, tuple[int, ...]]]  # by name, with the shape
-
-
 def _rows(path: Path, found: _Found) -> int:
     counts = {shape[0] for _, shape in found.values() if shape}
     if len(counts) != 1 or any(not shape for _, shape in found.values()):
@@ -140,13 +147,6 @@ def _csv(path: Path) -> Any:
     if not found.size:
         raise ValueError("it has no row, so how many columns it has is not known; expected at least one row of numbers")
     return found
-
-
-# MERGED: Writes predictions to a file, which is there whole or not at all.
-# MERGED:
-# MERGED: a tensor                          output
-# MERGED: {"logits": ..., "pooled": ...}    logits, pooled
-# MERGED: (..., {"mask": ...})              0, 1.mask
 
 
 def demand_writable(path: Path) -> None:

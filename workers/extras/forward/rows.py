@@ -1,4 +1,4 @@
-"""The batches that a run's model is evaluated on: the rows that its plan holds out, or those of other data."""
+"""Rows through a run's model: predictions for a file; loss and metrics of held-out rows, or of other data."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -73,9 +73,6 @@ def metrics_of(plan: Plan) -> Mapping[str, Metric]:
     return dict(zip(plan.metric_names, made, strict=True))
 
 
-# MERGED: Loss and metrics of a run's model.
-
-
 def evaluate_run(model: RunModel, wanted: Wanted, workers: Workers, tell: Tell) -> tuple[str, Measured]:
     """What was evaluated on, in the plan's words, and what was measured. Raises what `ForwardRun`, `load_source` and
     `load_function` do."""
@@ -83,9 +80,6 @@ def evaluate_run(model: RunModel, wanted: Wanted, workers: Workers, tell: Tell) 
     loss, metrics, batches = loss_of(plan), metrics_of(plan), batches_of(plan, wanted)
     with ForwardRun(model, workers, loss=loss, metrics=metrics, tell=tell) as run:
         return plan.data.origin_held_out, run.evaluate(batches)
-
-
-# MERGED: Predictions for all rows of a file.
 
 
 def predict_rows(

@@ -3,6 +3,10 @@
 Stages are added one by one, and of the combinations so far only those are kept that fit, and that no other one beats in
 time and in all that it takes of every worker: whatever comes after, that one would fit too and be as cheap. So the
 choice is exact, for up to four stages that share workers. There are too many combinations of more; these do the same.
+
+Bounds on the time of combinations leave most out early: a knapsack's, with a price on memory. At any price of a byte,
+taking of each stage the option with the least time and price together, less the price of all memory there is, is no
+dearer than the best that fits (Lagrangian relaxation: Fisher, Management Science 27, 1981).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +18,6 @@ from .load import Loads, Options, StageLoad, StageOption, Switches, WorkerRoom, 
 _PRICES = (0.0, *(2.0 ** (power / 2) for power in range(-60, 40)))  # nanoseconds for a byte
 _ROUNDING = 1.000001  # of sums of floats
 MOST_FREE = 4  # stages that share workers, of which each may do something else
-
-
-# MERGED: Bounds on the time of combinations, by which most are left out early: a knapsack's, with a price on memory.
-# MERGED:
-# MERGED: At any price of a byte, taking of each stage the option with the least time and price together, less the price of all
-# MERGED: memory there is, is no dearer than the best that fits (Lagrangian relaxation: Fisher, Management Science 27, 1981).
 
 
 @dataclass(frozen=True, slots=True)

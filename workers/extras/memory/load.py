@@ -5,6 +5,15 @@ working     what operations make and free again: of one stage at a time
 messages    those that are kept until a checkpoint lets them go, and those that have come and wait
 snapshots   a copy of the stages' state, while it is written
 offload     activations on their way to files and back
+
+A stage has options to take less. Each has switches, a load, and a cost in nanoseconds of a step:
+
+recompute    backward computes more: as much as the operations of a trial tell
+offload      bytes go to a disk and back. Threads and the system carry them while stages compute; what takes longer than
+             the computing itself is waited for. Copying them takes time of its own
+
+Times follow from counts of operations and bytes at fixed rates, not from a clock: two processes on two machines, one of
+them busy, must come to the same choice.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,8 +21,6 @@ from dataclasses import dataclass, field
 
 LEAST_RESERVE = 16 << 20  # bytes
 _LEAST_SPARE = 2 * LEAST_RESERVE
-Loads = Mapping[int, StageLoad]  # by worker
-Options = Sequence["StageOption"]  # of one stage
 DISK = 0.5  # bytes a nanosecond, read and written: a SATA SSD
 COPYING = 4.0  # bytes a nanosecond
 
@@ -45,6 +52,9 @@ class StageLoad:
             and self.copied <= other.copied
             and self.offloaded <= other.offloaded
         )
+
+
+Loads = Mapping[int, StageLoad]  # by worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +119,6 @@ def ample_limit_for(foreseen: int) -> int:
     return max(foreseen + _LEAST_SPARE, 3 * (foreseen - 1) // 2 + 1)
 
 
-# MERGED: What a stage may do to take less memory: its switches, what it then takes of its workers, and what time it costs.
-
-
 @dataclass(frozen=True, slots=True)
 class Switches:
     """What a stage does to take less: the values of `stage.N.recompute` and `stage.N.offload`."""
@@ -141,6 +148,9 @@ class StageOption:
     ample: Loads = field(default_factory=dict)
 
 
+Options = Sequence[StageOption]  # of one stage
+
+
 def beside(loads: Loads, others: Loads) -> Loads:
     """What both take of each worker."""
     nothing = StageLoad()
@@ -154,16 +164,6 @@ def fit(loads: Loads, workers: Sequence[WorkerRoom]) -> bool:
 
 def _listed(names: Iterable[str]) -> str:
     return "[" + ", ".join(f'"{name}"' for name in names) + "]"
-
-
-# MERGED: What it costs in time to take less memory, in nanoseconds of a step.
-# MERGED:
-# MERGED: recompute    backward computes more: as much as the operations of a trial tell
-# MERGED: offload      bytes go to a disk and back. Threads and the system carry them while stages compute; what takes longer than
-# MERGED:              the computing itself is waited for. Copying them takes time of its own
-# MERGED:
-# MERGED: Times follow from counts of operations and bytes at fixed rates, not from a clock: two processes on two machines, one of
-# MERGED: them busy, must come to the same choice.
 
 
 @dataclass(frozen=True, slots=True)

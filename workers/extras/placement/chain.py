@@ -18,7 +18,7 @@ from .hosts import Hosts, Link
 _WIDER = 1.25  # by this the bound on the slowest part is raised where nothing is found within it
 
 
-# MERGED: What the layers of a model cost on the machine that has measured them.
+_State = tuple[tuple[int, ...], str, int]  # workers taken of each machine; that of the first part, and its first layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,6 @@ class HostChain:
 
     def __lt__(self, other: "HostChain") -> bool:
         return (self.slowest, self.latency) < (other.slowest, other.latency)
-
-
-_State = tuple[tuple[int, ...], str, int]  # workers taken of each machine; that of the first part, and its first layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,6 @@ _PRECISE = 1.01  # to which the memory that would do is found
 _MOST_ROOM = 2.0**60
 
 
-# MERGED: Why no placement fits.
-
-
 class NoFit(StagelineError):
     """The stages of a model have no room on the machines; the text names the constraint that stands in the way."""
 

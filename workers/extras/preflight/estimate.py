@@ -2,6 +2,8 @@
 
 One microbatch is trained by all stages in this process, with an update and the metrics: errors of a user's model, loss,
 optimizer or metric show here, before the run begins. The bytes that stages and messages take are measured on the way.
+
+A plan that chooses its schedule lists those that accept its placement, and for which its workers have room.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +15,12 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names
 from stageline.pipeline.schedule.check import check_schedule
-from stageline.workers.extras.preflight.trial_result import ScheduleEstimate, StageEstimate
 from stageline.workers.runtime.job import Job, prepare
 
 from .dry_run import UNWATCHED, TrialWatch, dry_run, further_copies
 from .pure_prefix import try_prefix
-from .trial_result import Estimate, QueueEstimate, StageEstimate
+from .trial_result import Estimate, QueueEstimate, ScheduleEstimate, StageEstimate
 from .worker_memory import over_limit, queue_estimates, steps_kept, worker_estimates
-
-# MERGED: Between which schedules a run can choose: those that accept its placement, and for which its workers have room.
 
 
 def choosable(job: Job, stages: Sequence[StageEstimate]) -> Iterator[ScheduleEstimate]:

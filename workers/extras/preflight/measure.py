@@ -1,4 +1,4 @@
-"""Measures what each layer of a plan's model costs, in a stage of its own, and decides where the model is cut."""
+"""Measures what each layer of a plan's model costs, run alone as a stage of its own; decides where the model is cut."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,17 +19,14 @@ from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.settings import SharedParameters
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
-from stageline.workers.extras.preflight.trial_result import MeasuredCut, MeasuredLayers
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 
+from .trial_result import MeasuredCut, MeasuredLayers
 from .trial_stages import TrialStages
 
 REPETITIONS = 5  # of which the median counts
-
-
-# MERGED: Runs one layer of a model forward and backward a few times, as a stage of its own, and measures it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,10 @@ stages then take and how long they compute, and takes what costs least.
     "stage", "layers"          recomputed, each without files and with them
 
 Each is a trial of its own, with a model of its own, one after the other.
+
+Work is counted in nanoseconds at fixed rates: by what operations multiply and by the bytes they touch. No clock is
+used: what follows from it must be the same on a machine that is busy. A forward that runs again counts as often as it
+runs.
 """
 
 import gc
@@ -34,10 +38,10 @@ from stageline.workers.extras.memory import (
     shortfalls,
     tight_workers,
 )
-from stageline.workers.extras.preflight.dry_run import TrialWatch, dry_run, further_copies
-from stageline.workers.extras.preflight.trial_result import ChosenMemory, StageEstimate, StageMemory
 from stageline.workers.runtime.job import Job, prepare
 
+from .dry_run import TrialWatch, dry_run, further_copies
+from .trial_result import ChosenMemory, StageEstimate, StageMemory
 from .worker_memory import limit_key, queue_estimates, stage_load, worker_rooms
 
 FLOPS = 20.0  # floating point operations of a thread in a nanosecond
@@ -45,12 +49,6 @@ TOUCHED = 5.0  # bytes that a process reads and writes in a nanosecond
 _PARTS = ("activations", "weights", "optimizer")
 _OFFLOADS = tuple(chain.from_iterable(combinations(_PARTS, count) for count in range(len(_PARTS) + 1)))
 _FORMS = ("stage", "layers")
-
-
-# MERGED: Counts how long operations compute, in nanoseconds at fixed rates: by what they multiply and by the bytes they touch.
-# MERGED:
-# MERGED: Not by a clock: what follows from it must be the same on a machine that is busy. A forward that runs again counts as
-# MERGED: often as it runs.
 
 
 class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from zlib_ng.zlib_ng import crc32
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.plan_stage import optimizer_of
-from stageline.pipeline.model.stage_layout import layouts_of
+from stageline.pipeline.model.segment import layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves
 from stageline.workers.runtime.job import Job, prepare
@@ -30,10 +30,8 @@ from stageline.workers.runtime.job import Job, prepare
 from .dry_run import TrialWatch
 from .estimate import estimate_of
 from .measure import measured_cut, measured_layers
-from .transcript import DOING, RESULT, ROWS, LeafRecord, Transcript
-from .trial_result import ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
-
-# MERGED: Checksums of what a trial draws and computes, leaf by leaf; of a batch also row by row.
+from .transcript import ROWS, LeafRecord, Transcript
+from .trial_result import DOING, RESULT, ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
 
 
 def record(tree: Tree, name: str, *, by_row: bool = False) -> Iterator[LeafRecord]:

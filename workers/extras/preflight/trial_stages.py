@@ -1,4 +1,12 @@
-"""The stages of a trial: all at once, or one at a time where their weights are in files."""
+"""The stages of a trial, all at once, or one at a time where their weights are in files; their bytes and their rows.
+
+Bytes are those of tensors that operations make, while these are there: what a stage takes besides what it holds. They
+are counted as torch's dispatcher sees operations, in backward too: memory that an operation takes and frees by itself
+is not seen, and that of files does not count.
+
+Rows of the data are looked for in what leaves the stages that stay with it: only a trial can show that the promise of
+`data.stays` is broken.
+"""
 
 import gc
 import weakref
@@ -76,12 +84,6 @@ def _executor(job: Job, stage: int) -> Executor:
     return job.executor([stage])
 
 
-# MERGED: Counts the bytes of tensors that operations make, while these are there: what a stage takes besides what it holds.
-# MERGED:
-# MERGED: As torch's dispatcher sees operations, in backward too: memory that an operation takes and frees by itself is not seen,
-# MERGED: and that of files does not count.
-
-
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`now`: the bytes of tensors that were made in this context, entered once or several times, and are still there;
     `peak`: the most since `watched` began. Memory that was there before does not count."""
@@ -126,10 +128,6 @@ def _size(storage: torch.UntypedStorage) -> int:
 
 def _tensors(values: Tree) -> list[torch.Tensor]:
     return [each for each in tensors(values) if each.layout is torch.strided]
-
-
-# MERGED: Looks for rows of the data in what leaves the stages that stay with it: the promise of `data.stays` that only a trial
-# MERGED: can show to be broken.
 
 
 def demand_changed(job: Job, stage: int, given: Tree) -> None:

@@ -1,4 +1,4 @@
-"""What the process of each worker takes at most, from what its stages and its messages take."""
+"""Bytes that each worker's process takes at most, and that queues carry and keep, from one tried microbatch."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
@@ -12,9 +12,10 @@ from stageline.pipeline.stage.backward.offload import AHEAD
 from stageline.workers.disk.offload_files import BACKLOG
 from stageline.workers.extras.memory import StageLoad, WorkerRoom
 from stageline.workers.extras.memory.load import ample_limit_for, limit_for
-from stageline.workers.extras.preflight.dry_run import Carried
-from stageline.workers.extras.preflight.trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 from stageline.workers.runtime.job import Job
+
+from .dry_run import Carried
+from .trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 
 _SAVED = ("weights", "optimizer", "averages")  # what a snapshot copies of what a stage holds
 
@@ -108,9 +109,6 @@ def _messages(job: Job, own: Sequence[StageEstimate], queues: Sequence[QueueEsti
             retained += max(0, queue.retained - stashed * queue.message)
     waiting = sum(queue.message * queue.in_flight for queue in queues if queue.consumer in numbers)
     return min(retained, job.plan.queues.retain_bytes) + waiting
-
-
-# MERGED: What the queues of a run carry and keep, from the messages of one microbatch.
 
 
 def queue_estimates(job: Job, messages: Mapping[QueueKey, Carried]) -> list[QueueEstimate]:

@@ -7,6 +7,18 @@ In float64, from zeros, on all rows at once: the same rows give the same probe. 
 that it is trained on. `l2` is the one of `PENALTIES` that is best on a part of these rows that it was not trained on;
 the probe is then trained on all of them. Of a logistic regression and its penalty: Hastie, Tibshirani and Friedman, The
 Elements of Statistical Learning, sections 3.4.1 and 4.4.
+
+Features of a layer are one row of numbers for each sample, however many dimensions the layer has:
+
+[rows]                    [rows, 1]
+[rows, features]          as it is
+[rows, places, features]  the mean over the places; or the last of them; or all side by side, "flatten"
+more dimensions           all side by side; or the mean over all but rows and the last; or the last of dimension 1
+
+Rows are split by the samples that they are of. All rows of a sample are in one part, however often it was seen, and a
+sample is in the same part in every run:
+
+sha256 of the sample's number      0 1 2 3 4 ...  modulo 5: 0 is tested, 1 chooses the penalty, the others are fitted
 """
 
 from collections.abc import Callable
@@ -137,14 +149,6 @@ def _explained(found: Tensor, wanted: Tensor) -> float:
     return (1 - (wanted - found).square().sum() / variance).item() if variance > 0 else 0.0
 
 
-# MERGED: What a probe is given of a layer: one row of numbers for each sample, however many dimensions the layer has.
-# MERGED:
-# MERGED: [rows]                    [rows, 1]
-# MERGED: [rows, features]          as it is
-# MERGED: [rows, places, features]  the mean over the places; or the last of them; or all side by side, "flatten"
-# MERGED: more dimensions           all side by side; or the mean over all but rows and the last; or the last of dimension 1
-
-
 class Pool(StrEnum):
     """What becomes of the dimensions between rows and the last."""
 
@@ -183,13 +187,6 @@ def pooled(tensor: Tensor, pool: Pool | None) -> Tensor:
             return tensor[:, -1].flatten(1)
         case Pool.FLATTEN:
             return tensor.flatten(1)
-
-
-# MERGED: Splits rows into those that a probe is trained on and those that it is tested on, by the samples that they are of.
-# MERGED:
-# MERGED: sha256 of the sample's number      0 1 2 3 4 ...  modulo 5: 0 is tested, 1 chooses the penalty, the others are fitted
-# MERGED:
-# MERGED: All rows of a sample are in one part, however often it was seen; and a sample is in the same part in every run.
 
 
 def split_rows(samples: Tensor) -> ProbeRows:
