@@ -16,7 +16,7 @@ import msgspec
 from stageline.broker.control.records import RunLength
 from stageline.pipeline.code_lines import CodeLine
 from stageline.pipeline.process import last_line
-from stageline.pipeline.process.fork import Spawn, SpawnedProcess
+from stageline.pipeline.process.child import Spawn, SpawnedProcess
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.runs.result import Facts
 

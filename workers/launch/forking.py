@@ -22,7 +22,7 @@ from time import monotonic
 from typing import TextIO
 
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.process.fork import wait_for_end
+from stageline.pipeline.process.child import wait_for_end
 
 IMPORT = "import"  # the first word of a request for no process: the template is to import the modules that follow
 _LENGTH = 4  # bytes that say how long a request is

@@ -18,7 +18,7 @@ from time import monotonic, sleep
 from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process import last_line
-from stageline.pipeline.process.fork import SpawnedProcess
+from stageline.pipeline.process.child import SpawnedProcess
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs.folder import read_control_secret

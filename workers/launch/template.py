@@ -30,7 +30,7 @@ from typing import Protocol, TextIO
 
 from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.process.fork import Fork
+from stageline.pipeline.process.child import Fork
 from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
 

@@ -29,7 +29,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.layer_costs import LayerRanges
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
-from stageline.pipeline.process.fork import Spawn, SpawnedProcess
+from stageline.pipeline.process.child import Spawn, SpawnedProcess
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
 from stageline.workers.extras.preflight.transcript import agrees, repeats

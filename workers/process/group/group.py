@@ -23,7 +23,7 @@ from time import monotonic, sleep
 
 from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
-from stageline.pipeline.process.fork import Fork
+from stageline.pipeline.process.child import Fork
 from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 from stageline.pipeline.stage.group.split_stage import LeadingStage, SplitStage, make_call
 from stageline.pipeline.stage.stage import Stage

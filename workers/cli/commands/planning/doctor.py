@@ -17,7 +17,7 @@ from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 
 if TYPE_CHECKING:
-    from stageline.pipeline.process.fork import SpawnedProcess
+    from stageline.pipeline.process.child import SpawnedProcess
 
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from stageline.pipeline.process.fork import Fork, above_stdio
+from stageline.pipeline.process.child import Fork, above_stdio
 from support.paths import importing_tests
 
 FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -92,7 +92,7 @@ def test_a_fork_has_the_pipes_that_it_is_to_keep_and_no_other(run):
 def test_what_is_yet_to_be_written_is_not_written_twice(tmp_path):
     script = """
 import os
-from stageline.pipeline.process.fork import Fork
+from stageline.pipeline.process.child import Fork
 
 print("once", end="")
 log = os.open("log", os.O_WRONLY | os.O_CREAT)
@@ -146,7 +146,7 @@ def test_a_fork_belongs_to_the_process_that_made_it(tmp_path):
 def test_the_descriptors_of_stdin_stdout_and_stderr_are_not_used(tmp_path):
     script = """
 import os
-from stageline.pipeline.process.fork import Fork, above_stdio
+from stageline.pipeline.process.child import Fork, above_stdio
 
 for fd in (0, 1, 2):
     os.close(fd)
@@ -172,7 +172,7 @@ def test_a_fork_that_is_interrupted_before_its_caller_knows_of_it_is_ended(tmp_p
     def interrupt(thread: threading.Thread) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stageline.pipeline.process.fork._wait_for_end", interrupt)
+    monkeypatch.setattr("stageline.pipeline.process.child._wait_for_end", interrupt)
     with (tmp_path / "log").open("w") as log, pytest.raises(KeyboardInterrupt):
         Fork(lambda: len(os.read(reading, 1)), log.fileno(), [reading, writing])
     os.close(writing)
