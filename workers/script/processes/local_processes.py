@@ -116,9 +116,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
     def abandon(self) -> None:
         """Kills the launcher, if it is there: its processes then end by themselves."""
-        self._launcher.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(KILL_TIMEOUT)
+        self._launcher.end()
 
     def await_start(self, timeout: float = START_TIMEOUT) -> None:
         """Waits until the broker's address is known. Raises `NotStarted` after `timeout` seconds."""
