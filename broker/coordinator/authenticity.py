@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from stageline.broker.control.channel import Envelope
 from stageline.broker.control.messages import Ask, Assigned, Declined, Exited, Hello, Refused, StopRun
-from stageline.broker.control.protocol import SealedMessage, encode
-from stageline.broker.control.seal import MessageSeal, Serials
+from stageline.broker.control.protocol import MessageSeal, SealedMessage, Serials, encode
 from stageline.pipeline.errors import ExitCode
 
 from .records import Outgoing, RunRecords

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import msgspec
 
 from stageline.broker.control.messages import Declined, FromBroker, Report, Trim
+from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import LONGEST_NAME, EvaluationRecord
-from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.member import Member, MemberStatus

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from stageline.pipeline.stage.layers.layer import BatchCheck, BoundLayer, joined, named_state, parts_of
+from stageline.pipeline.stage.settings import SharedParameters
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.tied import SharedParameters
-from stageline.pipeline.stage.tied_stage import TiedStage
 
 from .weights.stage_weights import StageWeights
 
@@ -121,9 +120,8 @@ class Segment:
             "names": self.names,
             "order": self.order,
             "titles": self.titles,
+            "shared": self.shared,
         }
-        if self.shared:
-            return TiedStage(self.layers, shared=self.shared, **place, **options)
         return kind(self.layers, **place, **options)
 
     @property

@@ -54,7 +54,7 @@ def _cached(plan: PlanTables) -> Iterator[PlanError]:
 def _record(plan: PlanTables) -> Iterator[PlanError]:
     if plan.recovery.record != "all":
         return
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         yield PlanError("recovery.record", 'queues.url = "memory://" does not support it; use record = "bad"')
     elif not plan.recovery.on:
         yield PlanError(

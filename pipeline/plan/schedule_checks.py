@@ -113,7 +113,7 @@ def auto(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError(
             "schedule.name", 'a script does not support "auto"; use another name, such as "1f1b", or train with a plan'
         )
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         yield PlanError(
             "schedule.name",
             'with queues.url = "memory://" one process runs all stages, so no schedule is faster; use name = "1f1b"',

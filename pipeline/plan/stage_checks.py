@@ -128,7 +128,7 @@ def wanted(table: StagePlan) -> str:
 
 def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
     """What a stage that several processes compute does not support, each with the way out."""
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         yield 'with queues.url = "memory://" one process computes all stages; use another url'
     if plan.scripted:
         yield "a script does not support several processes for a stage; train with a plan"
@@ -171,7 +171,7 @@ def weights(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def offload(plan: PlanTables) -> Iterator[PlanError]:
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         for key in plan.offloads:
             yield PlanError(key, 'queues.url = "memory://" does not support it; use another url, or leave it out')
     for index, worker in enumerate(plan.workers):
@@ -251,7 +251,7 @@ def _without_limit(plan: PlanTables) -> Iterator[str]:
     """Each with the way out."""
     if plan.scripted:
         yield 'a script has no batch for a trial before the run; leave it out, and set recompute yourself, as "stage"'
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         yield 'with queues.url = "memory://" all workers share one process; use another url, or leave it out'
     if plan.schedule.is_auto:
         yield (

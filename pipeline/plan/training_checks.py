@@ -89,7 +89,7 @@ def _why_best_is_not_kept(plan: PlanTables) -> str:
     """What the plan lacks for it, and the way out; "" if nothing."""
     if plan.evaluation is not None and plan.evaluation.every is None:
         return "it requires several evaluations: add evaluation.every = 100"
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         return 'with queues.url = "memory://" no checkpoints are written: use another url'
     if not plan.recovery.on:
         return "no checkpoints are written: use recovery.restarts = 5 and snapshot_every = 20"

@@ -15,8 +15,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, run_of
-from stageline.broker.stores.base import Fact
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import Fact, MemoryStore
 
 TICK = 0.1  # seconds
 

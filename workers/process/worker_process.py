@@ -44,8 +44,8 @@ from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.freed_memory import give_back_memory, keep_freed_memory
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.metrics_file import MetricsNotWritten
-from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runs.metrics_file import MetricsNotWritten
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.program.calls import CallRefused
 

@@ -122,12 +122,10 @@ class Job:
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
-        parts = made, feed, self.program.last, self.metrics, ema
-        if self.schedule.shares:
-            return Executor(*parts, replicas=self.schedule.replicas)
-        if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
-            return Executor(*parts)
-        return SkippingExecutor(*parts, decisions=decisions)
+        parts = made, feed, self.program.last, self.metrics
+        if decisions is not None and self.plan.recovery.on_bad_microbatch == "skip" and not self.schedule.shares:
+            return SkippingExecutor(*parts, ema=ema, decisions=decisions)
+        return Executor(*parts, ema=ema, replicas=self.schedule.replicas if self.schedule.shares else None)
 
     @property
     def program(self) -> Program:

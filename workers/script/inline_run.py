@@ -21,7 +21,8 @@ from stageline.pipeline.stage.layers.generators import generators_kept
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
-from stageline.workers.runtime.executor.executor import ComputeFailed, Executor
+from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import codecs_of
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position

@@ -20,15 +20,14 @@ from stageline.broker.control.messages import (
     StopRun,
     ToBroker,
 )
-from stageline.broker.control.protocol import decode_to_broker, encode
+from stageline.broker.control.protocol import RunKeys, decode_to_broker, encode
 from stageline.broker.control.records import WorkerRecord
-from stageline.broker.control.seal import RunKeys
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator, Reception
 from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage
 from stageline.broker.ledger.registry import MOST
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, finished, hello, name, report, steps
 
 KEYS = RunKeys("run-1", b"k" * 32)

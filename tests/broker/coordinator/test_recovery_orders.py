@@ -24,7 +24,7 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.records import StepRecord, WorkerRecord
 from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Conversation
 

@@ -8,7 +8,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
 from stageline.broker.coordinator.shutdown import DELAY
 from stageline.broker.ledger.member import PARTING
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, name, report, steps
 
 INTERRUPT = StopRun("interrupted", at_step_end=True)

@@ -10,7 +10,7 @@ from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.ledger.member import Member
 from stageline.broker.ledger.recovery import CheckpointPoll, ResumePoint
 from stageline.broker.ledger.registry import Registry
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, having_read, hello, name, steps
 
 BOTH = ((0,), (1,))

@@ -25,7 +25,7 @@ from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
-from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.executor.metric_value import Metric
 from stageline.workers.runtime.program.calls import CallKind
 from stageline.workers.runtime.program.program import AHEAD

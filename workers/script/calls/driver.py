@@ -25,8 +25,8 @@ from time import monotonic, time
 import structlog
 from torch import Tensor
 
-from stageline.broker.codec.emptied import is_emptied
 from stageline.broker.codec.message import Flow
+from stageline.broker.codec.structure import is_emptied
 from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim
 from stageline.broker.control.records import Wait
 from stageline.broker.errors import BrokerError

@@ -25,7 +25,7 @@ from stageline.pipeline.process.child import Fork, above_stdio
 from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 from stageline.workers.disk.owned_folder import demand_short_socket_paths
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.code import CODE
+from stageline.workers.runs.notes import CODE
 from stageline.workers.runs.owner import require_free
 from stageline.workers.runs.result import LaunchOutcome
 
