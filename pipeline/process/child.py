@@ -1,7 +1,7 @@
 """The processes that stageline starts: each is a `Child`, waited for, signalled and ended in the same way.
 
-Fork       a copy of this process that runs one function and never returns to its caller
-Program    a new interpreter that runs a module of stageline
+Fork          a copy of this process that runs one function and never returns to its caller
+Interpreter   a new interpreter that runs a module of stageline
 
 A fork has the objects of this process. It either goes on in the session, with the streams and the descriptors of this
 one, or, with a log, becomes a process of its own, which has nothing else that belongs to this one: no signal handler,
@@ -118,7 +118,7 @@ Spawn = Callable[[Sequence[str], TextIO], Child]
 session of its own, nothing on stdin, and the hidden option `--lifeline`."""
 
 
-class Program(Child):
+class Interpreter(Child):
     """A new interpreter, in which `module` runs with `arguments`.
 
     Args:

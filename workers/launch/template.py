@@ -27,7 +27,7 @@ from typing import TextIO
 
 from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.process.child import Child, Fork, Program
+from stageline.pipeline.process.child import Child, Fork, Interpreter
 from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
 
@@ -127,7 +127,7 @@ class Template(AbstractContextManager["Template"]):
 
     def _execute(self, arguments: Sequence[str], passed: Sequence[int]) -> Child:
         """Start a process that runs `PROGRAM` with `arguments`, and has the open descriptors `passed`."""
-        return Program(
+        return Interpreter(
             PROGRAM,
             arguments,
             passed,

@@ -18,7 +18,7 @@ import structlog
 
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.process.child import Program
+from stageline.pipeline.process.child import Interpreter
 from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.control.client import BrokerUnreachable, Client
@@ -67,7 +67,7 @@ class StandIns:
         self._broker = broker
         self._command = command
         self._folder = os.getcwd()  # the user's code may change it
-        self._started: dict[int, Program] = {}
+        self._started: dict[int, Interpreter] = {}
         self._lifeline = LifelineOwner()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stand-ins", daemon=True)
@@ -106,4 +106,4 @@ class StandIns:
         name = f"worker-{place}-at-{self._mine}"[:LONGEST_NAME]
         end = self._lifeline.end
         place_options = ("--index", str(place), "--name", name, "--standing-in", "--lifeline", str(end))
-        self._started[place] = Program("stageline", [*self._command, *place_options], [end], cwd=self._folder)
+        self._started[place] = Interpreter("stageline", [*self._command, *place_options], [end], cwd=self._folder)
