@@ -14,21 +14,21 @@ May import `pipeline/schedule`. Read `queue.py`, `program.py` and `base.py` firs
 """
 
 from .base import compile_program
-from .clipping import Clipping
+from .clipping import NormClipping
 from .evaluation import Evaluation
 from .instruction import Instruction, Op
 from .program import OpLists, Pass, Program, StepLists
 from .queue import Per, Queue
 from .replays import CacheUse, Replays
 from .script import ScriptCalls
-from .sums import SummedReplicas
+from .sums import SumExchange
 from .ties import Tied, TiedStages, Ties
 
 __all__ = [
     "CacheUse",
-    "Clipping",
     "Evaluation",
     "Instruction",
+    "NormClipping",
     "Op",
     "OpLists",
     "Pass",
@@ -38,7 +38,7 @@ __all__ = [
     "Replays",
     "ScriptCalls",
     "StepLists",
-    "SummedReplicas",
+    "SumExchange",
     "Tied",
     "TiedStages",
     "Ties",

@@ -18,7 +18,7 @@ from .queue import Per, Queue
 
 
 @dataclass(frozen=True, slots=True)
-class Clipping:
+class NormClipping:
     """Pass that clips gradients before the updates: a worker takes the norms of its last stage first, and clips its
     first stage first."""
 

@@ -43,6 +43,21 @@ class Instruction(msgspec.Struct, frozen=True):
         return self.op.action
 
     @property
+    def kind(self) -> str:
+        """Its kind, as in "F"."""
+        return self.op.action.kind
+
+    @property
+    def stage(self) -> int:
+        """The stage, or copy, that it is computed for."""
+        return self.op.action.stage
+
+    @property
+    def microbatch(self) -> int:
+        """The microbatch of its step; 0 where it is of the whole step."""
+        return self.op.action.microbatch
+
+    @property
     def name(self) -> str:
         """The action's, as in "1F0"."""
         return self.op.name

@@ -87,6 +87,12 @@ class Program:
         back for what is put there."""
         return frozenset(op.awaits for op in chain.from_iterable(self.step) if op.awaits)
 
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of all operations."""
+        lists = [*(each.lists for each in self.sections), self.evaluated, self.verdicts]
+        return frozenset(op.action.kind for ops in lists for op in chain.from_iterable(ops))
+
     @property
     def scripted(self) -> bool:
         """True if the calls of a script bring the batches."""

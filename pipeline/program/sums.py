@@ -20,7 +20,7 @@ from .queue import Per, Queue
 
 
 @dataclass(frozen=True, slots=True)
-class SummedReplicas:
+class SumExchange:
     """Pass for stages with replicas. `frozen` are stages above the first that trains of which nothing is trained."""
 
     frozen: tuple[int, ...] = ()

@@ -160,13 +160,15 @@ class ChainExecutor:
         self.stages = {stage: Chain(stage, stage in frozen, delays) for stage in schedule.placement[worker]}
         self.loss: float | None = None
         self.gradient_norm: float | None = None
-        self.prefix: None = None  # a forward that is given nothing works on a text that follows from its place
         self.feed = feed
         self.sums = Sums()
         self.gives_up = False
         self._compute = compute
         self._last = schedule.stages - 1
         self._sum = 0.0
+
+    def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
+        self.sums, self.gives_up = Sums(), settled
 
     def evaluated(self, step: int) -> EvaluationRecord:
         sums, self.sums = self.sums, Sums()

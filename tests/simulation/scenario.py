@@ -10,7 +10,7 @@ from typing import get_args
 
 from simulation.network import Weather
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.program import Clipping, Pass, Tied, TiedStages, compile_program
+from stageline.pipeline.program import NormClipping, Pass, Tied, TiedStages, compile_program
 from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, make_schedule
 from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.plan_calls import NO_ROUNDS
@@ -240,9 +240,9 @@ def _replayed_from(schedule: Schedule, steps: int, rng: random.Random) -> int | 
     return rng.randrange(1, steps) if schedule.first_trainable and rng.random() < 0.5 else None
 
 
-def _clips(schedule: Schedule, rng: random.Random) -> tuple[Clipping, ...]:
+def _clips(schedule: Schedule, rng: random.Random) -> tuple[NormClipping, ...]:
     """In some runs, gradients are clipped by their norm over all stages."""
-    return () if schedule.mode == "async" or rng.random() < 0.75 else (Clipping(),)
+    return () if schedule.mode == "async" or rng.random() < 0.75 else (NormClipping(),)
 
 
 @cache

@@ -33,7 +33,7 @@ from stageline.broker.ledger.registry import Registry
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.log import Log
 from stageline.broker.queues.requests import CreditRequest, Requester
-from stageline.pipeline.program import Clipping, Tied, TiedStages, Ties
+from stageline.pipeline.program import NormClipping, Tied, TiedStages, Ties
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread
@@ -103,7 +103,7 @@ def test_without_faults_the_result_does_not_depend_on_the_schedule(ties: Ties, t
     schedules = [drawn(seed).schedule for seed in range(500)]
     shapes = {(s.name, s.placement) for s in schedules if (s.mode, s.stages, s.microbatches) == ("sync", 3, 2)}
     alike = [make_schedule(name, placement, 2) for name, placement in shapes]
-    passes = (TiedStages(ties, tied), *([Clipping()] if clips else []))
+    passes = (TiedStages(ties, tied), *([NormClipping()] if clips else []))
     assert len(alike) > 4
     assert len({undisturbed(s, 5, passes=passes) for s in alike}) == 1
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.program import Evaluation, Pass, Replays, SummedReplicas, compile_program
+from stageline.pipeline.program import Evaluation, Pass, Replays, SumExchange, compile_program
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.runtime.job import SCRIPTED
 from stageline.workers.runtime.plan_calls import NO_ROUNDS, PlanCalls
@@ -22,7 +22,7 @@ def calls_of(
     replayed_from: int | None = None,
 ) -> PlanCalls:
     """`steps` of a schedule with what `passes` add, and with what the rest asks for."""
-    wanted = [*passes, SummedReplicas()]
+    wanted = [*passes, SumExchange()]
     if scripted:
         wanted += SCRIPTED
     elif rounds.batches:

@@ -21,9 +21,9 @@ from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.runs.metrics.metrics_file import MetricsNotWritten
+from stageline.workers.runs.metrics_file import MetricsNotWritten
 from stageline.workers.runtime.calls import CallRefused
-from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runtime.executor.losses import ComputeFailed
 
 RESUME_AS_A_WHOLE = (
     "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "

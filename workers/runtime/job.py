@@ -25,14 +25,14 @@ from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.keys.models import function_of, numbered
 from stageline.pipeline.program import (
-    Clipping,
     Evaluation,
+    NormClipping,
     Pass,
     Program,
     Queue,
     Replays,
     ScriptCalls,
-    SummedReplicas,
+    SumExchange,
     TiedStages,
     compile_program,
 )
@@ -43,7 +43,6 @@ from stageline.pipeline.stage.stage import Stage
 from .calls import CallFeed
 from .executor.executor import Executor
 from .executor.metric_value import Metric
-from .executor.skipping import SkipLog, SkippingExecutor
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
 from .queue_keys import queue_key
 from .sample_order import made_order, order_of
@@ -128,21 +127,15 @@ class Job:
         segments = [part if part.index in kept else replace(part, layers=()) for part in self.segments]
         return replace(self, segments=segments)
 
-    def executor(
-        self, stages: Iterable[int], decisions: SkipLog | None = None, *, make: Callable[[int], Stage] | None = None
-    ) -> Executor:
-        """The stages, as `make` makes them, by default `stage`, with data and metrics. With `decisions`, bad
-        microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""
+    def executor(self, stages: Iterable[int], *, make: Callable[[int], Stage] | None = None) -> Executor:
+        """Return the stages, as `make` makes them, by default `stage`, with data and metrics. Raises `ModelRefused` for
+        a wrong optimizer or loss."""
         made = {stage: (make or self.stage)(stage) for stage in stages}
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
-        parts = made, feed, self.schedule.stages - 1, self.metrics, ema
-        if self.schedule.replicas.several:
-            return Executor(*parts, replicas=self.schedule.replicas)
-        if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
-            return Executor(*parts)
-        return SkippingExecutor(*parts, decisions=decisions)
+        parts = made, feed, self.program.last, self.metrics
+        return Executor(*parts, ema=ema, replicas=self.schedule.replicas if self.schedule.shares else None)
 
     @cached_property
     def program(self) -> Program:
@@ -293,8 +286,8 @@ def schedule_of(plan: Plan, segments: Sequence[Segment]) -> Schedule:
 def passes_of(plan: Plan, segments: Sequence[Segment]) -> tuple[Pass, ...]:
     """What the model and the plan add to every step of the plan's schedule. Raises `ModelRefused`."""
     ties = TiedStages(ties_of(segments, plan.schedule.mode), plan.schedule.tied)
-    clips = (Clipping(),) if plan.clips else ()
-    return (ties, *clips, SummedReplicas(tuple(frozen_stages(segments))))
+    clips = (NormClipping(),) if plan.clips else ()
+    return (ties, *clips, SumExchange(tuple(frozen_stages(segments))))
 
 
 SCRIPTED = (Evaluation(by_credit=False), ScriptCalls())  # what a script's calls add

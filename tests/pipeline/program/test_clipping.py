@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from stageline.pipeline.program import Clipping, Op, Program, TiedStages, Ties, compile_program
+from stageline.pipeline.program import NormClipping, Op, Program, TiedStages, Ties, compile_program
 from stageline.pipeline.schedule import (
     Action,
     Kind,
@@ -23,7 +23,7 @@ SHAPES: list[Placement] = [((0,),), line(2), line(4), looped(2, 2), ((0, 3), (1,
 
 
 def clipped(schedule: Schedule) -> Program:
-    return compile_program(schedule, [Clipping()])
+    return compile_program(schedule, [NormClipping()])
 
 
 def test_a_worker_takes_the_norms_of_its_last_stage_first_and_clips_its_first_stage_first() -> None:
@@ -60,7 +60,7 @@ def test_no_schedule_deadlocks_over_norms(name: str, placement: Placement) -> No
     for ties in shared:
         for tied in ("microbatch", "step"):
             for made in accepted(name, placement, 4):
-                schedule = compile_program(made, [TiedStages(ties, tied), Clipping()])
+                schedule = compile_program(made, [TiedStages(ties, tied), NormClipping()])
                 bound = check_schedule(schedule, steps=2).queue_bound
                 assert all(bound[f"norms-{stage}"] == bound[f"clip-{stage + 1}"] == 1 for stage in stages[:-1])
 
@@ -70,7 +70,7 @@ def test_a_step_that_clips_takes_no_trip_more() -> None:
     costs = replace(Costs.even(4), latency=(5.0, 7.0, 3.0))
     spans = [
         check_schedule(compile_program(make_schedule("1f1b", line(4), 8), passes), costs, steps=3).timed
-        for passes in ([], [Clipping()])
+        for passes in ([], [NormClipping()])
     ]
     begun, clipped = ([each.start for each in timed if each.action == Action(Kind.FORWARD, 3)] for timed in spans)
     assert begun == clipped

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.pipeline.program import Program, SummedReplicas, compile_program
+from stageline.pipeline.program import Program, SumExchange, compile_program
 from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule
 from stageline.pipeline.schedule.replicated import NAMES
 
 
 def summed(schedule: Schedule) -> Program:
-    return compile_program(schedule, [SummedReplicas()])
+    return compile_program(schedule, [SumExchange()])
 
 
 def own_workers(shares: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:

@@ -1,16 +1,20 @@
-"""What the process of each worker takes at most, from what its stages and its messages take."""
+"""Bytes that each worker's process takes at most, and that queues carry and keep, from one tried microbatch."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
+from math import ceil
 
 from stageline.broker.codec.message import Flow
 from stageline.pipeline.plan import PlanError
+from stageline.pipeline.program import Queue
 from stageline.pipeline.stage.backward.offload import AHEAD
 from stageline.workers.disk.offload_files import BACKLOG
 from stageline.workers.extras.memory import StageLoad, WorkerRoom
 from stageline.workers.extras.memory.load import ample_limit_for, limit_for
-from stageline.workers.extras.preflight.trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 from stageline.workers.runtime.job import Job
+
+from .dry_run import Carried
+from .trial_result import QueueEstimate, StageEstimate, WorkerEstimate
 
 _SAVED = ("weights", "optimizer", "averages")  # what a snapshot copies of what a stage holds
 
@@ -80,7 +84,7 @@ def _worker_load(job: Job, own: Sequence[StageEstimate], *, waits: bool) -> Stag
 
 def _copied(job: Job, offload: Collection[str], stage: StageEstimate) -> int:
     """What a snapshot takes, if its copy is in memory."""
-    if not job.plan.recovery.on or job.plan.queues.url == "memory://" or {"weights", "optimizer"} & {*offload}:
+    if not job.plan.recovery.on or job.plan.queues.in_one_process or {"weights", "optimizer"} & {*offload}:
         return 0
     there = job.plan.workers[stage.worker].device != "cpu"  # versions on the CPU are never written to, and not copied
     return sum(stage.bytes[part] for part in (*_SAVED, *(["stashed_weights"] if there else [])))
@@ -104,3 +108,51 @@ def _messages(job: Job, own: Sequence[StageEstimate], queues: Sequence[QueueEsti
             retained += max(0, queue.retained - stashed * queue.message)
     waiting = sum(queue.message * queue.in_flight for queue in queues if queue.consumer in numbers)
     return min(retained, job.plan.queues.retain_bytes) + waiting
+
+
+def queue_estimates(job: Job, messages: Mapping[str, Carried]) -> list[QueueEstimate]:
+    """By queue, in order of their names."""
+    queues = sorted(
+        (job.program.queues[name] for name in messages), key=lambda queue: (queue.flow, queue.target, queue.name)
+    )
+    return [_estimate(job, queue, messages[queue.name]) for queue in queues]
+
+
+def _estimate(job: Job, queue: Queue, message: Carried) -> QueueEstimate:
+    if queue.source is None or queue.target is None:
+        raise ValueError(f"{queue.name} carries no results of a stage: it has no estimate")
+    return QueueEstimate(
+        queue=queue.name,
+        producer=queue.source,
+        consumer=queue.target,
+        message=message.bytes,
+        passed_on=message.passed_on,
+        in_flight=_in_flight(job, queue),
+        retained=message.bytes * queue.count * steps_kept(job, queue.source),
+        ends=f"{job.schedule.label(queue.source)} to {job.schedule.label(queue.target)}",
+        codec=queue.codec,
+    )
+
+
+def steps_kept(job: Job, stage: int) -> int:
+    """How many steps' messages `stage` keeps at most: the next checkpoint is complete when all stages have come to it,
+    and the first stage is ahead of the last by less than a step; in asynchronous mode, by a microbatch for each stage.
+    A stage that runs forward only is ahead of the next by what that one grants."""
+    plan, microbatches, number = job.plan, job.schedule.microbatches, job.schedule.replicas.stage
+    ahead = (job.program.queues[name] for name in job.program.queues if name in job.program.ahead)
+    granted = [
+        ceil(queue.window / microbatches)
+        for queue in ahead
+        if queue.target is not None and number(queue.target) > number(stage)
+    ]
+    if plan.queues.in_one_process or not plan.recovery.on:
+        return min(1 + sum(granted), job.steps)
+    lead = 1 if job.schedule.mode == "sync" else max(1, ceil(job.program.last / microbatches))
+    return min(plan.recovery.snapshot_every + lead + sum(granted), job.steps)
+
+
+def _in_flight(job: Job, queue: Queue) -> int:
+    """The messages of a queue that are put and not yet taken, at most: what the schedule allows, or the credit."""
+    if queue.name not in job.program.ahead:
+        return job.verdict.queue_bound[queue.name]
+    return min(queue.window, job.steps * job.schedule.microbatches)

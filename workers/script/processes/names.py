@@ -24,7 +24,7 @@ from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.object_names import defines, torch_name
-from stageline.workers.runs.code import hashes_of
+from stageline.workers.runs.notes import hashes_of
 from stageline.workers.script.arguments.checks import check_address, queues_beside
 from stageline.workers.script.arguments.script_plan import LineOptions, Model
 
