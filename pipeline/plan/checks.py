@@ -85,7 +85,7 @@ _NOT_REPLICATED = (
 _STAYING = ("data.stays", "data.labels_stay", "data.targets")
 _NOT_IN_GROUPS = (
     *("queues.url", "data.source", "schedule.mode", "schedule.name", "optimizer.ema_decay", "model.prefix_cache"),
-    *("taps", "memory", "recovery.on_bad_microbatch", "recovery.record"),
+    *("taps", "memory", "recovery.on_bad_microbatch", "recovery.record", "features"),
 )
 
 _IN_STEP = ("schedule.microbatches", "schedule.accumulate")

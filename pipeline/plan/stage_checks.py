@@ -134,6 +134,8 @@ def _without_groups(plan: PlanTables, *, recomputes: bool) -> Iterator[str]:
         yield "a script does not support several processes for a stage; train with a plan"
     if plan.schedule.mode != "sync":
         yield 'several processes for a stage keep one version of its weights; use schedule.mode = "sync"'
+    if plan.features:
+        yield "features wrap what the first process computes, and not what the others do; leave one of the two out"
     if plan.averages:
         yield "optimizer.ema_decay does not support split weights; leave one of the two out"
     if recomputes:
