@@ -131,6 +131,7 @@ _MODULES = {  # where each name is defined
         "StageError",
         "StagelineError",
     ),
+    "stageline.pipeline.feature": ("Feature", "FeatureFailed", "FeatureRefused"),
     "stageline.pipeline.model.families.layers": (
         "Layer",
         "Layers",

@@ -1,9 +1,11 @@
 """A user's features give the same bits however the model is cut, over every transport, and whatever is killed."""
 
+import json
 import os
 import shutil
 import signal
 from collections.abc import Sequence
+from contextlib import chdir
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,12 +23,13 @@ from support.pages import named_files
 from support.paths import DOCS
 from support.plain_loop import PlainLoop, differing
 from support.small_models import SMALL_MODELS
-from support.workspace import Workspace, wait_for
+from support.workspace import Workspace, free_port, wait_for
 
 TIED = Path(reference.__file__).parent / "tied"
 NOISE = named_files(DOCS / "features.md")["noise.py"]
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 STEPS, MICROBATCHES = 6, 2
+NAMED = 'features=["noise.py:GradientNoise"]'
 
 DRIFT = """
 import torch
@@ -103,23 +106,30 @@ def _folder(workspace: Workspace, **files: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("sets", "kills"),
-    [
-        (("queues.url=memory://", "model.cut=[1]"), ()),
-        (("queues.url=memory://", "model.cut=[1, 3]", "optimizer.clip_norm=1000.0"), ()),
-        (("queues.url=memory://", "schedule.name=gpipe", "schedule.tied=microbatch"), ()),
-        pytest.param(("queues.url=shm://", "model.cut=[1, 3]"), (("worker-1", 20),), marks=pytest.mark.slow),
-        pytest.param(("queues.url=shm://",), (("worker-2", 40), ("worker-0", 33)), marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "sets", [("model.stages=1",), ("model.cut=[1]",), ("model.cut=[1, 3]",), ("schedule.name=gpipe",)], ids=str
 )
-def test_noise_on_gradients_is_that_of_the_unsplit_model(
-    sets: Sequence[str], kills: Sequence[Any], fork_server: ForkServer, workspace: Workspace
+def test_noise_on_gradients_is_that_of_the_unsplit_model_in_one_process(
+    sets: Sequence[str], workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Several stages share a parameter, whose copies must get the same noise."""
-    folder = _folder(workspace, noise=NOISE)
-    named = 'features=["noise.py:GradientNoise"]'
-    outcome = fork_server.train(folder / "stageline.toml", *sets, named, folder=workspace.folder / "run", kills=kills)
+    given = ("queues.url=memory://", NAMED, *sets)
+    arguments = [word for each in given for word in ("--set", each)]
+    assert workspace.here("train", str(_folder(workspace, noise=NOISE)), "--json", *arguments) == 0
+    assert json.loads(capsys.readouterr().out)["weights_sha256"] == _unsplit()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sets", "kills"),
+    [(("model.cut=[1, 3]",), (("worker-1", 20),)), ((), (("worker-2", 40), ("worker-0", 33)))],
+    ids=str,
+)
+def test_noise_on_gradients_is_that_of_the_unsplit_model_whatever_is_killed(
+    sets: Sequence[str], kills: Sequence[Any], fork_server: ForkServer, workspace: Workspace
+) -> None:
+    plan, run = _folder(workspace, noise=NOISE) / "stageline.toml", workspace.folder / "run"
+    given = ("queues.url=shm://", f"run.dir={workspace.folder}", NAMED, *sets)
+    outcome = fork_server.train(plan, *given, folder=run, kills=kills)
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["not killed"] == []
     assert outcome["facts"]["weights_sha256"] == _unsplit()
@@ -134,8 +144,8 @@ def test_a_line_takes_a_feature_that_was_made_in_the_script(
     small = SMALL_MODELS["transformer"]
     model = small.build()
     batches = [small.batch(number, 6) for number in range(STEPS)]
-    plain = PlainLoop(model, small.loss, _with_noise(SGD(model.parameters()), model, 3), MICROBATCHES).train(batches)
-    options: dict[str, Any] = {"optimizer": SGD, "microbatches": MICROBATCHES, "seed": 3, "folder": workspace.folder}
+    plain = PlainLoop(model, small.loss, _with_noise(SGD(model.parameters()), model, 0), MICROBATCHES).train(batches)
+    options: dict[str, Any] = {"optimizer": SGD, "microbatches": MICROBATCHES, "folder": workspace.folder}
     with Line(small.build(), loss=small.loss, cut=cut, workers=workers, features=[_noise()], **options) as line:
         for batch in batches:
             line.step(*batch)
@@ -145,7 +155,7 @@ def test_a_line_takes_a_feature_that_was_made_in_the_script(
 @pytest.mark.slow
 def test_a_state_that_a_feature_keeps_is_in_snapshots(fork_server: ForkServer, workspace: Workspace) -> None:
     folder = _folder(workspace, drift=DRIFT)
-    sets = ("schedule.tied=microbatch", 'features=["drift.py:Drift"]', "recovery.snapshot_every=2")
+    sets = (f"run.dir={workspace.folder}", 'features=["drift.py:Drift"]')
     found = []
     for number, kills in enumerate([(), (("worker-2", 40), ("worker-1", 47))]):
         run = workspace.folder / f"run-{number}"
@@ -210,18 +220,21 @@ def test_what_is_no_feature_or_cannot_be_combined_is_refused(workspace: Workspac
 
 def test_an_object_cannot_go_to_workers_on_other_machines(workspace: Workspace) -> None:
     with pytest.raises(ModelRefused, match=r"features\[0\].*an object of Wrong has no name; give the class Wrong"):
-        _line(Wrong("F"), workers="processes", broker="tcp://127.0.0.1:0", folder=workspace.folder)
+        _line(Wrong("F"), workers="processes", broker=f"tcp://127.0.0.1:{free_port()}", folder=workspace.folder)
 
 
 @pytest.mark.slow
 def test_a_line_goes_on_with_its_feature_after_a_worker_was_killed(workspace: Workspace) -> None:
     small, digests = SMALL_MODELS["transformer"], []
     for kills in (False, True):
-        options: dict[str, Any] = {"workers": "processes", "folder": workspace.folder, "cut": [2]}
-        with _line(_noise(), **options, settings={"recovery.snapshot_every": 2}) as line:
+        options: dict[str, Any] = {"workers": "processes", "folder": workspace.folder / "runs", "cut": [2]}
+        with chdir(workspace.folder):  # in which its processes are looked for
+            line = _line(_noise(), **options, settings={"recovery.snapshot_every": 2})
+        with line:
             for step in range(STEPS):
                 if step == 3 and kills:
-                    wait_for(lambda: 0 not in line._run._driver.calls._after)  # the checkpoint of step 2 is complete
+                    kept = line._run._driver.calls._after
+                    wait_for(lambda kept=kept: 0 not in kept)  # the checkpoint of step 2 is complete
                     os.kill(workspace.worker(1), signal.SIGKILL)
                 line.step(*small.batch(step, 6))
         digests.append(line.state_dict())

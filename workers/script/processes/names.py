@@ -229,12 +229,12 @@ def remote_plan(model: Model, options: LineOptions, broker: str) -> RemotePlan:
     """Of a run whose workers find the broker at `broker`. Raises `ModelRefused` for what has no name that can be sent,
     `ValueError` for an address that other machines cannot dial."""
     check_address(broker)
+    features = [_named_feature(place, each) for place, each in enumerate(options.features)]
     factory = named("model", model)
     loss = named("loss", options.loss, factory=False)
     metrics = [named("metrics", metric, factory=False) for metric in options.metrics]
     optimizer = named("optimizer", options.optimizer)
     scheduler = None if options.lr_scheduler is None else named("lr_scheduler", options.lr_scheduler)
-    features = [_named_feature(place, each) for place, each in enumerate(options.features)]
     tables: dict[str, object] = {
         "model": {
             "factory": factory.reference,
