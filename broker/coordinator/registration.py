@@ -27,6 +27,7 @@ from stageline.broker.control.records import RunLength
 from stageline.broker.ledger.member import Member, may_take
 from stageline.broker.ledger.recovery import is_gone
 from stageline.broker.ledger.registry import MOST, Contact, process_key
+from stageline.pipeline.addresses import Reach, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
 
@@ -303,7 +304,7 @@ class Registration:
         can."""
         for other in self._run.registry.members.values():
             if (
-                hello.endpoint.startswith(("shm://", "ipc://"))
+                transport_of(hello.endpoint).reach < Reach.NETWORK
                 and other.endpoint
                 and other.host != hello.host
                 and other.index != hello.claim

@@ -190,6 +190,10 @@ class Refusing(Feature):
             yield PlanError("optimizer.clip_norm", "noise is clipped with the gradients; leave one of the two out")
 
 
+def _has_checkpoint(line: Line) -> bool:
+    return 0 not in line._run._driver.calls._after
+
+
 def _line(*features: Any, **options: Any) -> Line:
     small = SMALL_MODELS["transformer"]
     given = {"loss": small.loss, "optimizer": SGD, "microbatches": 2, "workers": "inline", **options}
@@ -233,8 +237,7 @@ def test_a_line_goes_on_with_its_feature_after_a_worker_was_killed(workspace: Wo
         with line:
             for step in range(STEPS):
                 if step == 3 and kills:
-                    kept = line._run._driver.calls._after
-                    wait_for(lambda kept=kept: 0 not in kept)  # the checkpoint of step 2 is complete
+                    wait_for(partial(_has_checkpoint, line))  # the checkpoint of step 2 is complete
                     os.kill(workspace.worker(1), signal.SIGKILL)
                 line.step(*small.batch(step, 6))
         digests.append(line.state_dict())

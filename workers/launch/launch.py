@@ -16,7 +16,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
-from stageline.pipeline.process.fork import Spawn
+from stageline.pipeline.process.child import Spawn
 from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
@@ -32,8 +32,6 @@ from .children import LocalRun, ScriptProcess
 from .supervisor import supervise
 from .template import Template
 from .trials import cut_arguments, memory_arguments, try_plan
-
-IN_MEMORY = "memory://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def prepare_launch(
     Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `NoCheckpoint`, `SnapshotDamaged`, `FolderUnusable`
     or `TooDeep`.
     """
-    if plan.queues.url != IN_MEMORY:
+    if not plan.queues.in_one_process:
         demand_short_socket_paths()
     name = run or runs.name_of(plan, resume)
     cut = runs.recorded_cut(plan, runs.folder(plan, name)) if resume is not None else None
@@ -110,7 +108,7 @@ def prepare_launch(
     warnings = [*expected.warnings]
     if resume is not None:
         name = _resumed(plan, name, tried.layouts, warnings.append)
-    if plan.queues.url == IN_MEMORY:
+    if plan.queues.in_one_process:
         import stageline.workers.process.in_process  # noqa: F401  # loads torch, before progress is drawn
     folder = runs.make_folder(plan, name)
     if resume is None:  # a resumed run has its own plan there
@@ -154,7 +152,7 @@ def run_launch(
     if outcome.code:
         return LaunchResult(outcome.code, outcome.reason)
     result = keep_result(launch.plan, launch.folder, outcome.facts, monotonic() - started)
-    if launch.plan.queues.url == IN_MEMORY:
+    if launch.plan.queues.in_one_process:
         return LaunchResult(0, outcome.reason, result)
     timed = measured_timetable(launch.plan, launch.run, launch.schedule, launch.steps)
     return LaunchResult(0, outcome.reason, result, timed)
@@ -171,7 +169,7 @@ def _outcome(
     launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
 ) -> LaunchOutcome:
     plan, arguments = launch.plan, [*arguments, *launch.decided]
-    if plan.queues.url == IN_MEMORY:
+    if plan.queues.in_one_process:
         from stageline.workers.process.in_process import run_memory  # loads torch
         from stageline.workers.runtime.job import prepare
 

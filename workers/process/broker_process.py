@@ -25,7 +25,7 @@ from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, ru
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.stores.base import StoreUnusable
-from stageline.broker.transports.open import REDIS, open_server
+from stageline.broker.transports.base import backend_of, open_server
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
@@ -35,9 +35,8 @@ from stageline.pipeline.retry import reason_of
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.code import read_code
+from stageline.workers.runs.notes import earlier_run, read_code
 from stageline.workers.runs.owner import record_end, write_owner
-from stageline.workers.runs.recut_note import earlier_run
 from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
 
@@ -221,15 +220,13 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
 
 def _clear_queues(run: RunRecords, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
-    if not url.startswith(REDIS) or run.phase is not RunPhase.FINISHED:
+    backend = backend_of(url)
+    if not backend.has_server or run.phase is not RunPhase.FINISHED:
         return
-    from stageline.broker.transports.redis.entries import prefix
-    from stageline.broker.transports.redis.queues import forget  # takes time to load
-
     reason = "not every worker has exited"  # one that still runs could put again what it keeps
     if run.all_left:
         try:
-            forget(url, run.id)
+            backend.forget(url, run.id)
             return
         except BrokerError as error:
             reason = str(error)
@@ -237,8 +234,7 @@ def _clear_queues(run: RunRecords, url: str) -> None:
         "the queues stay at the server",
         address=masked(url),
         reason=reason,
-        remove=f"redis-cli --scan --pattern '{prefix(run.id)}*' | grep -v :store: | xargs redis-cli unlink, once all "
-        "workers have exited",
+        remove=f"{backend.forget_by_hand(run.id)}, once all workers have exited",
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from stageline.pipeline.evaluation import Better, Criterion, Score
-from stageline.workers.runs.metrics.tensorboard import EventFile, writer_class
+from stageline.workers.runs.metrics import EventFile, writer_class
 from stageline.workers.script.calls.calls import StepLoss
 
 from .arguments.checks import short

@@ -34,7 +34,7 @@ from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import is_saved, read_saved
 from stageline.workers.disk.atomic_file import draft_of, keep_trying, publish, sync
-from stageline.workers.runs.metrics.lines import (
+from stageline.workers.runs.metrics import (
     EVALUATIONS,
     EvaluationMetrics,
     encoded,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stageline.workers.runs.metrics.lines import EVALUATIONS, metrics_in
+from stageline.workers.runs.metrics import EVALUATIONS, metrics_in
 from stageline.workers.script import fitting as evaluation_log
 from stageline.workers.script.fitting import EvaluationLog
 

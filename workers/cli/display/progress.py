@@ -24,8 +24,7 @@ from stageline.workers.runs.result import Facts
 from stageline.workers.script.calls.news import ask
 
 from .news import News
-from .output import say
-from .tables import share
+from .output import say, share
 
 INTERVAL = 5.0  # seconds between two lines
 WINDOW = 3.0  # seconds over which the rate is measured

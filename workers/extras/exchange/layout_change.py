@@ -8,7 +8,7 @@ from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.workers.checkpoint.recut import Recut, needs_recut
 from stageline.workers.checkpoint.regroup import Contents
 from stageline.workers.checkpoint.source import CheckpointSource, source_in
-from stageline.workers.runs.recut_note import recut_id
+from stageline.workers.runs.notes import recut_id
 
 from .planned import planned_layouts
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from stageline.broker.transports.open import REDIS
-from stageline.pipeline.addresses import EVERY_INTERFACE, fault, host_of, masked
+from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, broker_schemes, fault, host_of, masked, transport_of
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.feature import Feature
@@ -26,8 +25,6 @@ Accepts = Callable[[object], bool]
 
 _SETTING = '{"recovery.lease": "30s"}'
 _SEEDS = range(1 << 64)  # what torch's generators take
-_MEMORY = "memory://"
-_SCHEMES = ("tcp", "redis", "rediss", "unix")
 
 
 def misfits(options: LineOptions) -> Iterator[str]:
@@ -185,16 +182,15 @@ def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
         yield 'settings["model.trainable"]: the script needs it too. Pass trainable = [...] instead'
     if "model.accept_difference" in options.settings:
         yield 'settings["model.accept_difference"]: the script needs it too. Pass accept_difference=True instead'
-    if inline and (options.taps is not None or any(key.startswith("taps.") for key in options.settings)):
-        yield "taps: an inline line has no folder to store them in; leave out workers, to compute in processes"
     if "optimizer.ema_decay" in options.settings:
         yield 'settings["optimizer.ema_decay"]: the script needs it too. Pass ema_decay = ... instead'
     yield from _uncallable(options)
     if reason := _device_complaint(str(options.device)):
         yield f'device = "{options.device}": {reason}; expected one that this torch has, such as "cpu" or "cuda:0"'
-    if not inline and options.settings.get("queues.url") == _MEMORY:
+    url = str(options.settings.get("queues.url", ""))
+    if not inline and transport_of(url).reach is Reach.PROCESS:
         yield (
-            f'settings["queues.url"] = "{_MEMORY}": queues in memory do not reach from one process to another. Leave '
+            f'settings["queues.url"] = "{url}": queues in memory do not reach from one process to another. Leave '
             'it out, or pass workers="inline" to compute in this process'
         )
 
@@ -266,12 +262,12 @@ def _kind(value: object) -> str:
 
 def check_address(broker: str) -> None:
     """Raises `ValueError` for what no worker on another machine could dial."""
-    found = fault(broker, _SCHEMES)
-    if found is None and broker.startswith("tcp://") and broker.rpartition(":")[2].strip("0") in ("", "*"):
+    found = fault(broker, broker_schemes()) if transport_of(broker).reach is Reach.NETWORK else ""
+    if found is None and transport_of(broker).has_free_port(broker):
         found = "the port must be one that the other machines can be told"
-    if found is None and broker.startswith("tcp://") and not _is_own(host_of(broker)):
+    if found is None and (host := host_of(broker)) and not _is_own(host):
         raise ValueError(
-            f"broker = {broker!r}: this machine has no address {host_of(broker)}, and the broker listens on it. Write "
+            f"broker = {broker!r}: this machine has no address {host}, and the broker listens on it. Write "
             f"tcp://0.0.0.0:{broker.rpartition(':')[2]} to listen at all that it has"
         )
     if found is not None:
@@ -296,7 +292,7 @@ def _is_own(host: str) -> bool:
 
 def queues_beside(broker: str) -> str:
     """Where the script's own queues are: at the same server, or at another port of the same interface."""
-    return broker.partition("#")[0] if broker.startswith(REDIS) else f"{broker.rpartition(':')[0]}:0"
+    return broker.partition("#")[0] if transport_of(broker).has_server else f"{broker.rpartition(':')[0]}:0"
 
 
 def command_there(broker: str) -> str:

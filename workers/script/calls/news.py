@@ -17,8 +17,8 @@ from stageline.broker.ledger.member import worker_label
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.printable import printable_line
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.runs.recorded.ending import ending_of
-from stageline.workers.runs.recorded.records import RecordedState, recorded_run
+from stageline.workers.runs.listing import ending_of
+from stageline.workers.runs.records import RecordedState, recorded_run
 from stageline.workers.runs.result import Facts
 from stageline.workers.runtime.progress import Progress
 
@@ -51,7 +51,7 @@ def waits_for(progress: Progress, url: str) -> str:
     if time() - progress.since < PATIENCE:
         return ""
     if not progress.waits:
-        return f"the script {progress.said}"
+        return f"the script {progress.activity().said}"
     facts = ask(url, "why")
     return "the broker does not answer" if facts is None else printable_line(str(facts["text"]))
 

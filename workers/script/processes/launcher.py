@@ -29,7 +29,7 @@ from stageline.workers.launch.launch import keep_result, local_run
 from stageline.workers.launch.supervisor import supervise
 from stageline.workers.launch.template import ForkedTemplate
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.code import write_code
+from stageline.workers.runs.notes import write_code
 from stageline.workers.runs.owner import write_owner
 from stageline.workers.runs.result import Facts, LaunchOutcome
 from stageline.workers.script.arguments.checks import command_there

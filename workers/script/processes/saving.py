@@ -27,7 +27,7 @@ from stageline.workers.checkpoint.source import source_in
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import read_broker_url
-from stageline.workers.runs.metrics.lines import EVALUATIONS, keep_lines
+from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
 from stageline.workers.runs.owner import RunGoesOn, require_free
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from stageline.broker.errors import AddressUnusable, EndpointTaken
-from stageline.broker.transports.open import open_client, open_server
+from stageline.broker.transports.base import open_client, open_server
 from stageline.broker.transports.redis import channel as through_redis
 from stageline.broker.transports.redis.answers import RedisUnfit
 from support.control_channels import PATIENCE, received, send
@@ -52,7 +52,7 @@ def test_why_a_server_cannot_be_reached_is_known() -> None:
 
 
 def test_the_place_of_a_killed_broker_is_free_after_its_tenure(redis_url: str) -> None:
-    imports = "import sys\nfrom stageline.broker.transports.open import open_server"
+    imports = "import sys\nfrom stageline.broker.transports.base import open_server"
     program = f"{imports}\nopen_server(sys.argv[1])\nprint(flush=True)\nsys.stdin.read()"
     command = [sys.executable, "-c", program, redis_url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as killed:

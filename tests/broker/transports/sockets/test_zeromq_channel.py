@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.control.channel import LARGEST_UNTRUSTED, ServerChannel
-from stageline.broker.transports.open import open_client, open_server
+from stageline.broker.transports.base import open_client, open_server
 from stageline.broker.transports.sockets import connection_rules, zeromq_channel
 from support.control_channels import PATIENCE, received, send
 from support.hostile import MORE, HostileClient, frame, ready

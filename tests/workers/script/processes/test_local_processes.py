@@ -22,7 +22,7 @@ from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import read_owner
-from stageline.workers.runs.recorded.records import recorded_run
+from stageline.workers.runs.records import recorded_run
 from stageline.workers.runs.result import LaunchOutcome
 from stageline.workers.script.processes.launcher import LaunchEnded, LauncherReport
 from stageline.workers.script.processes.local_processes import LOG, LocalProcesses, NotStarted
