@@ -166,7 +166,7 @@ def test_a_state_that_a_feature_keeps_is_in_snapshots(fork_server: ForkServer, w
     assert found[0] != reference.reference_digest(TIED)
 
 
-class Wrong(Feature):
+class FailingFeature(Feature):
     """Fails in one hook."""
 
     def __init__(self, hook: str) -> None:
@@ -182,7 +182,7 @@ class Wrong(Feature):
         return failing if kind == self.hook else compute
 
 
-class Refusing(Feature):
+class RefusingFeature(Feature):
     """Refuses a key of the plan."""
 
     def refuses(self, plan: Any) -> Any:
@@ -202,8 +202,8 @@ def _line(*features: Any, **options: Any) -> Line:
 
 @pytest.mark.parametrize(("hook", "operation"), [("F", "0F0"), ("U", "0U")])
 def test_a_hook_that_fails_is_named_with_its_feature_and_the_operation(hook: str, operation: str) -> None:
-    wanted = rf"stage 0 .*feature Wrong failed in {operation} of step 0.*KeyError"
-    with _line(Wrong(hook)) as line, pytest.raises(ComputeFailed, match=wanted) as failed:
+    wanted = rf"stage 0 .*feature FailingFeature failed in {operation} of step 0.*KeyError"
+    with _line(FailingFeature(hook)) as line, pytest.raises(ComputeFailed, match=wanted) as failed:
         line.step(*SMALL_MODELS["transformer"].batch(0, 6))
     assert isinstance(failed.value.__cause__, KeyError)
 
@@ -211,11 +211,11 @@ def test_a_hook_that_fails_is_named_with_its_feature_and_the_operation(hook: str
 def test_what_is_no_feature_or_cannot_be_combined_is_refused(workspace: Workspace, capsys: Any) -> None:
     with pytest.raises(ModelRefused, match=r"features = .*expected a list of features"):
         _line("noise.py:GradientNoise")
-    with pytest.raises(FeatureRefused, match="two features are called Wrong"):
-        _line(Wrong("F"), Wrong("U"))
+    with pytest.raises(FeatureRefused, match="two features are called FailingFeature"):
+        _line(FailingFeature("F"), FailingFeature("U"))
     for workers in ("inline", "processes"):
         with pytest.raises(PlanRefused, match=r"clip_norm.*noise is clipped with the gradients"):
-            _line(Refusing(), clip_norm=1.0, workers=workers, folder=workspace.folder)
+            _line(RefusingFeature(), clip_norm=1.0, workers=workers, folder=workspace.folder)
     folder = _folder(workspace, noise=NOISE)
     for reference_, told in (("noise.py:sha256", "features"), ("noise.py:Noise", "has no 'Noise'"), ("7", "features")):
         assert workspace.here("plan", str(folder), "--set", f'features=["{reference_}"]') == 78
@@ -223,8 +223,12 @@ def test_what_is_no_feature_or_cannot_be_combined_is_refused(workspace: Workspac
 
 
 def test_an_object_cannot_go_to_workers_on_other_machines(workspace: Workspace) -> None:
-    with pytest.raises(ModelRefused, match=r"features\[0\].*an object of Wrong has no name; give the class Wrong"):
-        _line(Wrong("F"), workers="processes", broker=f"tcp://127.0.0.1:{free_port()}", folder=workspace.folder)
+    with pytest.raises(
+        ModelRefused, match=r"features\[0\].*an object of FailingFeature has no name; give the class FailingFeature"
+    ):
+        _line(
+            FailingFeature("F"), workers="processes", broker=f"tcp://127.0.0.1:{free_port()}", folder=workspace.folder
+        )
 
 
 @pytest.mark.slow
