@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import TextIO
 
-from stageline.broker.ledger.member import describe_status
+from stageline.broker.ledger.losses import describe_status
 from stageline.workers.process.system.fork import Fork
 
 from .template import PROGRAM, Template

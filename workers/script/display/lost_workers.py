@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from stageline.broker.ledger.member import worker_label
+from stageline.broker.ledger.registry import worker_label
 from stageline.pipeline.printable import printable_line
 from stageline.workers.runs.result import Facts
 
