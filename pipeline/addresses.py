@@ -1,88 +1,158 @@
-"""The addresses a plan may name: which backends there are, which addresses other machines can reach, and how
-passwords are hidden. Every address that is shown, kept or sent goes through `masked`.
+"""Addresses, and the transports that their schemes choose.
 
-redis://trainer:secret@host:6379/0?ssl_password=more  ->  redis://trainer@host:6379/0
+Each file or folder in `broker/transports/` registers its transports. All are imported when the first one is asked for;
+none loads what it needs to open a connection (redis-py, ZeroMQ, torch) before one is opened.
+
+Every address that is shown, kept or sent goes through `masked`:
+
+    redis://trainer:secret@host:6379/0?ssl_password=more  ->  redis://trainer@host:6379/0
 """
 
 import ipaddress
 import re
-import sys
 from collections.abc import Collection, Mapping
-from urllib.parse import parse_qs, unquote_plus, urlsplit
+from enum import IntEnum
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from types import MappingProxyType
+from typing import ClassVar
+from urllib.parse import unquote_plus, urlsplit
 
-# Scheme -> how such an address looks. A new backend in broker/queues/ joins the first.
-REDIS = {
-    "redis": "redis://127.0.0.1:6379/0",
-    "rediss": "rediss://user:password@host:6379/0",
-    "unix": "unix:///run/redis.sock",
-}
-QUEUES = {"memory": "memory://", "shm": "shm://", "ipc": "ipc://", "tcp": "tcp://127.0.0.1:5600", **REDIS}
-LOCAL_QUEUES = QUEUES["shm" if sys.platform == "linux" else "ipc"]  # the fastest between processes of one machine
-BROKER = {"ipc": "ipc:///tmp/stageline", "tcp": "tcp://127.0.0.1:5600", **REDIS}
-
+_TRANSPORTS = "stageline.broker.transports"
 EVERY_INTERFACE = ("0.0.0.0", "[::]", "*")  # noqa: S104 - to be looked for, not bound
-_TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)")
-_LOCAL = ("shm", "ipc", "memory")  # what follows is a path, and may hold any sign
 _SECRET = re.compile("pass|pwd|secret|token|auth", re.IGNORECASE)  # in the name of an option after `?`
 _ESCAPE = "write / ? # and @ in a user or password as %2F %3F %23 %40"
 
 
-def fault(url: str, schemes: Collection[str]) -> str | None:
-    """What keeps `url` from being an address of one of `schemes`, "" if it is of none; None if it is one."""
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in schemes:
+class Reach(IntEnum):
+    """The processes between which a transport carries messages."""
+
+    PROCESS = 0
+    MACHINE = 1
+    NETWORK = 2
+
+
+class Transport:
+    """The facts about one way in which messages travel; `broker/transports/base.py` has what opens it.
+
+    Attributes:
+        schemes: Example of an address, by the scheme that such an address begins with.
+        reach: Processes between which it carries messages.
+        has_server: True if all meet at a server at the address; False if each worker listens at an endpoint of its own.
+        in_folder: True if the queues of a worker listen in its folder: their address is the scheme alone.
+        carries_control: True if the broker can be found at such an address.
+        keeps_records: True if the broker can keep its records at such an address.
+    """
+
+    schemes: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    reach = Reach.NETWORK
+    has_server = False
+    in_folder = False
+    carries_control = False
+    keeps_records = False
+
+    def fault(self, url: str) -> str | None:
+        """Return why `url`, of one of the schemes, is not valid; "" if there is nothing to say; None if it is valid."""
+        return None if self.schemes else ""
+
+    def host(self, url: str) -> str:
+        """Return the host that a process at `url` listens at, "" if it listens at none."""
         return ""
-    match scheme:
-        case "tcp":
-            return _tcp_fault(rest)
-        case "redis" | "rediss" | "unix":
-            return unclear_password(url) or _redis_fault(url)
-        case _:
-            return None
+
+    def has_free_port(self, url: str) -> bool:
+        """Return True if the system chooses the port at `url`, so that others cannot dial it."""
+        return False
+
+    def lacking(self, url: str) -> tuple[str, ...]:
+        """Return the protections, of "a password" and "TLS", that the server at the valid `url` is used without."""
+        return ()
+
+    def hides(self, url: str) -> bool:
+        """Return True if `url` may have a password."""
+        return True
+
+
+_UNKNOWN = Transport()
+_registered: dict[str, Transport] = {}
+
+
+def register(transport: Transport) -> None:
+    """Make `transport` the one of its schemes."""
+    _registered.update(dict.fromkeys(transport.schemes, transport))
+    transports.cache_clear()
+
+
+@cache
+def transports() -> Mapping[str, Transport]:
+    """Return all transports by their schemes, those that reach least first."""
+    room = import_module(_TRANSPORTS)
+    for found in iter_modules(room.__path__):
+        import_module(f"{_TRANSPORTS}.{found.name}")
+    return dict(sorted(_registered.items(), key=lambda item: (item[1].reach, item[1].has_server)))
+
+
+def transport_of(url: str) -> Transport:
+    """Return the transport of `url`; one without schemes if its scheme is not registered."""
+    return transports().get(url.partition("://")[0], _UNKNOWN)
+
+
+def queue_schemes() -> Mapping[str, str]:
+    """Return the schemes of addresses of queues, each with an example."""
+    found = transports().items()
+    return {scheme: f"{scheme}://" if each.in_folder else each.schemes[scheme] for scheme, each in found}
+
+
+def broker_schemes() -> Mapping[str, str]:
+    """Return the schemes of addresses of a broker, each with an example."""
+    return {scheme: each.schemes[scheme] for scheme, each in transports().items() if each.carries_control}
+
+
+def store_schemes() -> Mapping[str, str]:
+    """Return the schemes of addresses of a store of the broker's records, each with an example."""
+    return {scheme: each.schemes[scheme] for scheme, each in transports().items() if each.keeps_records}
+
+
+def fault(url: str, schemes: Collection[str]) -> str | None:
+    """Return why `url` is not a valid address for `schemes`: None if it is valid, "" if its scheme is not in them."""
+    scheme, separator, _ = url.partition("://")
+    return transport_of(url).fault(url) if separator and scheme in schemes else ""
 
 
 def open_to_others(url: str) -> bool:
-    """Whether what listens at `url` can be reached from other machines."""
-    found = _TCP.fullmatch(url.removeprefix("tcp://"))
-    if not url.startswith("tcp://") or found is None:
-        return False
-    return _is_elsewhere(found["host"].strip("[]"))
+    """Return True if a process that listens at `url` can be reached from other machines."""
+    host = host_of(url)
+    return bool(host) and is_elsewhere(host.strip("[]"))
 
 
 def lacking_protection(url: str) -> tuple[str, ...]:
-    """Return what the Redis server at `url` is used without, of "a password" and "TLS".
+    """Return the protections, of "a password" and "TLS", that the server at `url` is used without.
 
-    Nothing is lacking for a Unix socket or a loopback address, or if the address is not one of Redis. A client
+    Nothing is lacking for a Unix socket or a loopback address, or if `url` is not the address of a server. A client
     certificate counts as a password.
     """
-    scheme, _, _ = url.partition("://")
-    if scheme not in ("redis", "rediss") or fault(url, REDIS) is not None:
-        return ()
-    parts = urlsplit(url)
-    if not _is_elsewhere(parts.hostname or ""):
-        return ()
-    proofs = ("password", "ssl_certfile") if scheme == "rediss" else ("password",)
-    is_proven = bool(parts.password or any(parse_qs(parts.query).get(each) for each in proofs))
-    return (*(() if is_proven else ("a password",)), *(() if scheme == "rediss" else ("TLS",)))
+    transport = transport_of(url)
+    return transport.lacking(url) if transport.fault(url) is None else ()
 
 
 def host_of(url: str) -> str:
-    """The host of a tcp:// address, "" of another."""
-    return url.removeprefix("tcp://").rpartition(":")[0] if url.startswith("tcp://") else ""
+    """Return the host that a process at `url` listens at, "" if it listens at none."""
+    return transport_of(url).host(url)
 
 
 def dialled(url: str, host: str = "127.0.0.1") -> str:
-    """`url` as it is dialled: one at all interfaces of a machine, which is found at `host`."""
-    return f"tcp://{host}:{url.rpartition(':')[2]}" if host_of(url) in EVERY_INTERFACE else url
+    """Return `url` as others dial it: `host` stands in place of all interfaces of a machine."""
+    scheme, _, place = url.partition("://")
+    return f"{scheme}://{host}:{place.rpartition(':')[2]}" if host_of(url) in EVERY_INTERFACE else url
 
 
 def masked(text: str) -> str:
-    """An address without its password, and without any option that holds one; other text as it is.
+    """Return an address without its password, and without any option that holds one; other text as it is.
 
-    Where it is not clear what the password is, nothing but the kind of address is left.
+    Only the scheme is left if it is not clear where the password ends.
     """
     scheme, separator, _ = text.partition("://")
-    if not separator or scheme in _LOCAL or (scheme == "tcp" and "@" not in text):
+    if not separator or not transport_of(text).hides(text):
         return text
     if unclear_password(text) is not None:
         return f"{scheme}://..."
@@ -95,7 +165,7 @@ def masked(text: str) -> str:
 
 
 def all_masked(value: object) -> object:
-    """`value`, of JSON's own types, with every address in it masked."""
+    """Return `value`, of JSON's own types, with every address in it masked."""
     match value:
         case str():
             return masked(value)
@@ -108,7 +178,7 @@ def all_masked(value: object) -> object:
 
 
 def unclear_password(url: str) -> str | None:
-    """What makes it unclear where in `url` the password ends; None if nothing does."""
+    """Return why it is not clear where in `url` the password ends; None if it is clear."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -118,29 +188,9 @@ def unclear_password(url: str) -> str | None:
     return f"user and password stand before the host; {_ESCAPE}" if "@" in rest else None
 
 
-def _is_elsewhere(host: str) -> bool:
-    """Return False for a loopback address. A name other than localhost, and `*` (every interface), count as others."""
+def is_elsewhere(host: str) -> bool:
+    """Return False for a loopback host. A name other than localhost, and `*` (every interface), count as others."""
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host != "localhost"
-
-
-def _redis_fault(url: str) -> str | None:
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return None if parts.path else "the path of a socket is missing"
-    if not parts.hostname:
-        return "a host is missing"
-    if not re.fullmatch(r"(/\d*)?", parts.path):
-        return f"what follows the host, {parts.path!r}, is not the number of a database"
-    return None
-
-
-def _tcp_fault(rest: str) -> str | None:
-    found = _TCP.fullmatch(rest)
-    if found is None:
-        return "tcp:// goes with a host and a port"
-    if found["port"] != "*" and int(found["port"]) > 65535:
-        return "a port is at most 65535"
-    return None

@@ -23,7 +23,7 @@ from benchmarks.wires.ours import KEYS, ROUND, TERMS, OurWire
 from benchmarks.workload import MICROBATCHES, SEED, WORKLOADS, batch, share
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.data import cut
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.seeded_layers import layer_seed

@@ -142,7 +142,7 @@ def trace_deciding_of_broker(owner: Any) -> None:
 WATCHED: dict[str, tuple[str, Callable[[Any], None]]] = {
     "stageline.workers.runtime.loop": ("WorkerLoop", trace_microbatch),
     "stageline.workers.control.session": ("Session", trace_heartbeat_of_worker),
-    "stageline.broker.control.zeromq_channel": ("ZeroMQServerChannel", trace_receiving_of_broker),
+    "stageline.broker.transports.sockets.zeromq_channel": ("ZeroMQServerChannel", trace_receiving_of_broker),
     "stageline.broker.coordinator.coordinator": ("Coordinator", trace_deciding_of_broker),
 }
 

@@ -43,8 +43,7 @@ from stageline.broker.codec.message import Flow, Frame, Message, decode, encode
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import Log, RetentionBudget
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.broker.queues.zeromq.router import ZERO_COPY
+from stageline.broker.transports.sockets.zeromq_queues import ZERO_COPY, ZeroMQQueues
 from stageline.pipeline.data import Feed
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.runtime.executor.executor import Executor

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.codec.message import Flow, Message
-from stageline.broker.queues import looking
+from stageline.broker.queues import delivery as looking
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.shm.queues import ShmQueues
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.sockets.shm_queues import ShmQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.workers.disk.freed_memory import keep_freed_memory
 
 ROUND = 8  # messages after which those received are trimmed

@@ -15,8 +15,8 @@ from torch import Tensor
 from zlib_ng.zlib_ng import crc32
 
 from benchmarks.measuring.processes import PATIENCE
-from stageline.broker.queues import looking
-from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.broker.queues import delivery as looking
+from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.workers.disk.freed_memory import keep_freed_memory
 
 from .ours import ROUND, TERMS, OurWire

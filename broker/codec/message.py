@@ -22,8 +22,7 @@ from zlib_ng.zlib_ng import crc32
 from stageline.broker.errors import BadMessage, ForeignMessage, Unsendable
 from stageline.pipeline.tree import Tree
 
-from .emptied import former_fingerprint
-from .structure import ONE_TENSOR, Structure, count_tensors, flatten, unflatten
+from .structure import ONE_TENSOR, Structure, count_tensors, flatten, former_fingerprint, unflatten
 from .tensors import CodedTensorHeader, Count, TensorHeader, buffer, copy, occupied_bytes, pack, unpack
 
 Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes

@@ -1,4 +1,4 @@
-"""The control messages that workers, the broker and the commands exchange, and the channels that carry them.
+"""The control messages that workers, the broker and the commands exchange, and the promise of their channels.
 
-May import `codec` and `network`. Read `messages.py` first, then `channel.py`.
+May import `codec`. Read `messages.py` first, then `channel.py`.
 """

@@ -1,22 +1,119 @@
-"""The bytes of control messages: msgpack behind a seal (see `seal.py`).
+"""The bytes of control messages: msgpack behind a seal.
 
 What a worker says under an incarnation is sealed with the incarnation's secret, StopRun and Exited with the run's
 control secret; who may say what is decided in `coordinator/authenticity.py`. What the broker sends to a worker is
 sealed with the same secret of its incarnation (`coordinator/seals.py`); answers to commands are not sealed. No message
 of one direction can be decoded as one of the other.
+
+    frame    CRC-32 of the rest, u32 | tag, 16 bytes | serial, u64 | body          little-endian
+    tag      BLAKE2b of serial and body, keyed with a secret; 16 zero bytes: the message is not sealed
+    serial   grows with every message that is sealed with one secret, so that a message sent again is known
+
+The secrets are derived from the run's key, which only its broker has. A process that has a secret can prove what it
+says; a process that has none cannot make a seal. A seal hides nothing: it does not encrypt.
 """
 
+import hashlib
+import hmac
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import BadMessage, ForeignMessage
 
 from .channel import LARGEST_UNPROVEN
 from .messages import CONTROL_VERSION, FromBroker, ToBroker
 from .records import Count
-from .seal import MessageSeal, opened, sealed
+
+KEY_BYTES = 32  # of a run's key, and of each secret
+TAG_BYTES = 16
+_SERIAL = slice(4 + TAG_BYTES, 4 + TAG_BYTES + 8)
+_UNSEALED = bytes(TAG_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """The secrets of the run with the id `run`. Without a `key` there are none, and nothing can be proven."""
+
+    run: str
+    key: bytes = field(default=b"", repr=False)
+
+    def of_incarnation(self, incarnation: int) -> bytes:
+        """Return the secret that seals the messages between the broker and the worker of this incarnation."""
+        return self._derived(f"incarnation {incarnation}")
+
+    @property
+    def of_queues(self) -> bytes:
+        """The secret that seals the requests between the ends of the workers' queues."""
+        return self._derived("queues")
+
+    @property
+    def of_control(self) -> bytes:
+        """The secret that seals the messages of the run's supervisor, and of its user's commands, to the broker."""
+        return self._derived("control")
+
+    def _derived(self, label: str) -> bytes:
+        if not self.key:
+            return b""
+        return hashlib.blake2b(f"{self.run}\n{label}".encode(), key=self.key, digest_size=KEY_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSeal:
+    """The seal of a message that was received: its `tag`, made over `covered`, which begins with its `serial`."""
+
+    tag: bytes
+    serial: int
+    covered: bytes = field(repr=False)
+
+    def is_of(self, secret: bytes) -> bool:
+        """True if the seal was made with `secret`; no seal is made with an empty one."""
+        return bool(secret) and hmac.compare_digest(self.tag, _tag(secret, self.covered))
+
+
+def sealed(body: bytes, secret: bytes = b"", serial: int = 0) -> bytes:
+    """The frame of a message; not sealed if `secret` is empty."""
+    covered = serial.to_bytes(8, "little") + body
+    rest = (_tag(secret, covered) if secret else _UNSEALED) + covered
+    return crc32(rest).to_bytes(4, "little") + rest
+
+
+def opened(frame: bytes) -> tuple[bytes, MessageSeal]:
+    """The body and the seal of a frame. Raises `BadMessage` if it is damaged."""
+    if len(frame) < _SERIAL.stop or crc32(frame[4:]) != int.from_bytes(frame[:4], "little"):
+        raise BadMessage("a control message is damaged: its CRC-32 does not match")
+    seal = MessageSeal(frame[4 : _SERIAL.start], int.from_bytes(frame[_SERIAL], "little"), frame[_SERIAL.start :])
+    return frame[_SERIAL.stop :], seal
+
+
+class Serials:
+    """The serials of one secret that have come: each counts once.
+
+    The `recent` highest may come in any order, as those of several processes that share a secret do; with 1, they only
+    rise.
+    """
+
+    def __init__(self, recent: int = 1) -> None:
+        self._recent = recent
+        self._floor = -1
+        self._seen: set[int] = set()
+
+    def is_new(self, serial: int) -> bool:
+        """True if `serial` has not come, and is not older than those that are remembered. From then on it has come."""
+        if serial <= self._floor or serial in self._seen:
+            return False
+        self._seen.add(serial)
+        if len(self._seen) >= self._recent:
+            self._floor = min(self._seen)
+            self._seen.remove(self._floor)
+        return True
+
+
+def _tag(secret: bytes, covered: bytes) -> bytes:
+    return hashlib.blake2b(covered, key=secret, digest_size=TAG_BYTES).digest()
 
 
 class _Speaker(msgspec.Struct):

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from stageline.broker.control.channel import Envelope
 from stageline.broker.control.messages import Ask, Assigned, Declined, Exited, Hello, Refused, StopRun
-from stageline.broker.control.protocol import SealedMessage, encode
-from stageline.broker.control.seal import MessageSeal, RunKeys, Serials
+from stageline.broker.control.protocol import MessageSeal, RunKeys, SealedMessage, Serials, encode
 from stageline.broker.ledger.registry import Registry
 from stageline.pipeline.errors import ExitCode
 

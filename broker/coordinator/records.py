@@ -17,8 +17,8 @@ from dataclasses import replace
 import msgspec
 
 from stageline.broker.control.messages import Exited, Report
+from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import EvaluationRecord, Event
-from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Holder, IllegalTransition, Ledger
 from stageline.broker.ledger.losses import Replacement, Replacements, Standstill

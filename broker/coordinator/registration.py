@@ -30,6 +30,7 @@ from stageline.broker.control.records import RunLength
 from stageline.broker.ledger.losses import MOST
 from stageline.broker.ledger.recovery import is_gone
 from stageline.broker.ledger.registry import Contact, Member, may_take, process_key
+from stageline.pipeline.addresses import Reach, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
 
@@ -303,7 +304,7 @@ def _unreachable_queues(run: RunState, hello: Hello) -> Refused | None:
     """Return the refusal of a worker whose queues are at a file, out of reach for workers on other hosts; else None."""
     for other in run.registry.members.values():
         if (
-            hello.endpoint.startswith(("shm://", "ipc://"))
+            transport_of(hello.endpoint).reach < Reach.NETWORK
             and other.endpoint
             and other.host != hello.host
             and other.index != hello.claim

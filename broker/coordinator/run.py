@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 
 from stageline.broker.control.messages import Stop, StopRun
+from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import RunLength
-from stageline.broker.control.seal import RunKeys
 from stageline.broker.errors import BrokerError
 from stageline.broker.ledger.losses import Leases
 from stageline.broker.ledger.recovery import EarlierRun

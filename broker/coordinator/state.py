@@ -27,8 +27,8 @@ from enum import StrEnum
 import msgspec
 
 from stageline.broker.control.messages import Declined, FromBroker, Hello, Trim
+from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import LONGEST_NAME, RunLength
-from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.evaluations import Evaluations
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.losses import Replacements, StandbyWorkers, Standstill

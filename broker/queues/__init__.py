@@ -1,4 +1,4 @@
-"""Retained queues between stages: the promise in `base.py`, one backend for each transport.
+"""Retained queues between stages: the promise in `base.py`, and what all transports share.
 
-May import `codec` and `network`. Read `base.py` first, then `delivery.py`, which decides for every transport.
+May import `codec` and `control`. Read `base.py` first, then `delivery.py`, which decides for every transport.
 """

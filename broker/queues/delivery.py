@@ -16,14 +16,18 @@ The consumer's `Receiver` accepts only the next message (go-back-N):
 
 Numbers are absolute ("may be sent what is before number c"), so that a report may be lost, repeated or late: the newest
 one is complete in itself.
+
+`Looking` decides how long a consumer polls for a message before it sleeps: waking up takes longer than most messages
+do. A worker that polls in vain takes a processor from those that compute, so each poll in vain doubles the number of
+waits that sleep at once. A wait that slept for less than a poll ends that: polling would have found the message.
 """
 
 from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from stageline.broker.codec.emptied import agree
 from stageline.broker.codec.message import Frame, Message
+from stageline.broker.codec.structure import agree
 from stageline.broker.errors import BadMessage, Disagreement, Fenced, QueueGap
 
 from .base import Depth, QueueKey
@@ -31,6 +35,8 @@ from .log import Log
 
 REMEMBERED = 4096  # messages before the next one whose fingerprints are kept for comparison with duplicates
 TOO_OFTEN = 8  # times that the same message may arrive damaged
+LOOK = 800e-6  # seconds
+MOST = 64  # waits in a row that sleep at once
 
 
 class Credit(NamedTuple):
@@ -255,3 +261,28 @@ class Receiver:
         """Whether the producer has sent the next message. Raises `QueueGap` if it no longer holds that."""
         retention.check_holds(self.key, self.next)
         return retention.sent > self.next
+
+
+class Looking:
+    """Decides for the waits of one worker."""
+
+    def __init__(self, processors: int) -> None:
+        self._alone = processors == 1  # the producer needs the processor on which this one would look
+        self._in_vain = MOST if self._alone else 1
+        self._sleeps = MOST if self._alone else 0
+
+    def seconds(self) -> float:
+        """For how long to look in this wait, whose message is not here yet; 0: it sleeps at once. Then call `ended`."""
+        if self._sleeps:
+            self._sleeps -= 1
+            return 0.0
+        return LOOK
+
+    def ended(self, looked: float, waited: float | None) -> None:
+        """The message came after `waited` seconds, or did not (None), in a wait that was to look for `looked`."""
+        if looked and waited is not None and waited <= looked:
+            self._in_vain = 1
+        elif looked:
+            self._in_vain = self._sleeps = min(2 * self._in_vain, MOST)
+        elif waited is not None and waited < LOOK and not self._alone:
+            self._sleeps = 0

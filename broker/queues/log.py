@@ -10,7 +10,6 @@ from collections.abc import Callable
 import msgspec
 from torch import Tensor
 
-from stageline.broker.codec.emptied import agree, emptied
 from stageline.broker.codec.message import (
     Flow,
     Frame,
@@ -22,6 +21,7 @@ from stageline.broker.codec.message import (
     message_number,
     read_header,
 )
+from stageline.broker.codec.structure import agree, emptied
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueGap
 from stageline.pipeline.tree import Tree, tensors
 

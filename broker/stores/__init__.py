@@ -1,4 +1,4 @@
-"""What the broker must still know after it was killed, and where that is kept.
+"""The records that a broker needs after it was killed, and where they are kept.
 
-May import `control` and `network`. Read `base.py` first.
+May import `control`. Read `base.py` first.
 """

@@ -1,4 +1,4 @@
-"""Keeps a run in one SQLite file, in write-ahead mode: a commit survives the death of the process.
+"""A run in one SQLite file, in write-ahead mode: a commit survives the death of the process.
 
     fact    name -> JSON
     step    (stage, slot) -> step, times       a ring: slot is step modulo the steps kept, so the file stops growing
@@ -7,17 +7,24 @@
 The file is for this user alone: among the facts is the run's key.
 `synchronous = NORMAL` gives up the last commits when the machine loses power, never the file's integrity.
 A write that fails for want of room, descriptors or memory, or since another process has the file, is made again.
+
+The reader neither writes to the file nor locks it. A running broker holds a lock, and a killed one has left a
+write-ahead log, which SQLite cannot read without writing: the reader opens a copy of both files. A file without such a
+log was closed in order, and is opened where it is, as immutable.
 """
 
 import errno
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from time import monotonic
 from typing import TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -50,6 +57,7 @@ _SYSTEM_ERRORS = {  # the primary codes of SQLite, as the system would call them
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
 }
 _Answer = TypeVar("_Answer")
+_TRIES = 5  # copies that are made until none of the files has changed meanwhile
 
 
 class SqliteStore:
@@ -206,3 +214,80 @@ def _make_private(path: Path) -> None:
     with suppress(OSError):  # SQLite will say what is wrong
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         path.chmod(0o600)
+
+
+class SqliteReader(SqliteStore):
+    """A `Store` to read from; `path` must be there. Raises `StoreUnusable`, which names it; so does every write."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept_steps = KEPT_STEPS
+        self._empty = False
+        if not _log(path).exists():
+            self._open(f"{_address_of(path.absolute())}?mode=ro&immutable=1")
+            return
+        with TemporaryDirectory(prefix="stageline-") as folder:  # removed at once: what is open stays readable
+            self._open(f"{_address_of(_copy(path, Path(folder)))}?mode=rw")
+
+    def _open(self, address: str) -> None:
+        with ExitStack() as cleanup:
+            self._connection = self._persist(lambda: sqlite3.connect(address, uri=True, isolation_level=None))
+            cleanup.callback(self._connection.close)
+            self._persist(self._check_format)
+            cleanup.pop_all()
+
+    def load(self) -> StoredRun:
+        return StoredRun() if self._empty else super().load()
+
+    def record(self, stage: int, step: int) -> StepRecord | None:
+        return None if self._empty else super().record(stage, step)
+
+    def _check_format(self) -> None:
+        self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # without a file for memory that is shared
+        self._connection.execute("PRAGMA synchronous = OFF")  # a copy need not be on the disk
+        self._connection.execute("PRAGMA query_only = ON")
+        ((written,),) = self._connection.execute("PRAGMA user_version").fetchall()
+        tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
+        self._empty = written == 0 and not tables  # its broker had yet to write into it
+        if written != FORMAT and not self._empty:
+            raise StoreUnusable(
+                f"the records in {self._path} have format {written}, this version reads format {FORMAT}"
+            )
+
+    def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
+        """Nothing is tried again: a command that only reads tells what is wrong."""
+        try:
+            return attempt()
+        except sqlite3.Error as error:
+            raise StoreUnusable(f"the records in {self._path} cannot be read: {error}") from error
+
+
+def _address_of(path: Path) -> str:
+    return f"file:{quote(str(path))}"
+
+
+def _log(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    """Copies the file and its log, as they were at one moment if possible; returns the copy's place."""
+    for _ in range(_TRIES):
+        before = _state(path)
+        for file in (path, _log(path)):
+            if file.exists():
+                shutil.copyfile(file, folder / file.name)
+        if _state(path) == before:
+            break
+    return folder / path.name
+
+
+def _state(path: Path) -> list[tuple[int, int] | None]:
+    return [(stat.st_size, stat.st_mtime_ns) if (stat := _stat(file)) else None for file in (path, _log(path))]
+
+
+def _stat(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return None

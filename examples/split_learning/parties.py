@@ -15,7 +15,7 @@ from typing import Self
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.tree import Tree
 
 RUN = "split-learning"

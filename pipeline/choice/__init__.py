@@ -1,12 +1,11 @@
 """Which schedule a run takes, by what its own steps have measured: `schedule.name = "auto"`.
 
-May import `schedule`. Read `measured.py`, what actions and messages take; then `candidates.py` and `ranking.py`, which
-simulate every schedule with those times, and `review.py`, which says when to rank and when to change.
+May import `schedule`. Read `measured.py`, what actions and messages take; then `ranking.py`, which simulates
+every schedule with those times, and `review.py`, which says when to rank and when to change.
 """
 
-from .candidates import StageBytes
 from .measured import MeasuredTimes, StepActions
-from .ranking import MOST_HALVING, RankedSchedule, Ranking
+from .ranking import MOST_HALVING, RankedSchedule, Ranking, StageBytes
 from .review import ChosenSchedule, ScheduleReview
 
 __all__ = [

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 
 from stageline.pipeline.schedule import Placement
 
-from .candidates import StageBytes
 from .measured import ActionTimes, MeasuredTimes
-from .ranking import ALIKE, RankedSchedule, Ranking
+from .ranking import ALIKE, RankedSchedule, Ranking, StageBytes
 
 SAMPLE = 4  # steps that are measured for a review
 REVIEW = 10.0  # seconds from one review to the next

@@ -5,10 +5,8 @@ Imports the files of `pipeline` alone. Read `source.py`, then `batch.py`; `datas
 
 from .batch import Batch, Microbatch, cut, cut_step, rows, split_batch
 from .feed import Feed
-from .memory import Rows
-from .numbering import Numbering
-from .order import Order
-from .source import NumberedSource, Source
+from .memory import Order, Rows
+from .source import NumberedSource, Numbering, Source
 
 __all__ = [
     "Batch",

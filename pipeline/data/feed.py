@@ -15,8 +15,7 @@ import torch
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
 from .batch import Batch, Microbatch, cut, cut_step, rows, slice_rows
-from .numbering import Numbering
-from .source import NumberedSource, Source, samples_of
+from .source import NumberedSource, Numbering, Source, samples_of
 
 
 class Feed:

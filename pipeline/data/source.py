@@ -1,5 +1,11 @@
-"""What a data source is: (seed, step) gives a batch, the same on every machine."""
+"""Data sources: (seed, step) gives a batch, the same on every machine; and the numbers of the samples in it.
 
+samples of batches 0 and 1     [7 2 9 4] [0 5 1 8]      accumulate = 2, 2 microbatches of each
+microbatches of step 0         [7 2] [9 4] [0 5] [1 8]
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -7,6 +13,8 @@ import torch
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
 from .batch import Batch
+
+Samples = Callable[[int], torch.Tensor]  # of a batch's number: int64 [rows]
 
 
 class Source(Protocol):
@@ -54,3 +62,65 @@ def samples_of(source: NumberedSource, step: int) -> torch.Tensor:
         return found
     wrong = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
     raise DataError(f"the data source's samples({step}) is {wrong}; expected numbers from 0 on, int64 [rows]")
+
+
+class Numbering:
+    """`samples` are those of a batch, of which a step has `accumulate`, each in so many `microbatches`."""
+
+    def __init__(self, samples: Samples, microbatches: int, accumulate: int = 1) -> None:
+        self._samples = samples
+        self._microbatches = microbatches
+        self._accumulate = accumulate
+        self._of_batch = lru_cache(maxsize=4)(self._cut)
+
+    def microbatch(self, step: int, microbatch: int) -> torch.Tensor:
+        """The samples of a microbatch: int64 [rows]. Raises `DataError` as `samples` does."""
+        batch, place = divmod(microbatch, self._microbatches)
+        return self._of_batch(step * self._accumulate + batch)[place]
+
+    def count(self, steps: int) -> int:
+        """One more than the highest number among the samples of the first `steps` steps."""
+        return 1 + max((int(found.max()) for found in self.batches(steps) if len(found)), default=-1)
+
+    def batches(self, steps: int) -> Iterator[torch.Tensor]:
+        """The samples of each batch of the first `steps` steps."""
+        return map(self._samples, range(steps * self._accumulate))
+
+    def _cut(self, batch: int) -> tuple[torch.Tensor, ...]:
+        return self._samples(batch).tensor_split(self._microbatches)
+
+
+class OwnTargets:
+    """The batches of `inputs`, with the targets of `targets` in place of their own.
+
+    Raises `DataError` if the two have other numbers of batches, or one holds rows back and the other does not.
+    """
+
+    def __init__(self, inputs: Source, targets: Source) -> None:
+        if inputs.steps_per_epoch != targets.steps_per_epoch:
+            raise DataError(
+                f"there are {inputs.steps_per_epoch} batches in an epoch of inputs, and {targets.steps_per_epoch} in "
+                "one of data.targets; both must draw the same rows"
+            )
+        self._inputs, self._targets = inputs, targets
+        self.steps_per_epoch = inputs.steps_per_epoch
+        self._held_out = _joined(inputs.held_out(), targets.held_out())
+        samples: Samples | None = getattr(inputs, "samples", None)
+        if samples is not None:
+            self.samples = samples
+
+    def batch(self, step: int) -> Batch:
+        return self._inputs.batch(step)[0], self._targets.batch(step)[1]
+
+    def held_out(self) -> Batch | Source | None:
+        return self._held_out
+
+
+def _joined(inputs: Batch | Source | None, targets: Batch | Source | None) -> Batch | Source | None:
+    if inputs is None and targets is None:
+        return None
+    if isinstance(inputs, tuple | list) and isinstance(targets, tuple | list):
+        return inputs[0], targets[1]
+    if inputs is None or targets is None or isinstance(inputs, tuple | list) or isinstance(targets, tuple | list):
+        raise DataError("of inputs and data.targets, held_out() returns different things; both must hold the same back")
+    return OwnTargets(inputs, targets)

@@ -1,4 +1,4 @@
 """Cuts the model that a plan names into segments, makes stages of them, and finds what its patterns match there.
 
-May import `plan`, `stage`, and the files of `pipeline` itself. Read `cut.py`, then `loading/load.py`.
+May import `plan`, `stage`, and the files of `pipeline` itself. Read `cut.py`, then `load.py`.
 """

@@ -14,14 +14,13 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 
-from .division.edges import EACH_LAYER, Cut, edges_of
-from .division.layer_list import layers_of
+from .edges import EACH_LAYER, Cut, edges_of, layers_of
 from .families.known import stored_names_of
 from .families.layers import Layers
-from .loading.load import base_folder, call, load_object
-from .segments.segment import Segment
-from .segments.ties import with_own_copies
-from .trainable import train_only
+from .load import base_folder, call, load_object
+from .patterns import train_only
+from .segment import Segment
+from .ties import with_own_copies
 from .weights.stage_weights import StageWeights, twins_of, unset_buffers, variables_of
 from .weights.unallocated import demand_known, made_without_memory
 

@@ -14,9 +14,9 @@ from stageline.pipeline.plan.keys.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 
-from .groups import groups_of
-from .loading.load import base_folder, call, load_function, load_object
-from .segments.segment import Segment
+from .load import base_folder, call, load_function, load_object
+from .patterns import groups_of
+from .segment import Segment
 from .split import demand_splittable, split, watch_draws
 
 if TYPE_CHECKING:

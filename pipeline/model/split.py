@@ -11,7 +11,7 @@ from stageline.pipeline.model_names import matches, near, unmatched
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.stage.layers.layer import joined
 
-from .segments.segment import Segment
+from .segment import Segment
 from .traced.layer import TracedLayer
 
 if TYPE_CHECKING:

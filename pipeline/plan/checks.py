@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterator
 
-from . import memory_checks, schedule_checks, stage_checks, training_checks
+from . import schedule_checks, stage_checks, training_checks
 from .errors import PlanError
 from .keys.models import PlanTables
-from .staying import problems_of_staying
+from .stage_checks import problems_of_staying
 
 
 def problems(plan: PlanTables, refused: Collection[str] = ()) -> list[PlanError]:
@@ -54,7 +54,7 @@ def _cached(plan: PlanTables) -> Iterator[PlanError]:
 def _record(plan: PlanTables) -> Iterator[PlanError]:
     if plan.recovery.record != "all":
         return
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         yield PlanError("recovery.record", 'queues.url = "memory://" does not support it; use record = "bad"')
     elif not plan.recovery.on:
         yield PlanError(
@@ -121,9 +121,9 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), stage_checks.replicated),
     (("workers", "stage", *_STAGES, *_NOT_IN_GROUPS), stage_checks.groups),
     (("workers", "model.weights"), stage_checks.weights),
-    (("workers", "stage", "memory", "queues.url"), memory_checks.offload),
-    (("workers", "stage", "memory", "queues.url", "schedule.name", "data.source"), memory_checks.limit),
-    (("workers", "stage", "memory", *_STAGES), memory_checks.tight),
+    (("workers", "stage", "memory", "queues.url"), stage_checks.offload),
+    (("workers", "stage", "memory", "queues.url", "schedule.name", "data.source"), stage_checks.limit),
+    (("workers", "stage", "memory", *_STAGES), stage_checks.tight),
     (("workers", "stage", "memory", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), schedule_checks.shape),
     ((*_STAYING, "data.source", "model.prefix_cache", "workers", "stage", *_STAGES), problems_of_staying),
 )

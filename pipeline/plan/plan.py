@@ -14,10 +14,9 @@ from stageline.pipeline.schedule.ties import Ties
 from .checks import problems
 from .difference import counted
 from .errors import PlanError, PlanRefused, shown
-from .keys.memory import MemoryPlan
 from .keys.models import PlanTables
-from .keys.stages import StagePlan
-from .memory_checks import loose_stage_memory
+from .keys.stages import MemoryPlan, StagePlan
+from .stage_checks import loose_stage_memory
 from .tables import canonical, flat
 
 Origin = Literal["default", "file", "environment", "--set"]

@@ -29,8 +29,20 @@ from .errors import PlanError, PlanRefused, shown
 from .keys.key_types import Accepts, nearest
 from .keys.models import PlanTables, by_number, section
 from .plan import Origin, Plan
-from .plan_file import LONGEST_PLAN, LONGEST_SCHEDULE, FileUnreadable, read_text, tables_in
-from .tables import Key, dotted, flat, leaves, lines_of, nested, place
+from .tables import (
+    LONGEST_PLAN,
+    LONGEST_SCHEDULE,
+    FileUnreadable,
+    Key,
+    dotted,
+    flat,
+    leaves,
+    lines_of,
+    nested,
+    place,
+    read_text,
+    tables_in,
+)
 
 FILE_NAME = "stageline.toml"
 PREFIX = "STAGELINE_"

@@ -7,7 +7,7 @@ from stageline.pipeline import schedule
 from . import stage_checks, training_checks
 from .errors import PlanError
 from .keys.models import PlanTables
-from .keys.schedule import MOST_LISTED
+from .keys.stages import MOST_LISTED
 
 MOST_SIMULATED = 10_000  # forwards of a step: the broker simulates one with every schedule, and must not be away for it
 
@@ -113,7 +113,7 @@ def auto(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError(
             "schedule.name", 'a script does not support "auto"; use another name, such as "1f1b", or train with a plan'
         )
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         yield PlanError(
             "schedule.name",
             'with queues.url = "memory://" one process runs all stages, so no schedule is faster; use name = "1f1b"',

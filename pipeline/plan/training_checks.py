@@ -7,7 +7,7 @@ from stageline.pipeline.schedule import DELAYED
 
 from .errors import PlanError
 from .keys.models import PlanTables
-from .keys.schedule import MOST_MICROBATCHES
+from .keys.stages import MOST_MICROBATCHES
 
 SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 
@@ -89,7 +89,7 @@ def _why_best_is_not_kept(plan: PlanTables) -> str:
     """What the plan lacks for it, and the way out; "" if nothing."""
     if plan.evaluation is not None and plan.evaluation.every is None:
         return "it requires several evaluations: add evaluation.every = 100"
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         return 'with queues.url = "memory://" no checkpoints are written: use another url'
     if not plan.recovery.on:
         return "no checkpoints are written: use recovery.restarts = 5 and snapshot_every = 20"

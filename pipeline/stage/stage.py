@@ -28,6 +28,7 @@ from .backward.arrivals import Arrivals
 from .backward.halves import WaitingHalves
 from .backward.offload import Scratch
 from .backward.recompute import Recompute, recomputation_of
+from .backward.split import Root
 from .backward.stash import InputNodes, Stash, Stashed, matched
 from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, evaluating
@@ -38,6 +39,7 @@ from .layers.skipped_calls import plain_layers
 from .offloaded import OffloadedParts
 from .scalar_loss import Loss, demand_gradient, scalar_loss
 from .seeded_layers import SeededLayers, Tap
+from .settings import SharedParameters
 from .state.named_tensors import NamedTensors
 from .state.stage_state import StageState, capture_state, restore_state
 from .state.two_versions import versions_of
@@ -96,6 +98,7 @@ class Stage(NamedTensors):
         titles: Mapping[str, str] | None = None,
         ema_decay: float | None = None,
         recompute: Recompute | None = None,
+        shared: SharedParameters | None = None,
     ) -> None:
         listed = plain_layers(layers)
         self.names = tuple(names or (str(first_layer + k) for k in range(len(listed))))
@@ -108,6 +111,7 @@ class Stage(NamedTensors):
         update = StageUpdate(trainable, optimizer, groups, lr_scheduler, lr_every, average, self._activity)
         super().__init__(index, body, update)
         self.loss = loss
+        self.shared = shared or SharedParameters()
         self.seed = seed
         self.first_layer = first_layer
         self._layers = SeededLayers(
@@ -123,7 +127,6 @@ class Stage(NamedTensors):
         self._recomputation = recomputation_of(self._body, recompute, versions=self._versions.stashed)
         self._halves = WaitingHalves(index)  # between `backward_input` and `backward_weight`
         self._offloaded = OffloadedParts(self._body, self._layers, self._update)
-        self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self._forwarded = 0
 
     @property
@@ -217,22 +220,26 @@ class Stage(NamedTensors):
         step: int | None = None,
         microbatch: int | None = None,
         owned: bool = False,
+        roots: Sequence[Root] = (),
     ) -> Tree:
         """Returns the gradient with respect to the stage's input, of the named microbatch or of the oldest stashed one.
 
         `gradient` is with respect to what `forward` returned: the same tree, with a tensor of the same shape and dtype
         for every tensor that requires a gradient, or None for one that gets none. Leave it out after a loss.
         The result has the tree of `x`, with None for leaves that carry no gradient; it is None on a first stage. With
-        `owned`, the stage may send on the memory of `gradient`. Parameters' gradients are added up in `.grad`.
+        `owned`, the stage may send on the memory of `gradient`. Parameters' gradients are added up in `.grad`; `roots`
+        are parameters with gradients from elsewhere, to which autograd adds the stage's own.
         Raises `GradientMismatch`, or `StageError` if nothing is stashed.
         """
         stashed = self._stash.kept.pop(self._stash.key(step, microbatch), None)
         if stashed is None or not stashed.requires_grad:
+            if roots:
+                ends, given = zip(*roots, strict=True)
+                torch.autograd.backward(ends, given)
             return None  # nothing in this stage required a gradient for this microbatch
         gradient, outputs, gradients = self._begun(stashed, gradient)
-        if self._roots:
-            outputs, gradients = map(list, zip(*self._roots, *zip(outputs, gradients, strict=True), strict=True))
-            self._roots = []
+        if roots:
+            outputs, gradients = map(list, zip(*roots, *zip(outputs, gradients, strict=True), strict=True))
         self._versions.lend(stashed.version)
         if outputs:
             torch.autograd.backward(outputs, gradients)
@@ -276,10 +283,12 @@ class Stage(NamedTensors):
         self._halves.run_first(key, stashed, outputs, gradients)
         return self._result(stashed, None if owned else gradient)
 
-    def backward_weight(self, *, step: int | None = None, microbatch: int | None = None) -> None:
+    def backward_weight(
+        self, *, step: int | None = None, microbatch: int | None = None, roots: Sequence[Root] = ()
+    ) -> None:
         """The second half of `backward`, of the named microbatch or of the oldest that has run `backward_input`: adds
-        up parameters' gradients in `.grad`. Microbatches must come in the order of an undivided backward."""
-        roots, self._roots = self._roots, []
+        up parameters' gradients in `.grad`, and `roots` as there. Microbatches must come in the order of an undivided
+        backward."""
         self._halves.run_second(step, microbatch, roots)
 
     @property

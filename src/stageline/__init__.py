@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stageline.pipeline.data import Batch, Rows, Source, split_batch
-    from stageline.pipeline.data.datasets.loader import Loader
-    from stageline.pipeline.data.datasets.stream import StreamLoader
+    from stageline.pipeline.data.datasets.loader import Loader, StreamLoader
     from stageline.pipeline.errors import (
         DataError,
         GradientMismatch,
@@ -43,12 +42,11 @@ if TYPE_CHECKING:
     )
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
-    from stageline.workers.runtime.executor.executor import ComputeFailed
-    from stageline.workers.script.display.timetable import Timetable
-    from stageline.workers.script.fit.callback import Callback, Fitted
-    from stageline.workers.script.fit.tensorboard import TensorBoard
+    from stageline.workers.runtime.executor.losses import ComputeFailed
+    from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
+    from stageline.workers.script.calls.page import Timetable
     from stageline.workers.script.line import Line
-    from stageline.workers.script.processes.forkable import CannotFork
+    from stageline.workers.script.processes.local_processes import CannotFork
     from stageline.workers.script.train import Trained, train
 
 __all__ = [
@@ -111,11 +109,17 @@ __all__ = [
 ]
 
 _MODULES = {  # where each name is defined
-    "pipeline.audit.defences": ("AddNoise", "ClipRows", "EqualNormGradients"),
-    "pipeline.data": ("Batch", "Rows", "Source", "split_batch"),
-    "pipeline.data.datasets.loader": ("Loader",),
-    "pipeline.data.datasets.stream": ("StreamLoader",),
-    "pipeline.errors": (
+    "stageline.pipeline.data": (
+        "Batch",
+        "Rows",
+        "Source",
+        "split_batch",
+    ),
+    "stageline.pipeline.data.datasets.loader": (
+        "Loader",
+        "StreamLoader",
+    ),
+    "stageline.pipeline.errors": (
         "DataError",
         "GradientMismatch",
         "LossNotScalar",
@@ -123,28 +127,70 @@ _MODULES = {  # where each name is defined
         "StageError",
         "StagelineError",
     ),
-    "pipeline.model.families.layers": ("Layer", "Layers"),
-    "pipeline.model.traced.traced_layers": ("traced",),
-    "pipeline.plan": ("Plan", "PlanRefused", "read_plan"),
-    "pipeline.schedule": ("Schedule", "ScheduleRefused", "make_schedule", "schedule_names", "window_for"),
-    "pipeline.schedule.check": ("Costs", "UnsoundSchedule", "Verdict", "check_schedule"),
-    "pipeline.stage.stage": ("Stage",),
-    "pipeline.timetable": ("draw_svg", "draw_text"),
-    "workers.checkpoint.saved": ("NotSaved",),
-    "workers.checkpoint.weights": ("load_weights",),
-    "workers.exchange.load": ("load",),
-    "workers.exchange.stored_weights": ("WeightsUnusable",),
-    "workers.runs.folder": ("NoSuchRun",),
-    "workers.runs.result": ("Result",),
-    "workers.runtime.executor.executor": ("ComputeFailed",),
-    "workers.script.fit.callback": ("Callback", "Fitted"),
-    "workers.script.fit.tensorboard": ("TensorBoard",),
-    "workers.script.line": ("Line",),
-    "workers.script.processes.forkable": ("CannotFork",),
-    "workers.errors": ("LineClosed", "RunFailed"),
-    "workers.script.display.timetable": ("Timetable",),
-    "workers.script.train": ("Trained", "train"),
-    "workers.taps.reading": ("NoTaps", "TappedLayer", "TappedMicrobatch", "Taps", "TapsUnusable", "read_taps"),
+    "stageline.pipeline.model.families.layers": (
+        "Layer",
+        "Layers",
+    ),
+    "stageline.pipeline.model.traced.traced_layers": ("traced",),
+    "stageline.pipeline.plan": (
+        "Plan",
+        "PlanRefused",
+        "read_plan",
+    ),
+    "stageline.pipeline.schedule": (
+        "Schedule",
+        "ScheduleRefused",
+        "make_schedule",
+        "schedule_names",
+        "window_for",
+    ),
+    "stageline.pipeline.schedule.check": (
+        "Costs",
+        "UnsoundSchedule",
+        "Verdict",
+        "check_schedule",
+    ),
+    "stageline.pipeline.stage.stage": ("Stage",),
+    "stageline.workers.checkpoint.saved": ("NotSaved",),
+    "stageline.workers.checkpoint.weights": ("load_weights",),
+    "stageline.workers.errors": (
+        "LineClosed",
+        "RunFailed",
+    ),
+    "stageline.workers.extras.audit.defences": (
+        "AddNoise",
+        "ClipRows",
+        "EqualNormGradients",
+    ),
+    "stageline.workers.extras.drawing": (
+        "draw_svg",
+        "draw_text",
+    ),
+    "stageline.workers.extras.exchange.load": ("load",),
+    "stageline.workers.extras.exchange.stored_weights": ("WeightsUnusable",),
+    "stageline.workers.extras.taps.reading": (
+        "NoTaps",
+        "TappedLayer",
+        "TappedMicrobatch",
+        "Taps",
+        "TapsUnusable",
+        "read_taps",
+    ),
+    "stageline.workers.runs.folder": ("NoSuchRun",),
+    "stageline.workers.runs.result": ("Result",),
+    "stageline.workers.runtime.executor.losses": ("ComputeFailed",),
+    "stageline.workers.script.callbacks": (
+        "Callback",
+        "Fitted",
+        "TensorBoard",
+    ),
+    "stageline.workers.script.calls.page": ("Timetable",),
+    "stageline.workers.script.line": ("Line",),
+    "stageline.workers.script.processes.local_processes": ("CannotFork",),
+    "stageline.workers.script.train": (
+        "Trained",
+        "train",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -153,7 +199,7 @@ def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used, so that commands do not wait for torch."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"stageline.{_MODULE_OF[name]}"), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from stageline.broker.errors import Fenced
-from stageline.broker.network import redis_connection
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.redis import redis_thread
-from stageline.broker.queues.redis import sender_thread as sender_module
-from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.broker.transports.redis import connection as redis_connection
+from stageline.broker.transports.redis import redis_thread
+from stageline.broker.transports.redis import sender_thread as sender_module
+from stageline.broker.transports.redis.queues import RedisQueues
 from support.proxy import Proxy
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
 from support.redis_server import RedisServer

@@ -26,13 +26,11 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.codec.message import Flow, Limits, Message, decode, read_header
     from stageline.broker.codec.message import encode as frames_of
     from stageline.broker.control.messages import Report, Stop
-    from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode
-    from stageline.broker.control.seal import sealed
+    from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode, sealed
     from stageline.broker.errors import BadMessage, BrokerError
     from stageline.broker.queues.base import QueueKey
     from stageline.broker.queues.delivery import Receiver
-    from stageline.broker.queues.outbound_link import RouteGone
-    from stageline.broker.queues.redis.entries import read_credit
+    from stageline.broker.queues.links import RouteGone
     from stageline.broker.queues.requests import (
         SEAL_BYTES,
         CreditRequest,
@@ -42,11 +40,8 @@ with atheris.instrument_imports(include=["stageline"]):
         run_named_in,
         unpack,
     )
-    from stageline.broker.queues.shm.connection import ConsumerConnection
-    from stageline.broker.queues.shm.dialer import Dialer
-    from stageline.broker.queues.shm.listener import Listener
-    from stageline.broker.queues.shm.memory import SharedMemory, new_descriptor
-    from stageline.broker.queues.shm.packets import (
+    from stageline.broker.transports.redis.entries import read_credit
+    from stageline.broker.transports.sockets.shm_packets import (
         COPIED,
         MEMORY,
         MESSAGE,
@@ -55,9 +50,13 @@ with atheris.instrument_imports(include=["stageline"]):
         RANGE,
         REPLY,
         REQUEST,
+        SharedMemory,
+        new_descriptor,
         preamble,
     )
-    from stageline.broker.queues.shm.packets import split as split_content
+    from stageline.broker.transports.sockets.shm_packets import split as split_content
+    from stageline.broker.transports.sockets.shm_producer import ConsumerConnection, Listener
+    from stageline.broker.transports.sockets.shm_queues import Dialer
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)

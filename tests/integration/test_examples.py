@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stageline.pipeline.model.cut import build_segments
-from stageline.pipeline.model.loading.load import load_function, load_source
+from stageline.pipeline.model.load import load_function, load_source
 from stageline.pipeline.plan import Plan, read_plan
 from support.paths import EXAMPLES
 from support.reference import ReferenceResult, recipe, train

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stageline import Line
-from stageline.workers.runs.metrics.lines import StepMetrics, metrics_in
+from stageline.workers.runs.metrics import StepMetrics, metrics_in
 from support.fork_server import ForkServer
 from support.paths import TESTS
 from support.plain_loop import PlainLoop, differing

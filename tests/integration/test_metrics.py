@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stageline.workers.runs.metrics.lines import METRICS, StepMetrics, metrics_in
+from stageline.workers.runs.metrics import METRICS, StepMetrics, metrics_in
 from support.workspace import Command, Workspace, until, wait_for
 
 STEPS = 90

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.network.redis_connection import RedisLink
-from stageline.broker.network.redis_errors import RedisUnfit
+from stageline.broker.transports.redis.answers import RedisUnfit
+from stageline.broker.transports.redis.connection import RedisLink
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.plan import PlanRefused, differences, read_plan
 from stageline.workers.disk.atomic_file import write_json

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from stageline.broker.codec.message import decode, encode
-from stageline.broker.queues.redis.entries import additions
+from stageline.broker.transports.redis.entries import additions
 from support.fork_server import ForkServer
 from support.redis_server import RedisServer
 from support.whole_run import WholeRun, expected, plan_in

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from stageline.pipeline.model.loading.load import load_object
+from stageline.pipeline.model.load import load_object
 from stageline.workers.extras.exchange.load import load
 from support import reference
 from support.byte_tap import RECORDING, ByteTap, bytes_of, found, recorded, rows_of

@@ -14,7 +14,7 @@ from torch import nn
 from stageline import Line, ModelRefused, load_weights, read_plan
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.runs.folder import result_in
-from stageline.workers.runs.recorded.records import recorded_run
+from stageline.workers.runs.records import recorded_run
 from stageline.workers.runtime.job import prepare
 from support.stored_models import allocated, model, trained
 from support.workspace import Workspace, wait_for

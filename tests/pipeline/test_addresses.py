@@ -11,10 +11,10 @@ from stageline.pipeline.addresses import masked
 
 
 @pytest.mark.parametrize(
-    "url", [*addresses.QUEUES.values(), *addresses.BROKER.values(), "tcp://*:0", "tcp://[::1]:5600"]
+    "url", [*addresses.queue_schemes().values(), *addresses.broker_schemes().values(), "tcp://*:0", "tcp://[::1]:5600"]
 )
 def test_the_examples_are_addresses(url: str) -> None:
-    assert addresses.fault(url, {**addresses.QUEUES, **addresses.BROKER}) is None
+    assert addresses.fault(url, addresses.queue_schemes()) is None
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_the_examples_are_addresses(url: str) -> None:
     ],
 )
 def test_what_is_no_address_has_its_fault_named(url: str, fault: str) -> None:
-    assert addresses.fault(url, addresses.QUEUES) == fault
+    assert addresses.fault(url, addresses.queue_schemes()) == fault
 
 
 @pytest.mark.parametrize(

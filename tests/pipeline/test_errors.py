@@ -18,7 +18,7 @@ from stageline.pipeline.errors import (
     failure_code,
     traceback_text,
 )
-from stageline.pipeline.model.loading.load import load_object
+from stageline.pipeline.model.load import load_object
 from stageline.pipeline.retry import causes, lacks_memory, passing_fault
 
 

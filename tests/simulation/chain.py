@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 
-from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.structure import emptied, is_emptied
 from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.evaluation import Criterion, Rounds, Standing
@@ -166,6 +166,9 @@ class ChainExecutor:
         self._compute = compute
         self._last = schedule.stages - 1
         self._sum = 0.0
+
+    def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
+        self.sums, self.gives_up = Sums(), settled
 
     def evaluated(self, step: int) -> EvaluationRecord:
         sums, self.sums = self.sums, Sums()

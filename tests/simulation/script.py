@@ -23,8 +23,8 @@ from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.program.calls import Position
+from stageline.workers.script.calls.calls import Replies
 from stageline.workers.script.calls.driver import Driver
-from stageline.workers.script.calls.open_call import Replies
 
 OWN_CODE = 0.02  # seconds between two calls, on the average
 LOOK = 0.02  # seconds between two looks whether the replies have come

@@ -35,7 +35,7 @@ from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runtime.call_sequence import CallSequence
 from stageline.workers.runtime.program.orders import StepOrders
-from stageline.workers.script.calls.call_log import CallLog
+from stageline.workers.script.calls.calls import CallLog
 from stageline.workers.script.calls.driver import Driver
 from support.paths import importing_tests
 

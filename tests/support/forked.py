@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import stageline
-from stageline.workers.control.lifeline import LifelineOwner
+from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
-from stageline.workers.launch.forked_process import end_group
-from stageline.workers.launch.forking import CommandToRun, parse_report
+from stageline.workers.launch.forking import CommandToRun, end_group, parse_report
 from support import action_log
 from support.action_log import Arrival, Place
 from support.fork_server import Kill, become_subreaper

@@ -3,7 +3,7 @@
 from time import monotonic
 
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from support.queue_pair import KEY, QueuePair
 
 LIFE = 60.0  # seconds after which it ends if the test that should have killed it is gone

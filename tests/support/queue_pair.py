@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -13,11 +14,11 @@ from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import RetentionBudget
 from stageline.broker.queues.memory import MemoryQueues
-from stageline.broker.queues.redis.queues import RedisQueues
-from stageline.broker.queues.shm.queues import ShmQueues
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.base import Backend
+from stageline.broker.transports.redis.queues import RedisQueues
+from stageline.pipeline.addresses import Reach
 from stageline.pipeline.tree import Tree
-from support.redis_server import shared_server
+from support.transports import queues_url, registered
 
 KEY = QueueKey(Flow.FORWARD, 1)
 RUN = "line-run"
@@ -96,42 +97,21 @@ def memory_line(
     return QueuePair(queues, queues, microbatches, key)
 
 
-def ipc_line(folder: Path, **terms: Any) -> QueuePair:
-    return _linked_line(ZeroMQQueues, lambda worker: f"ipc://{folder}/{worker}", **terms)
-
-
-def tcp_line(folder: Path, **terms: Any) -> QueuePair:
-    return _linked_line(ZeroMQQueues, lambda worker: "tcp://127.0.0.1:0", **terms)
-
-
-def shm_line(folder: Path, **terms: Any) -> QueuePair:
-    return _linked_line(ShmQueues, lambda worker: f"shm://{folder}/{worker}", **terms)
-
-
-def _linked_line(
-    kind: type[ZeroMQQueues] | type[ShmQueues],
-    url: Callable[[int], str],
-    *,
-    microbatches: int = 4,
-    window: int = 8,
-    key: QueueKey = KEY,
-    **retention: Any,
+def line_over(
+    backend: Backend, folder: Path, *, microbatches: int = 4, window: int = 8, key: QueueKey = KEY, **retention: Any
 ) -> QueuePair:
     terms = QueueOptions(microbatches=microbatches, windows={key: window})
-    producer = kind(RUN, 1, url(0), replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
-    consumer = kind(RUN, 2, url(1), terms)
+    retaining = replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention})
+    url, folders = queues_url(backend), (folder / "0", folder / "1")
+    for each in folders:
+        each.mkdir()
+    producer = backend.open_queues(url, RUN, 1, retaining, folder=folders[0])
+    consumer = backend.open_queues(url, RUN, 2, terms, folder=folders[1])
     consumer.connect({key: producer.endpoint})
     return QueuePair(producer, consumer, microbatches, key)
 
 
-def redis_line(
-    folder: Path, *, microbatches: int = 4, window: int = 8, key: QueueKey = KEY, **retention: Any
-) -> QueuePair:
-    url = shared_server().own_database()
-    terms = QueueOptions(microbatches=microbatches, windows={key: window})
-    producer = RedisQueues(RUN, 1, url, replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
-    consumer = RedisQueues(RUN, 2, url, terms)
-    return QueuePair(producer, consumer, microbatches, key)
-
-
-LINES = {"memory": memory_line, "ipc": ipc_line, "tcp": tcp_line, "shm": shm_line, "redis": redis_line}
+LINES: dict[str, Callable[..., QueuePair]] = {
+    scheme: memory_line if backend.reach is Reach.PROCESS else partial(line_over, backend)
+    for scheme, backend in registered().items()
+}

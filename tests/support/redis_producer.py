@@ -1,7 +1,7 @@
 """A worker process that puts the messages of `queue_pair.py` into Redis from a step on, until it is killed."""
 
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.broker.transports.redis.queues import RedisQueues
 from support.queue_pair import KEY, RUN, QueuePair
 
 LIFE = 60.0  # seconds after which it ends if the test that should have killed it is gone

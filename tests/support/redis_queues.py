@@ -9,7 +9,7 @@ import torch
 from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.broker.transports.redis.queues import RedisQueues
 from support.fork_server import ForkedCommand, ForkServer
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
 

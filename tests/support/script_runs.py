@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import Plan, from_mapping
-from stageline.workers.process.system.fork import Fork
+from stageline.pipeline.process.fork import Fork
 from stageline.workers.runs.result import LaunchOutcome
 from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
 from support import reference

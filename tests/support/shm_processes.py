@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 import torch
 
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.shm.queues import ShmQueues
+from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from support.fork_server import ForkedCommand, ForkServer
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair
 

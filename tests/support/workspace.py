@@ -18,7 +18,8 @@ from unittest.mock import patch
 import structlog
 
 from stageline.workers.cli.app import run
-from stageline.workers.launch import forked_template, template
+from stageline.workers.launch import template
+from stageline.workers.launch import template as forked_template
 from support.fork_server import ForkedCommand, ForkServer, ServedTemplate
 
 Command = ForkedCommand | subprocess.Popen[str]

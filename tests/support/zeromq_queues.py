@@ -7,7 +7,7 @@ from typing import Any
 from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from support.fork_server import ForkedCommand, ForkServer
 from support.proxy import Proxy
 from support.queue_pair import KEY, RUN, QueuePair

@@ -17,8 +17,8 @@ from pathlib import Path
 from stageline.broker.coordinator.run import ResumeMode
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ForeignState, ModelRefused
-from stageline.pipeline.model.segments.stage_layout import StageLayout
-from stageline.pipeline.model.weights.comparison import listed
+from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.model.weights.reading import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT_KEYS
 from stageline.pipeline.plan.errors import shown
@@ -26,9 +26,9 @@ from stageline.pipeline.schedule import DELAYED
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.lines import EVALUATIONS, METRICS, keep_lines
-from stageline.workers.runs.recorded.records import RecordsDamaged, recorded_run
-from stageline.workers.runs.recut_note import NOTE, RecutNote, earlier_run, recut_id
+from stageline.workers.runs.metrics import EVALUATIONS, METRICS, keep_lines
+from stageline.workers.runs.notes import NOTE, RecutNote, earlier_run, recut_id
+from stageline.workers.runs.records import RecordsDamaged, recorded_run
 
 from .directory import FOLDER, SnapshotDirectory
 from .regroup import Contents, Share, faults_of, regrouped, shares_of
@@ -82,7 +82,7 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
             f"another way: {'; '.join(map(str, cut))}. With a codec the bits follow from the cut, so it goes on with "
             "the cut that it began with"
         )
-    if not plan.recovery.on or plan.queues.url == "memory://":
+    if not plan.recovery.on or plan.queues.in_one_process:
         raise _refused(
             f"run {source.run} goes on in another layout from a checkpoint, which this plan does not read: it needs "
             "recovery.restarts and recovery.snapshot_every above 0, and queues.url other than memory://"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from stageline.pipeline.errors import ForeignState
-from stageline.pipeline.model.segments.stage_layout import Form, StageLayout
+from stageline.pipeline.model.stage_layout import Form, StageLayout
 from stageline.pipeline.plan.keys.key_types import nearest
 from stageline.pipeline.stage.state.stage_state import Settings, StageState
 

@@ -23,7 +23,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file, write_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.lines import EVALUATIONS, keep_lines
+from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed

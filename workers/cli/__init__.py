@@ -2,8 +2,8 @@
 
 import sys
 
-from stageline.workers.process.system import streams
-from stageline.workers.process.system.signals import Signals, exit_at_once
+from stageline.pipeline.process import streams
+from stageline.pipeline.process.signals import Signals, exit_at_once
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     """
     streams.keep_open()
     Signals(on_first=exit_at_once)
-    from stageline.workers.process.system import last_line
+    from stageline.pipeline.process import last_line
 
     last_line.install()
     from .app import run

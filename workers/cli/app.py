@@ -13,36 +13,36 @@ from typing import Any
 import click
 import msgspec
 
-from stageline.broker.network.descriptors import raise_descriptor_limit
+from stageline.broker.transports.sockets.descriptors import raise_descriptor_limit
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.printable import is_utf8
 
 from .display.output import say
 from .errors import CommandFailed, as_facts, message_of, suggestion
 
-COMMANDS = {  # the room in commands/ and the file that each is in
-    "init": "planning.init",
-    "train": "training.train",
-    "worker": "training.worker",
-    "broker": "training.broker",
-    "status": "inspection.queries",
-    "metrics": "inspection.metrics",
-    "why": "inspection.queries",
-    "story": "inspection.queries",
-    "replay": "inspection.replay",
-    "queue": "inspection.queries",
-    "run": "inspection.run",
-    "predict": "models.forward",
-    "eval": "models.forward",
-    "export": "models.export",
-    "checkpoint": "models.checkpoint",
-    "schedule": "planning.schedule",
-    "probe": "models.probe",
-    "plan": "planning.plan",
-    "audit": "planning.audit",
-    "doctor": "planning.doctor",
+COMMANDS = {  # the file in commands/ that each is in
+    "init": "init",
+    "train": "train",
+    "worker": "processes",
+    "broker": "processes",
+    "status": "queries",
+    "metrics": "metrics",
+    "why": "queries",
+    "story": "queries",
+    "replay": "replay",
+    "queue": "queries",
+    "run": "queries",
+    "predict": "trained",
+    "eval": "trained",
+    "export": "trained",
+    "checkpoint": "checkpoint",
+    "schedule": "schedule",
+    "probe": "probe",
+    "plan": "plan",
+    "audit": "audit",
+    "doctor": "doctor",
 }
-_HIDDEN = {"trial": "planning.trial"}  # which other commands start
+_HIDDEN = {"trial": "processes"}  # which other commands start
 _FUNCTIONS = {"eval": "evaluate"}  # where a command cannot have its own name
 _ASKS_FOR_HELP = frozenset(["--help", "-h", "--version"])
 _BUG = (

@@ -7,7 +7,6 @@ nothing             the newest run in ./runs, then the plan of the current folde
 """
 
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from time import time
 
 import msgspec
 
+from stageline.broker.transports.base import backend_of
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
@@ -26,7 +26,6 @@ from . import options
 from .errors import CommandFailed
 
 PATIENCE = 3.0  # seconds to wait for the broker's answer
-_CONNECTING = 1.0  # seconds to wait until something accepts a connection there
 RUNS = Path("runs")
 
 
@@ -71,28 +70,10 @@ class Whereabouts:
     def brokers(self) -> Iterator[str]:
         """Addresses at which a broker may answer: of those of this machine, where a process listens."""
         known = None if self.run is None else runs.read_broker_url(self.run)
-        if known is not None and self.run is not None and _may_live(self.run) and listens(known):
+        if known is not None and self.run is not None and _may_live(self.run) and backend_of(known).listens(known):
             yield known
-        if self.broker is not None and listens(self.broker):
+        if self.broker is not None and backend_of(self.broker).listens(self.broker):
             yield self.broker
-
-
-def listens(url: str) -> bool:
-    """Whether a process accepts connections at `url`; True if only an answer can tell."""
-    scheme, _, place = url.partition("://")
-    try:
-        if scheme == "ipc":
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(place.replace("@", "\0", 1) if place.startswith("@") else place)
-        elif scheme == "tcp":
-            host, _, port = place.rpartition(":")
-            host = "127.0.0.1" if host in ("*", "0.0.0.0") else host.strip("[]")  # noqa: S104 - to ask it, not to bind it
-            socket.create_connection((host, int(port)), timeout=_CONNECTING).close()
-    except (ConnectionRefusedError, FileNotFoundError):
-        return False
-    except (OSError, ValueError):
-        return True
-    return True
 
 
 def _may_live(run: Path) -> bool:
@@ -113,8 +94,8 @@ def _from_broker(url: str, query: str, of: dict[str, str]) -> Facts:
 
 
 def _from_records(run: Path, store: str | None, query: str, of: dict[str, str]) -> Facts:
-    from stageline.workers.runs.recorded.recorded_answer import recorded_answer  # imports pydantic
-    from stageline.workers.runs.recorded.records import recorded_run
+    from stageline.workers.runs.recorded_answer import recorded_answer  # imports pydantic
+    from stageline.workers.runs.records import recorded_run
 
     with recorded_run(run, store) as recorded:
         result = None if recorded.result is None or query != "status" else msgspec.to_builtins(recorded.result)

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from stageline.pipeline.printable import printable
-from stageline.workers.process.system.streams import lose_output
+from stageline.pipeline.process.streams import lose_output
 
 Event = MutableMapping[str, Any]
 

@@ -18,7 +18,7 @@ from stageline.pipeline import addresses
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.model.loading.script_objects import is_of_script, script_object
+from stageline.pipeline.model.object_names import is_of_script, script_object
 from stageline.workers.runs import folder as runs
 
 from .display.output import say
@@ -31,6 +31,21 @@ _VISIBLE = (
 )
 
 _LAYOUT = ("model.cut=", "model.stages=", "workers.")  # a cut and a number of stages of two commands do not fit
+
+
+config = click.argument("config", type=click.Path(), default=".")  # a folder stands for the plan in it
+sets = click.option(
+    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a key of the plan: --set run.steps=20."
+)
+run = click.argument("run", metavar="RUN", type=click.Path())
+step = click.option(
+    "--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest that all stages have."
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema on stdout.")
+where = click.argument("where", type=click.Path(), required=False)
+lifeline = click.option(
+    "--lifeline", type=int, default=-1, hidden=True, help="Descriptor of a pipe; exit once its other end is closed."
+)
 
 
 class Bytes(click.ParamType[int]):
@@ -69,7 +84,7 @@ def address(*, dials: bool) -> Callback:
         if fault := _address_fault(value, dials=dials):
             raise click.BadParameter(
                 f"{masked(value)!r} is not an address of a broker: {fault}; "
-                f"write {' or '.join(addresses.BROKER.values())}"
+                f"write {' or '.join(addresses.broker_schemes().values())}"
             )
         if masked(value) != value:
             say(f"stageline: warning: {parameter.opts[0]} {_VISIBLE}", err=True)
@@ -90,12 +105,12 @@ def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 def _address_fault(url: str, *, dials: bool) -> str | None:
-    if (fault := addresses.fault(url, addresses.BROKER)) is not None:
-        return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in addresses.BROKER)}"
+    if (fault := addresses.fault(url, addresses.broker_schemes())) is not None:
+        return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in addresses.broker_schemes())}"
     scheme, _, rest = url.partition("://")
     if not rest:
         return f"{scheme}:// goes with a path"
-    if dials and scheme == "tcp" and rest.rpartition(":")[2].strip("0") in ("", "*"):
+    if dials and addresses.transport_of(url).has_free_port(url):
         return "its port must be the one that the broker listens at"
     return None
 
@@ -107,21 +122,8 @@ def stage_label(ctx: click.Context, parameter: click.Parameter, value: str | Non
     raise click.BadParameter(f"{value!r} is no stage: write its number, such as 1, or that of a replica, such as 1.0")
 
 
-config = click.argument("config", type=click.Path(), default=".")  # a folder stands for the plan in it
-sets = click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a key of the plan: --set run.steps=20."
-)
-run = click.argument("run", metavar="RUN", type=click.Path())
-step = click.option(
-    "--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest that all stages have."
-)
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema on stdout.")
-where = click.argument("where", type=click.Path(), required=False)
 broker = click.option(
     "--broker", callback=address(dials=True), metavar="URL", help="The broker's address. Default: found from WHERE."
-)
-lifeline = click.option(
-    "--lifeline", type=int, default=-1, hidden=True, help="Descriptor of a pipe; exit once its other end is closed."
 )
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import click
 import torch
 
+from stageline.pipeline.process import last_line, streams
+from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.workers.disk.owned_folder import remove_when_left
 from stageline.workers.launch.forking import fork_on_request
-from stageline.workers.process.system import last_line, streams
-from stageline.workers.process.system.signals import Signals, exit_at_once
 
 from .app import run, stageline
 

@@ -13,7 +13,7 @@ from stageline.broker.control.messages import Assigned, Finished, Peers, Refused
 from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
-from stageline.pipeline.stage.tied_stage import copies_in
+from stageline.pipeline.features.ties import copies_in
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 from stageline.workers.runtime.program.calls import LAST_REPLIES, Position

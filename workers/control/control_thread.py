@@ -34,18 +34,17 @@ from stageline.broker.control.messages import (
     Standby,
     Stop,
 )
-from stageline.broker.control.open import open_client
-from stageline.broker.control.protocol import decode_from_broker
-from stageline.broker.control.seal import MessageSeal
+from stageline.broker.control.protocol import MessageSeal, decode_from_broker
 from stageline.broker.errors import BadMessage
+from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
+from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
-from .client import BrokerUnreachable
-from .lifeline import Lifeline
-from .session import BEAT, JOIN, UNANSWERED, Joining, Sealer, Session, Stopped, WorkerIdentity
+from .client import BrokerUnreachable, Sealer
+from .session import BEAT, JOIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
 
 log = structlog.get_logger()
 

@@ -6,6 +6,8 @@ system keeps the folder locked until the last of them has ended.
     remove_when_left    in the process that stays to the end: waits for that, and removes the folder
     remove_abandoned    at the next start: removes folders of which no owner is left, and none else
 
+Paths of sockets have few bytes: `demand_short_socket_paths` refuses a folder for temporary files that is too deep.
+
 Only sockets and folders of sockets are ever removed: a folder that holds something else is another's, and stays.
 """
 
@@ -15,6 +17,10 @@ import stat
 import tempfile
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+
+import zmq
+
+from stageline.pipeline.errors import StagelineError
 
 PREFIX = "stageline."
 
@@ -84,3 +90,26 @@ def _lock(path: Path) -> int | None:
         pass
     os.close(fd)
     return None
+
+
+# What a worker that `train` started adds to the folder for temporary files: the run's folder, its own in it, a socket.
+_DEEPEST = "stageline-xxxxxxxx/stageline-xxxxxxxx/queues"
+
+
+class TooDeep(StagelineError):
+    """The folder for temporary files has too long a path for sockets in it."""
+
+
+def longest_socket_path() -> int:
+    """The bytes of the longest path that a socket gets; the system allows about a hundred."""
+    return len(os.fsencode(os.path.join(tempfile.gettempdir(), _DEEPEST)))
+
+
+def demand_short_socket_paths() -> None:
+    """Raises `TooDeep` if a socket cannot be made in the folder for temporary files."""
+    if longest_socket_path() > zmq.IPC_PATH_MAX_LEN:
+        raise TooDeep(
+            f"the path of the folder for temporary files, {tempfile.gettempdir()}, is too long for sockets: they would "
+            f"have paths of {longest_socket_path()} bytes, {zmq.IPC_PATH_MAX_LEN} are the most. Set TMPDIR to a "
+            f"shorter folder"
+        )

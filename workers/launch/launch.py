@@ -1,33 +1,37 @@
-"""Launches a run on this machine: checks the plan, runs it to its end, keeps the result."""
+"""Launches a run on this machine: checks the plan, runs it to its end, keeps the result.
+
+The run's folder also gets checksums of the data's first batches: a resumed run has to go on with the same data.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+import msgspec
+
 from stageline.broker.control.records import RunLength
 from stageline.pipeline.addresses import dialled
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.fork import Spawn
+from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
+from stageline.workers.disk.owned_folder import demand_short_socket_paths
+from stageline.workers.extras.preflight.transcript import FirstBatches, Transcript, goes_on
 from stageline.workers.extras.preflight.trial_result import StageMemory, WorkerEstimate
-from stageline.workers.process.system import last_line
-from stageline.workers.process.system.signals import Signals
-from stageline.workers.process.system.socket_paths import demand_short_socket_paths
-from stageline.workers.process.system.spawn import Spawn
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.store import measured_timetable
 
 from .children import LocalRun, ScriptProcess
-from .first_batches import demand_same_data, keep_first_batches
 from .supervisor import supervise
 from .template import Template
 from .trials import cut_arguments, memory_arguments, try_plan
-
-IN_MEMORY = "memory://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def prepare_launch(
     Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `NoCheckpoint`, `SnapshotDamaged`, `FolderUnusable`
     or `TooDeep`.
     """
-    if plan.queues.url != IN_MEMORY:
+    if not plan.queues.in_one_process:
         demand_short_socket_paths()
     name = run or runs.name_of(plan, resume)
     cut = runs.recorded_cut(plan, runs.folder(plan, name)) if resume is not None else None
@@ -104,7 +108,7 @@ def prepare_launch(
     warnings = [*expected.warnings]
     if resume is not None:
         name = _resumed(plan, name, tried.layouts, warnings.append)
-    if plan.queues.url == IN_MEMORY:
+    if plan.queues.in_one_process:
         import stageline.workers.process.in_process  # noqa: F401  # loads torch, before progress is drawn
     folder = runs.make_folder(plan, name)
     if resume is None:  # a resumed run has its own plan there
@@ -148,7 +152,7 @@ def run_launch(
     if outcome.code:
         return LaunchResult(outcome.code, outcome.reason)
     result = keep_result(launch.plan, launch.folder, outcome.facts, monotonic() - started)
-    if launch.plan.queues.url == IN_MEMORY:
+    if launch.plan.queues.in_one_process:
         return LaunchResult(0, outcome.reason, result)
     timed = measured_timetable(launch.plan, launch.run, launch.schedule, launch.steps)
     return LaunchResult(0, outcome.reason, result, timed)
@@ -165,7 +169,7 @@ def _outcome(
     launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
 ) -> LaunchOutcome:
     plan, arguments = launch.plan, [*arguments, *launch.decided]
-    if plan.queues.url == IN_MEMORY:
+    if plan.queues.in_one_process:
         from stageline.workers.process.in_process import run_memory  # loads torch
         from stageline.workers.runtime.job import prepare
 
@@ -210,3 +214,22 @@ def local_run(
         length=length,
         broker=dialled(plan.broker.url) if remote else "",
     )
+
+
+FILE = "batches.json"
+
+
+def keep_first_batches(folder: Path, made: Transcript) -> None:
+    """Writes the checksums to the run's `folder`, unless it has some."""
+    if not (folder / FILE).exists():
+        persist_json(folder / FILE, FirstBatches(made.first, made.held_out))
+
+
+def demand_same_data(folder: Path, now: Transcript) -> None:
+    """Raises `ModelRefused` if the run in `folder` began with other data than a trial has found `now`."""
+    try:
+        begun = msgspec.json.decode((folder / FILE).read_bytes(), type=FirstBatches)
+    except (OSError, msgspec.MsgspecError):  # the file is a check, and no part of the run
+        return
+    if difference := goes_on(begun, now):
+        raise ModelRefused(difference)

@@ -17,16 +17,15 @@ from time import monotonic, sleep
 
 from stageline.broker.ledger.losses import describe_status
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.fork import SpawnedProcess
+from stageline.pipeline.process.signals import Signals
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.process.system import last_line
-from stageline.workers.process.system.signals import Signals
-from stageline.workers.process.system.spawn import SpawnedProcess
 from stageline.workers.runs.folder import read_control_secret
 from stageline.workers.runs.owner import record_end
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
-from .children import Children, LocalRun
-from .hangs import TELL_TIMEOUT, Hangs, on_this_machine
+from .children import TELL_TIMEOUT, Children, Hangs, LocalRun, on_this_machine
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile

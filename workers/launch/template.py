@@ -2,9 +2,16 @@
 
 train ──starts, once──> template ──forks──> trials, broker, workers, replacements, spares
 
+The template imports libraries that the user's files import before anything else, so that each is imported once:
+
+data.py     import torch
+            from sklearn.datasets import load_digits       sklearn.datasets
+            os.environ["..."] = "1"                        from here on, the file decides how
+
 If the template is killed, running processes go on, and `train` starts another.
 """
 
+import ast
 import ctypes
 import os
 import signal
@@ -12,19 +19,22 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import Protocol, TextIO
 
-from stageline.workers.control.lifeline import LifelineOwner
+from stageline.broker.ledger.losses import describe_status
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.process.fork import Fork
+from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
 
-from .forked_process import ForkedProcess
-from .forking import IMPORT, send_request
+from .forking import IMPORT, ForkedProcess, send_request
 
 REST = 5.0  # seconds between two templates that end by themselves
 EXIT_TIMEOUT = 2.0  # seconds for the template to exit at the end
@@ -187,3 +197,78 @@ def _become_subreaper(on: bool) -> bool:
     prctl(_GET_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     prctl(_SET_SUBREAPER, int(on), 0, 0, 0)
     return bool(before.value)
+
+
+_LOG = 2  # stderr of this process, which its template writes to as well
+
+
+class ForkedTemplate(Template):
+    """Forks with the first request, or by `warm`, which comes before this process starts a thread."""
+
+    def warm(self) -> None:
+        if self._running is None:
+            self._start()
+
+    @property
+    def gone(self) -> str:
+        if self._running is None or (status := self._running.process.poll()) is None:
+            return ""
+        how = describe_status(status)
+        return f"the process that has the script's model and functions (pid {self.pid}) {how}, and no other has them"
+
+    def _ask(self, arguments: Sequence[str], log: TextIO, report: int) -> None:
+        if self.gone:
+            raise ProcessLookupError(self.gone)
+        super()._ask(arguments, log, report)
+
+    def _execute(self, arguments: Sequence[str], passed: Sequence[int]) -> Fork:
+        return Fork(partial(_serve, arguments), _LOG, passed)
+
+    def _give_up(self) -> str:
+        super()._give_up()
+        return self.gone
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    code: int = import_module(PROGRAM).main(arguments)
+    return code
+
+
+SAFE = frozenset({"numpy", "scipy", "sklearn"})  # they start no thread of their own that a fork would lack
+
+
+def libraries_of(plan: Plan) -> list[str]:
+    """The names of modules of `SAFE` libraries, each once. A file that cannot be read names none: the trial tells."""
+    folder = plan.file.parent if plan.file else Path()
+    references = (plan.model.factory, plan.data.source, plan.data.dataset)
+    files = dict.fromkeys(folder / each.rpartition(":")[0] for each in references if each and ".py:" in each)
+    return list(dict.fromkeys(name for file in files for name in imported_first(_text(file)) if _top(name) in SAFE))
+
+
+def imported_first(text: str) -> Iterator[str]:
+    """The modules that a file imports before its first statement of another kind."""
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return
+    for statement in statements:
+        match statement:
+            case ast.Import(names):
+                yield from (each.name for each in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module
+            case ast.Expr(ast.Constant()):
+                continue
+            case _:
+                return
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""

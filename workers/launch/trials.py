@@ -4,6 +4,8 @@ train ──starts──> trial A, trial B        at once; on other devices than
   │ <── log ───── what each does, what the user's code prints, the result
   ├── one ends without a result, or takes too long: named with the user's line, and the plan is refused
   └── both have a result: the transcripts must agree
+
+A trial also measures a plan's layers, by which `fitted` chooses the machines of its stages.
 """
 
 import fcntl
@@ -24,7 +26,12 @@ from msgspec.structs import replace
 from stageline.broker.control.messages import Exited
 from stageline.broker.ledger.losses import describe_exit
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.layer_costs import LayerRanges
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.fork import Spawn, SpawnedProcess
+from stageline.pipeline.process.signals import Signals
+from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
 from stageline.workers.extras.preflight.transcript import agrees, repeats
 from stageline.workers.extras.preflight.trial_log import TrialLog
 from stageline.workers.extras.preflight.trial_result import (
@@ -34,9 +41,8 @@ from stageline.workers.extras.preflight.trial_result import (
     TrialRefusal,
     TriedPlan,
 )
-from stageline.workers.process.system import last_line
-from stageline.workers.process.system.signals import Signals
-from stageline.workers.process.system.spawn import Spawn, SpawnedProcess
+
+from .template import Template
 
 POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
@@ -253,3 +259,26 @@ class _TrialProcess:
         until = monotonic() + seconds
         while self._process.poll() is None and monotonic() < until:
             sleep(POLL)
+
+
+def fitted(plan: Plan, arguments: Sequence[str], hosts: Path) -> HostFit:
+    """The stages of `plan`, which `arguments` name on a command line, for the machines in the file `hosts`.
+
+    Raises `PlanRefused`, `ModelRefused` or `DataError` if the plan or the file cannot work, `NoFit` if no stages have
+    room there.
+    """
+    machines = read_hosts(hosts)
+    with Template() as processes:
+        measured = measure_layers(plan, arguments, processes)
+    return fit(_layers(measured), machines, measured.microbatches)
+
+
+def _layers(measured: MeasuredLayers) -> LayerTimes:
+    ranges = LayerRanges(measured.costs)
+
+    def taken(begin: int, end: int, in_flight: int) -> int:
+        held, _, saved = ranges.bytes(begin, end)
+        return held + saved * in_flight
+
+    seconds = [max(cost.nanoseconds, 1) / 1e9 for cost in measured.costs]
+    return LayerTimes(measured.names, seconds, [sum(cost.output.values()) for cost in measured.costs], taken)

@@ -23,9 +23,10 @@ from stageline.workers.extras.prefix_cache.opening import open_prefix_cache
 from stageline.workers.extras.replay.recorder import RecordWriter, record_failure
 from stageline.workers.extras.taps.tap_writer import LIMITS, TapWriter
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.metrics_file import MetricsFile
+from stageline.workers.runs.metrics_file import MetricsFile
 from stageline.workers.runtime.disk_wait import has_room
-from stageline.workers.runtime.executor.executor import ComputeFailed, Executor
+from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.executor.skipping import SkipLog
 from stageline.workers.runtime.executor.stage_bytes import HeldBytes, StageBytesMeter
 from stageline.workers.runtime.job import Job

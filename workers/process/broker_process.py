@@ -15,33 +15,31 @@ import structlog
 
 from stageline.broker.control.channel import Envelope, Received, ServerChannel
 from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, StopRun
-from stageline.broker.control.open import REDIS, open_server
-from stageline.broker.control.protocol import decode_to_broker
+from stageline.broker.control.protocol import KEY_BYTES, decode_to_broker
 from stageline.broker.control.records import RunLength
-from stageline.broker.control.seal import KEY_BYTES
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.state import EventLog, Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
-from stageline.broker.network.rate_limit import RateLimit
+from stageline.broker.rate_limit import RateLimit
 from stageline.broker.stores.base import StoreUnusable
+from stageline.broker.transports.base import backend_of, open_server
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process.lifeline import Lifeline
+from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.retry import reason_of
 from stageline.pipeline.schedule import Schedule
-from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.code import read_code
+from stageline.workers.runs.notes import earlier_run, read_code
 from stageline.workers.runs.owner import record_end, write_owner
-from stageline.workers.runs.recut_note import earlier_run
 from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
 
 from .store_wait import StoreWait
-from .system.signals import Signals
 
 TURN = 0.05  # seconds that a turn waits for the first message
 UNREADABLE = 20  # senders of what is no message that are answered in a turn
@@ -221,15 +219,13 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
 
 def _clear_queues(run: RunState, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
-    if not url.startswith(REDIS) or run.phase is not RunPhase.FINISHED:
+    backend = backend_of(url)
+    if not backend.has_server or run.phase is not RunPhase.FINISHED:
         return
-    from stageline.broker.queues.redis.entries import prefix
-    from stageline.broker.queues.redis.queues import forget  # takes time to load
-
     reason = "not every worker has exited"  # one that still runs could put again what it keeps
     if run.all_left:
         try:
-            forget(url, run.id)
+            backend.forget(url, run.id)
             return
         except BrokerError as error:
             reason = str(error)
@@ -237,8 +233,7 @@ def _clear_queues(run: RunState, url: str) -> None:
         "the queues stay at the server",
         address=masked(url),
         reason=reason,
-        remove=f"redis-cli --scan --pattern '{prefix(run.id)}*' | grep -v :store: | xargs redis-cli unlink, once all "
-        "workers have exited",
+        remove=f"{backend.forget_by_hand(run.id)}, once all workers have exited",
     )
 
 

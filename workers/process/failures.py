@@ -21,8 +21,8 @@ from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.runs.metrics.metrics_file import MetricsNotWritten
-from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runs.metrics_file import MetricsNotWritten
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.program.calls import CallRefused
 
 RESUME_AS_A_WHOLE = (

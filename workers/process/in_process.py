@@ -23,7 +23,7 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.stage.tied_stage import copies_in
+from stageline.pipeline.features.ties import copies_in
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import Stopped
@@ -32,9 +32,10 @@ from stageline.workers.extras.prefix_cache.opening import open_prefix_cache
 from stageline.workers.extras.replay.recorder import record_failure
 from stageline.workers.extras.taps.tap_writer import BACKLOG, TapWriter
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.metrics_file import MetricsFile
+from stageline.workers.runs.metrics_file import MetricsFile
 from stageline.workers.runs.result import Facts, LaunchOutcome
-from stageline.workers.runtime.executor.executor import ComputeFailed, Executor
+from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.executor.skipping import SkipLog
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop

@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from stageline.broker.control.open import REDIS
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.pipeline.addresses import masked
+from stageline.pipeline.addresses import masked, transport_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences, from_mapping
 from stageline.pipeline.plan.difference import is_weights_path
@@ -120,7 +119,7 @@ def _goes_on(run: str, broker: str) -> bool:
 def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], environment: Mapping[str, str]) -> Plan:
     """The plan that `settings` are, with the addresses and folders of this machine, and as much memory for its queues
     as it says itself. No other machine says which files of weights it opens. Raises `PlanRefused`."""
-    url = broker.partition("#")[0] if broker.startswith(REDIS) else f"tcp://{address_towards(broker)}:0"
+    url = broker.partition("#")[0] if transport_of(broker).has_server else f"tcp://{address_towards(broker)}:0"
     own: dict[str, dict[str, object]] = {"run": {"dir": RUNS}, "queues": {"url": url}, "broker": {"url": broker}}
     given = list(leaves(settings))
     tables = nested((key, value) for key, value in given if not is_weights_path(dotted(key)))

@@ -6,16 +6,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stageline.broker.control.messages import Assigned
-from stageline.broker.control.open import REDIS
 from stageline.broker.queues.base import QueueKey, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.shm.queues import ShmQueues
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.base import backend_of
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
 from stageline.workers.runtime.program.program import Program
 
-_REDIS_PORT = 6379  # where an address names none
+_ANY_PORT = 9  # where an address names none
 
 
 def open_queues(
@@ -43,14 +41,9 @@ def open_queues(
         key=assigned.queue_key,
         wakes_at_once=wakes_at_once,
     )
-    if url.startswith(REDIS):
-        from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load
-
-        return RedisQueues(assigned.run, assigned.incarnation, url, options, since=assigned.since)
-    if url.startswith("shm://"):
-        return ShmQueues(assigned.run, assigned.incarnation, f"shm://{folder}/queues", options)
-    bound = f"ipc://{folder}/queues" if url.startswith("ipc://") else url
-    return ZeroMQQueues(assigned.run, assigned.incarnation, bound, options)
+    return backend_of(url).open_queues(
+        url, assigned.run, assigned.incarnation, options, folder=folder, since=assigned.since
+    )
 
 
 def reachable(endpoint: str, broker: str) -> str:
@@ -60,12 +53,12 @@ def reachable(endpoint: str, broker: str) -> str:
 
 
 def address_towards(broker: str) -> str:
-    """The address that this machine has towards the broker. That may be met at a Redis server: then it is this
-    machine's address towards that."""
+    """The address that this machine has towards the broker. The broker may be met at a server: then it is the
+    address towards the server."""
     there = urlsplit(broker)
     if not there.hostname:
         return "127.0.0.1"
-    found = socket.getaddrinfo(there.hostname, there.port or _REDIS_PORT, type=socket.SOCK_DGRAM)
+    found = socket.getaddrinfo(there.hostname, there.port or _ANY_PORT, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # sends nothing: it only chooses the way

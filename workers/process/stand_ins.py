@@ -19,9 +19,9 @@ import structlog
 
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.control.lifeline import LifelineOwner
 
 EVERY = 1.0  # seconds between two questions
 LEFT = 10.0  # seconds for a process to exit by itself once the run is over

@@ -16,9 +16,8 @@ from stageline.broker.control.protocol import decode_to_broker, encode
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.errors import BadMessage
 from stageline.broker.stores.base import StoreUnusable
+from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.retry import TRIED
-
-from .system.signals import Signals
 
 MOST, LARGEST = 100, 2**16  # messages that are kept, and bytes of one
 STOPPING = 2.0  # seconds that the records are waited for once the run is to stop

@@ -32,19 +32,20 @@ from stageline.pipeline.errors import (
     traceback_text,
 )
 from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.process.lifeline import NONE, Lifeline
+from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.lifeline import NONE, Lifeline
 from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.freed_memory import give_back_memory, keep_freed_memory
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.metrics_file import MetricsNotWritten
-from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runs.metrics_file import MetricsNotWritten
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.program.calls import CallRefused
 
@@ -54,7 +55,6 @@ from .group.group import StageGroups
 from .join import note_own, tell_script, why_not_own
 from .open_queues import open_queues, reachable
 from .stand_ins import StandIns, elastic_stages
-from .system.signals import Signals, exit_at_once
 
 EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused"}
 EXPECTED = (

@@ -10,6 +10,7 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.ledger.ledger import timed_actions
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.sqlite import SqliteStore
+from stageline.broker.transports.base import backend_of
 from stageline.pipeline import retry
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
@@ -29,9 +30,8 @@ def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = Non
     if plan.broker.store == runs.IN_FOLDER:
         file = runs.folder(plan, run) / runs.STORE
         return SqliteStore(file, patience=retry.BOUND, waiting=waiting) if waiting else SqliteStore(file)
-    from stageline.broker.stores.redis import RedisStore  # slow to import
-
-    return RedisStore(plan.broker.store, run, patience=PATIENCE, waiting=waiting or (lambda reason: None))
+    url = plan.broker.store
+    return backend_of(url).open_store(url, run, PATIENCE, waiting or (lambda reason: None))
 
 
 def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> list[Timed]:

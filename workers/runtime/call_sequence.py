@@ -9,14 +9,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stageline.broker.codec.emptied import emptied
 from stageline.broker.codec.message import TO_SCRIPT, Message
+from stageline.broker.codec.structure import emptied
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree
 
-from .executor.executor import Executor, Sums
+from .executor.executor import Executor
 from .program.calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call
 from .program.instruction import Instruction
 from .program.program import Program
@@ -74,9 +74,7 @@ class CallSequence:
         instructions = self._program.instructions_of(call, self._worker)
         if isinstance(self._executor.feed, CallFeed):
             self._executor.feed.open(call)
-        self._executor.sums = Sums()
-        self._executor.gives_up = call.settled
-        self._executor.ema = call.ema
+        self._executor.begin_evaluation(ema=call.ema, settled=call.settled)
         self.open = call
         return instructions
 

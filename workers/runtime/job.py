@@ -13,19 +13,16 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed, Numbering, Source
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
-from stageline.pipeline.model.counting import demand_replicable
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
-from stageline.pipeline.model.groups import demand_matched
-from stageline.pipeline.model.loading.load import base_folder, load_function, load_inputs, load_source, load_targets
+from stageline.pipeline.model.load import base_folder, load_function, load_inputs, load_source, load_targets
+from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, tapped_layers
 from stageline.pipeline.model.plan_stage import make_stage
-from stageline.pipeline.model.pure import impure_modules
-from stageline.pipeline.model.recomputed import demand_recomputable
-from stageline.pipeline.model.segments.segment import Segment
-from stageline.pipeline.model.segments.ties import ties_of
+from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.side_effects import demand_replicable, impure_modules
 from stageline.pipeline.model.split import demand_splits
-from stageline.pipeline.model.tapped import tapped_layers
+from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.pipeline.plan.keys.metric_names import function_of, numbered
+from stageline.pipeline.plan.keys.models import function_of, numbered
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
@@ -125,12 +122,10 @@ class Job:
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
-        parts = made, feed, self.program.last, self.metrics, ema
-        if self.schedule.shares:
-            return Executor(*parts, replicas=self.schedule.replicas)
-        if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
-            return Executor(*parts)
-        return SkippingExecutor(*parts, decisions=decisions)
+        parts = made, feed, self.program.last, self.metrics
+        if decisions is not None and self.plan.recovery.on_bad_microbatch == "skip" and not self.schedule.shares:
+            return SkippingExecutor(*parts, ema=ema, decisions=decisions)
+        return Executor(*parts, ema=ema, replicas=self.schedule.replicas if self.schedule.shares else None)
 
     @property
     def program(self) -> Program:

@@ -24,7 +24,7 @@ from stageline.broker.queues.base import Inbound, QueueKey, Queues
 from stageline.pipeline.evaluation import Criterion, Standing
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
-from stageline.workers.runs.metrics.lines import MetricsLine, StepMetrics, evaluation_line
+from stageline.workers.runs.metrics import MetricsLine, StepMetrics, evaluation_line
 
 from .call_sequence import CallSequence, SaveStages
 from .executor.executor import Executor

@@ -3,9 +3,7 @@
 May import every room but `cli`. Read `line.py` first, then the walk of a call in ARCHITECTURE.md:
 
     arguments     what Line is given: checked, and made into a plan
-    calls         what the script wants done, numbered, and what the workers reply
-    fit           the training loop: steps, evaluations, the best, callbacks
-    display       what people see of a run: progress, workers, timetable
+    calls         what the script wants done, numbered, the workers' replies, and what people see of a run
     processes     a run whose processes are forks of the script
     remote        a run whose workers are on other machines
 """

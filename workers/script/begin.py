@@ -7,27 +7,25 @@ from typing import TYPE_CHECKING
 
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.model.cut import with_stored_weights
-from stageline.pipeline.model.groups import demand_matched, groups_of
-from stageline.pipeline.model.recomputed import demand_recomputable
-from stageline.pipeline.model.segments.layout import layouts_of
-from stageline.pipeline.model.segments.segment import Segment
-from stageline.pipeline.model.tapped import tapped_layers
+from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, groups_of, tapped_layers
+from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.stage_layout import layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layers.layer import BatchCheck
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import schedule_of
-from stageline.workers.script.arguments.checks import demand_default_device, demand_usable
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.plan_errors import in_arguments_words
 from stageline.workers.script.arguments.script_plan import LineOptions, Model, build_model, plan_of, registered
-from stageline.workers.script.calls.call_log import WeightNames
 
+from .arguments.checks import demand_default_device, demand_usable
+from .calls.calls import WeightNames
 from .inline_run import InlineRun
 from .script_run import ScriptRun
 
 if TYPE_CHECKING:
-    from stageline.workers.script.remote.remote_plan import RemotePlan
+    from .processes.names import RemotePlan
 
 InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
 
@@ -92,7 +90,7 @@ def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int
 
 
 def _remote_plan(model: Model, options: LineOptions, broker: str) -> "RemotePlan":
-    from stageline.workers.script.remote.remote_plan import remote_plan
+    from .processes.names import remote_plan
 
     return remote_plan(model, options, broker)
 
@@ -101,7 +99,8 @@ def _begin_remotely(
     plan: Plan, schedule: Schedule, names: WeightNames, remote: "RemotePlan", resume: Path | None
 ) -> ScriptRun:
     from stageline.workers.script.processes.saving import begun_run
-    from stageline.workers.script.remote.remote_run import RemoteRun
+
+    from .processes.remote_run import RemoteRun
 
     return RemoteRun(plan, schedule, names, None if resume is None else begun_run(plan, resume), remote.code)
 

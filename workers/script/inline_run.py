@@ -13,27 +13,28 @@ from torch import Tensor
 
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
-from stageline.pipeline.model.groups import groups_of
-from stageline.pipeline.model.segments.segment import Segment
+from stageline.pipeline.model.patterns import groups_of
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.layers.generators import generators_kept
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
-from stageline.workers.runtime.executor.executor import ComputeFailed, Executor
+from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import codecs_of
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.runtime.program.queue_keys import call_key
 from stageline.workers.runtime.turns import take_turns
-from stageline.workers.script.arguments.checks import demand_default_device
 from stageline.workers.script.arguments.script_plan import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
-from stageline.workers.script.calls.call_log import CallLog, WeightNames, messages
-from stageline.workers.script.calls.open_call import Replies
-from stageline.workers.script.display.timetable import Timetable, planned
+
+from .arguments.checks import demand_default_device
+from .calls.calls import CallLog, Replies, WeightNames, messages
+from .calls.page import Timetable, planned
 
 RUN = "line"
 

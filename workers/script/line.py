@@ -23,22 +23,18 @@ from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
 from stageline.workers.runtime.program.calls import CallKind, batches_of_step
 from stageline.workers.runtime.program.program import AHEAD
-from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
 from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
 from stageline.workers.script.arguments.script_plan import Model
-from stageline.workers.script.calls.open_call import Replies, only, total
-from stageline.workers.script.calls.step_loss import StepLoss
-from stageline.workers.script.display.display import display_of
-from stageline.workers.script.display.page import page
-from stageline.workers.script.display.seen import Seen
-from stageline.workers.script.display.timetable import Timetable
-from stageline.workers.script.fit.callback import Callback, Fitted
-from stageline.workers.script.fit.evaluation_log import EvaluationLog
-from stageline.workers.script.fit.loop import Fit
-from stageline.workers.script.fit.options import BetterName, FitOptions, demand_fit
-from stageline.workers.script.fit.stream import FitBatches, end_of, held_out_of, steps_from
 
+from .arguments.checks import batches_of, demand_batch
 from .begin import begin_run
+from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
+from .calls.calls import Replies, StepLoss, only, total
+from .calls.display import display_of
+from .calls.page import Timetable, page
+from .calls.seen import Seen
+from .fit_batches import FitBatches, end_of, held_out_of, steps_from
+from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"
 MOST = 2 * AHEAD  # calls without replies: a script that has so many sleeps until half are done, not after each call

@@ -10,8 +10,9 @@ from torch import Tensor
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.program.calls import CallKind
 from stageline.workers.script.calls.batch_record import BatchRecord
-from stageline.workers.script.calls.open_call import Replies
-from stageline.workers.script.display.timetable import Timetable
+
+from .calls.calls import Replies
+from .calls.page import Timetable
 
 
 class ScriptRun(Protocol):

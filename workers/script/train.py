@@ -16,7 +16,7 @@ from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.errors import RunFailed
 from stageline.workers.launch import template
 from stageline.workers.launch.launch import prepare_launch, run_launch
-from stageline.workers.launch.libraries import libraries_of
+from stageline.workers.launch.template import libraries_of
 from stageline.workers.runs.owner import StartingRun
 from stageline.workers.runs.result import Facts, Result
 

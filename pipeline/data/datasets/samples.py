@@ -1,22 +1,27 @@
 """How the batch of a step is drawn from a dataset: sample by sample, each with random numbers of its own.
 
 step 7 ──order──> rows 17, 4, 29 ──dataset[17], ...──> samples ──collate──> batch ──target──> inputs, targets
+key "40/epoch 2/sample 17"  ──SHA-256──>  one part each for torch, numpy and `random`
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
+from importlib import import_module
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset
 
 from stageline.pipeline.data.batch import Batch
-from stageline.pipeline.data.order import Order
+from stageline.pipeline.data.memory import Order
 from stageline.pipeline.errors import DataError
 
 from .parts import Target, form, split_parts
-from .seeding import generators_kept, one_thread, seed_generators
 from .user_code import called
 
 Collate = Callable[[list[Any]], Any]
@@ -26,6 +31,49 @@ _STREAM = (
     "stageline.StreamLoader, or of a torch DataLoader of your own, to Line.step; or, in a plan, write a source whose "
     "batch(step) finds them"
 )
+
+
+def seed_generators(key: str) -> None:
+    """Seeds the default generators of torch (on the CPU), of numpy, if it is there, and of `random`."""
+    digest = sha256(key.encode()).digest()
+    torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little"))
+    random.seed(int.from_bytes(digest[8:16], "little"))
+    if (numpy_random := _numpy_random()) is not None:
+        numpy_random.seed(int.from_bytes(digest[16:20], "little"))
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Afterwards, those generators go on as if nothing had been drawn or seeded within."""
+    numpy_random = _numpy_random()
+    before = torch.default_generator.get_state(), random.getstate()
+    numpys = None if numpy_random is None else numpy_random.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        random.setstate(before[1])
+        if numpy_random is not None:
+            numpy_random.set_state(numpys)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it, torch computes with one thread, as in a reader process: other numbers add in another order."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _numpy_random() -> Any:
+    """numpy imports it when it is first used, which may be in the middle of a sample."""
+    return import_module("numpy.random") if "numpy" in sys.modules else None
 
 
 @dataclass(frozen=True, slots=True)

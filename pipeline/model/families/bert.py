@@ -16,9 +16,8 @@ from torch import nn
 
 from stageline.pipeline.tree import Tree
 
-from .family import Family, taken
+from .family import LAYER_NORMS, POSITIONS, Family, StoredNames, taken
 from .layers import Layer, Layers
-from .stored_names import LAYER_NORMS, POSITIONS, StoredNames
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 

@@ -1,7 +1,8 @@
-"""What makes up a family, and how a model is recognised as one of it, without importing the library it is from."""
+"""A family of models, and the names of its weights in files; recognised without importing the library it is from."""
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,44 @@ from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.tree import Tree, describe
 
 from .layers import Layers
-from .stored_names import SAME, StoredNames
+
+POSITIONS = r"(^|\.)position_ids$"
+# As TensorFlow called them.
+LAYER_NORMS = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNames:
+    """The names that files have for the weights of a family, where those are not the names in the model.
+
+    transformers changes names from version to version, and converts them when it loads a file and when it saves one.
+    Here are the same rules, without its code: the name in a file is the first of these that the model has.
+
+        vit.encoder.layer.0.attention.attention.query.weight     as it is
+        vit.layers.0.attention.q_proj.weight                     renamed
+        h.0.ln_1.weight -> transformer.h.0.ln_1.weight           with the base model's name in front
+
+    Args:
+        renamed: Regular expressions and replacements, applied one after the other, each once in a name.
+        base: Name of the base model in the model.
+        unused: Regular expression of entries that older files have, and that the model computes.
+    """
+
+    renamed: tuple[tuple[str, str], ...] = ()
+    base: str = ""
+    unused: str = r"(?!)"
+
+    def in_model(self, name: str, known: Collection[str]) -> str | None:
+        """What the model, whose names are `known`, calls the entry `name` of a file: `name` itself if it knows none;
+        None for an entry that it does not use."""
+        renamed = name
+        for pattern, replacement in self.renamed:
+            renamed = re.sub(pattern, replacement, renamed, count=1)
+        found = next((each for each in (name, renamed, f"{self.base}.{renamed}") if each in known), None)
+        return found or (None if re.search(self.unused, name) else name)
+
+
+SAME = StoredNames()
 
 
 @dataclass(frozen=True, slots=True)

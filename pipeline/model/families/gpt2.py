@@ -17,9 +17,8 @@ from torch import nn
 from stageline.pipeline.tree import Tree
 
 from .decoder import of_block, positions_of, with_mask
-from .family import Family, taken
+from .family import Family, StoredNames, taken
 from .layers import Layer, Layers
-from .stored_names import StoredNames
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 

@@ -3,13 +3,12 @@
 import torch
 
 from .bert import BERT
-from .family import Family
+from .family import SAME, Family, StoredNames
 from .gpt2 import GPT2
 from .layers import Layers
 from .layoutlm import LAYOUTLM
 from .llama import LLAMA
 from .resnet import RESNET
-from .stored_names import SAME, StoredNames
 from .vit import VIT
 
 FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, LAYOUTLM, VIT, RESNET)

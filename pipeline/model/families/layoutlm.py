@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from stageline.pipeline.tree import Tree
 
-from .family import Family, taken
+from .family import LAYER_NORMS, POSITIONS, Family, StoredNames, taken
 from .layers import Layer, Layers
-from .stored_names import LAYER_NORMS, POSITIONS, StoredNames
 
 _INPUTS = ("input_ids", "bbox", "attention_mask", "token_type_ids", "position_ids")
 

@@ -15,9 +15,8 @@ from torch import nn
 
 from stageline.pipeline.tree import Tree
 
-from .family import Family, library, taken
+from .family import Family, StoredNames, library, taken
 from .layers import Layer, Layers
-from .stored_names import StoredNames
 
 _INPUTS = ("pixel_values", "interpolate_pos_encoding", "attention_mask")
 

@@ -3,10 +3,13 @@
     forward    x -> [conv1] -> a -> [layer1] -> b, m -> [layer2] -> c -> [fc] -> y       fc needs m, too
     travels    x            a               b, m             m, c
 
-torch.fx splits the graph; what a part of it needs of parts before the last one travels along.
+torch.fx splits the graph; what a part of it needs of parts before the last one travels along. A stage refuses to send
+two tensors in one memory (`pipeline/stage/layers/memory.py`), such as a tensor and a view of it. While torch.export
+traces, each of its stand-ins for a tensor has a stand-in for its memory, too, which views share.
 """
 
 import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -15,11 +18,15 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 
-from .aliases import one_memory
+from stageline.pipeline.code_lines import CodeLine, users_line
+
 from .export import Forward
-from .piece import TracedPiece
+from .layer import TracedPiece
 
 Value = TypeVar("Value")
+
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 def outer_calls(forward: Forward) -> list[str]:
@@ -143,3 +150,29 @@ def _piece(split: GraphModule, part: Node | None) -> TracedPiece:
     computed = tuple(taken[place] for place in sorted(taken)) if taken else (part.name,) if part.users else ()
     graph: Any = split.get_submodule(str(part.target))
     return TracedPiece(graph, tuple(given.name for given in part.all_input_nodes), computed)
+
+
+def one_memory(nodes: Sequence[Node]) -> str:
+    """The first two of `nodes` of which tensors begin at one address, for an error; "" if there are none."""
+    seen: dict[tuple[int, str], Node] = {}
+    for node in nodes:
+        for place in _places(node):
+            if (first := seen.setdefault(place, node)) is not node:
+                return f"{_shown(first)} and {_shown(node)}"
+    return ""
+
+
+def _places(node: Node) -> Iterator[tuple[int, str]]:
+    """Where the node's tensors begin. An offset may be a formula, of the number of rows."""
+    found = node.meta.get("val")
+    for value in found if isinstance(found, tuple | list) else (found,):
+        if isinstance(value, torch.Tensor) and torch._C._has_storage(value):
+            yield value.untyped_storage()._cdata, str(value.storage_offset())
+
+
+def _shown(node: Node) -> str:
+    """`view.default in forward (/home/anna/net/model.py, line 12)`: the operator, and the user's line."""
+    name = f"the input {node.name}" if node.op == "placeholder" else str(getattr(node.target, "__name__", node.target))
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    line = users_line(CodeLine(file, int(number), function) for file, number, function in reversed(frames))
+    return f"{name} in {line}" if line else name

@@ -4,17 +4,32 @@
                          ├─ the layers that both have ─> pieces of each ─> layers
     forward, evaluation ─┘
 
-A module is a layer if its place in the model makes it one (`layer_names.py`) and the forward calls it once. What is
-computed between two calls belongs to the layer that was called before it.
+A module is a layer if its place in the model makes it one and the forward calls it once. What is computed between two
+calls belongs to the layer that was called before it. Places do not depend on where the model is cut:
+
+    model
+      stem          a layer
+      blocks        a list of modules: not a layer itself, since the modules in it are
+        0, 1, ...   layers, whatever is in them
+      encoder       has a list in it: not a layer itself either
+        embed       a layer
+        blocks
+          0, 1, ... layers
+      head          a layer
+
+A layer has its own module. What it needs of elsewhere, such as a parameter that belongs to the model itself, it has as
+single tensors; the last layer also has what no layer needs, since the model's state has it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layers.body import evaluating
+from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.stage.layers.skipped_calls import all_hooks
 from stageline.pipeline.tree import Tree, map_leaves
 
@@ -22,13 +37,18 @@ from ..families.layers import Layers
 from .comparison import difference_of
 from .example import Example
 from .export import COMPUTED, Forward, traced_forward
-from .layer import TracedFunction, TwoModes
-from .layer_names import layer_names
-from .parts import LayerParts, parts_of_layers
-from .piece import TracedPiece, Values
+from .layer import TracedFunction, TracedPiece, TwoModes, Values
 from .pieces import outer_calls, pieces_of
 
 _Hooks = Sequence[tuple[str, object]]  # each with its title
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """The `names` of a layer's parts; by names in the model, the number of the part and the rest of the name."""
+
+    names: tuple[str, ...]
+    places: Mapping[str, tuple[int, str]]
 
 
 def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) -> Layers:
@@ -149,3 +169,72 @@ def _functions(
         )
         for number, (piece, has) in enumerate(zip(pieces, parts, strict=True))
     ]
+
+
+def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]:
+    """The names of the modules that are layers of `model`, if its forward calls them once.
+
+    The modules called `within` are no layers: their children are. Raises `ModelRefused` if there is no such module.
+    """
+    there = [name for name, _ in model.named_modules()][1:]
+    for name in within:
+        if name not in there:
+            raise ModelRefused(
+                f"within = {list(within)}: the {type(model).__name__} has no module {name}; its names include "
+                f"{near(name, there)}"
+            )
+    opened = {name[:end] for name in within for end in (*_dots(name), len(name))}
+    return list(_layers_in(model, "", opened, listed=False))
+
+
+def _layers_in(module: torch.nn.Module, name: str, opened: set[str], *, listed: bool) -> Iterator[str]:
+    """Of `module`, which is called `name`; `listed`: it is in a list, or in a module that is."""
+    for key, child in module.named_children():
+        path = joined(name, key)
+        if _is_list(child):
+            yield from _layers_in(child, path, opened, listed=True)
+        elif path in opened or (not listed and any(map(_is_list, child.modules()))):
+            yield from _layers_in(child, path, opened, listed=listed)
+        else:
+            yield path
+
+
+def _is_list(module: torch.nn.Module) -> bool:
+    if isinstance(module, torch.nn.Sequential):
+        return len(module) > 0 and type(module).forward is torch.nn.Sequential.forward
+    return isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
+
+
+def _dots(name: str) -> Iterator[int]:
+    return (place for place, sign in enumerate(name) if sign == ".")
+
+
+def parts_of_layers(model: torch.nn.Module, names: Sequence[str], needed: Sequence[frozenset[str]]) -> list[LayerParts]:
+    """The parts of the layers called `names`, which need these parameters and buffers."""
+    aliases = _aliases(model)
+    found = [_parts(name, sorted(keys), aliases) for name, keys in zip(names, needed, strict=True)]
+    held = [part for parts in found for part in parts.names]
+    left = tuple(key for key in aliases if not any(key == part or key.startswith(f"{part}.") for part in held))
+    return [*found[:-1], LayerParts((*found[-1].names, *left), found[-1].places)]
+
+
+def _parts(name: str, needed: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> LayerParts:
+    own = {
+        key: alias.removeprefix(f"{name}.") for key in needed for alias in aliases[key] if alias.startswith(f"{name}.")
+    }
+    others = [key for key in needed if key not in own]
+    places = {key: (0, rest) for key, rest in own.items()}
+    return LayerParts((name, *others), places | {key: (number, "") for number, key in enumerate(others, 1)})
+
+
+def _aliases(model: torch.nn.Module) -> dict[str, list[str]]:
+    """All names of the parameter or buffer that has a name."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in _state(model):
+        names.setdefault(id(tensor), []).append(name)
+    return {name: names[id(tensor)] for name, tensor in _state(model)}
+
+
+def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)

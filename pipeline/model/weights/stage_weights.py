@@ -12,15 +12,13 @@ from pathlib import Path
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.families.stored_names import StoredNames
+from stageline.pipeline.model.families.family import StoredNames
 from stageline.pipeline.stage.layers.layer import joined, state_of
 from stageline.pipeline.stage.layers.memory import parameter_like
 
-from .comparison import Twins, listed, misformed, misnamed, sources
-from .reading import read_into
-from .tensor_files import Form, forms_in
+from .reading import Twins, listed, misformed, misnamed, read_into, sources
+from .tensor_files import Form, files_by_name, forms_in
 from .unallocated import memory_like, meta_like
-from .weight_files import files_by_name
 
 Parts = Sequence[tuple[str, torch.nn.Module]]  # modules of the unsplit model, by their names there
 

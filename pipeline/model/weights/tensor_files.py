@@ -1,7 +1,14 @@
-"""Files of tensors by names: which forms they have, and their values, row by row, without reading the others.
+"""Files of tensors by names: their forms, and their values, row by row, without reading the others.
 
 *.safetensors    a header, which safetensors checks, and the tensors; read, not mapped: a mapped file counts as memory
 *.pt, *.pth      what torch.save made of a state dict; nothing but tensors is unpickled (weights_only)
+
+A path of weights means one or more such files:
+
+model.safetensors, model.pt        that file
+model.safetensors.index.json       the files that it names beside it, "shards"; some may be lacking
+                                   a tensor that several files have is taken from one that is there
+a folder, as transformers has one  model.safetensors.index.json in it, or model.safetensors
 """
 
 import json
@@ -46,6 +53,14 @@ _DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
+
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+COPIES = "stageline_copies"  # in the metadata of an index: entries by the files that have them too
+_WANTED = (
+    "expected a .safetensors file, a model.safetensors.index.json, a folder with one of them, or a .pt file of a "
+    "state dict"
+)
 
 
 def names_in(path: Path) -> list[str]:
@@ -163,3 +178,40 @@ def _fault(error: Exception) -> str:
         what = f"a {named[1]} in it" if named else "more than tensors in it, or is damaged"
         return f"has {what}; nothing but tensors is unpickled: {_AGAIN}"
     return f"cannot be read, so it may be damaged or cut off: {(text.splitlines() or [type(error).__name__])[0]}"
+
+
+def files_by_name(path: Path) -> Mapping[str, Path]:
+    """The file of each tensor, by the tensors' names. Raises `ModelRefused`."""
+    file = _in_folder(path) if path.is_dir() else path
+    if not file.exists():
+        raise ModelRefused(f"there is no such file; {_WANTED}")
+    if file.name.endswith(".index.json"):
+        return _indexed(file)
+    if file.suffix not in (*SAFETENSORS, *TORCH):
+        raise ModelRefused(f"a {file.suffix or 'nameless'} file is not read; {_WANTED}")
+    return dict.fromkeys(names_in(file), file)
+
+
+def _in_folder(folder: Path) -> Path:
+    for name in (INDEX, WHOLE):
+        if (folder / name).exists():
+            return folder / name
+    raise ModelRefused(f"the folder holds neither {INDEX} nor {WHOLE}; save_pretrained() writes one of them")
+
+
+def _indexed(index: Path) -> Mapping[str, Path]:
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        files = {str(name): str(shard) for name, shard in content["weight_map"].items()}
+        copies = (content.get("metadata") or {}).get(COPIES, {})
+        also = [(str(name), str(shard)) for shard, names in copies.items() for name in names]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelRefused(f"{index.name} is no index of safetensors files: {type(error).__name__}: {error}") from error
+    for shard in (*files.values(), *(shard for _, shard in also)):
+        if Path(shard).name != shard or Path(shard).suffix not in SAFETENSORS:
+            raise ModelRefused(f"{index.name} names {shard!r}; expected .safetensors files beside it")
+    found = {name: index.parent / shard for name, shard in files.items()}
+    for name, shard in also:
+        if name in found and not found[name].exists() and (index.parent / shard).exists():
+            found[name] = index.parent / shard
+    return found

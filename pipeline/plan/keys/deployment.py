@@ -1,13 +1,26 @@
 """What a run is carried by: the tables of a plan that say which queues, broker and workers, and what follows a loss."""
 
+import sys
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from stageline.pipeline import addresses
 
-from .key_types import Accepts, CodecName, Codecs, Device, Seconds, Size, Unset, WeightsPath, address, one_of, whole
-from .section import Section
+from .key_types import (
+    Accepts,
+    CodecName,
+    Codecs,
+    Device,
+    Seconds,
+    Section,
+    Size,
+    Unset,
+    WeightsPath,
+    address,
+    one_of,
+    whole,
+)
 from .stages import MOST_STAGES
 
 BadMicrobatch = Literal["halt", "skip"]
@@ -19,10 +32,10 @@ _MOST_THREADS = 1024  # a typing error shall not make a billion
 class QueuesPlan(Section):
     """What carries the messages, and how many bytes of them a producer retains."""
 
-    url: Annotated[str, address(addresses.QUEUES)] = Field(
-        default=addresses.LOCAL_QUEUES,
+    url: Annotated[str, address(addresses.queue_schemes())] = Field(
+        default="shm://" if sys.platform == "linux" else "ipc://",
         description="What carries the messages between workers.",
-        examples=list(addresses.QUEUES.values()),
+        examples=list(addresses.queue_schemes().values()),
     )
     retain_bytes: Size = Field(
         default=2**30,
@@ -53,6 +66,11 @@ class QueuesPlan(Section):
         """Whether some queue has a codec that loses bits."""
         given = [self.codec] if isinstance(self.codec, str) else list((self.codec or {}).values())
         return any(each != "lossless" for each in given)
+
+    @property
+    def in_one_process(self) -> bool:
+        """True if the queues reach no other process, so that one process computes all stages."""
+        return addresses.transport_of(self.url).reach is addresses.Reach.PROCESS
 
 
 class RecoveryPlan(Section):
@@ -112,13 +130,13 @@ class RecoveryPlan(Section):
 class BrokerPlan(Section):
     """Where workers and commands find the broker, and where it keeps its records."""
 
-    url: Annotated[str, address(addresses.BROKER)] = Field(
-        default=addresses.BROKER["tcp"],
+    url: Annotated[str, address(addresses.broker_schemes())] = Field(
+        default="tcp://127.0.0.1:5600",
         description="Where `broker` listens, and where `worker` and `status` look for it. `train` takes a free "
         "address of its own.",
-        examples=list(addresses.BROKER.values()),
+        examples=list(addresses.broker_schemes().values()),
     )
-    store: Annotated[str, address(addresses.REDIS, "sqlite")] = Field(
+    store: Annotated[str, address(addresses.store_schemes(), "sqlite")] = Field(
         default="sqlite",
         description="Where the broker keeps its records: in a file of the run's folder, or at a Redis server.",
         examples=["redis://host:6379/0"],

@@ -15,7 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     PlainSerializer,
@@ -360,3 +362,21 @@ Options = Annotated[  # keyword arguments for a user's factory
     PlainValidator(_arguments, json_schema_input_type=dict[str, object]),
     Accepts("a table of arguments"),
 ]
+
+
+class Section(BaseModel):
+    """One table of a plan file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FactorySection(Section):
+    """A table whose keys, but for `factory`, are keyword arguments for the factory."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Argument]
+
+    @property
+    def options(self) -> Options:
+        """The keyword arguments."""
+        return self.__pydantic_extra__

@@ -1,29 +1,24 @@
-"""A whole plan: its tables, whose keys are in the other files of this folder, and what follows from them together.
+"""A whole plan: its tables, what follows from them together, the names of its metrics, and its JSON schema.
 
-Validation and the JSON schema follow from here.
+Validation follows from here; the tables' keys are in the other files of this folder.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Self, get_args
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import PydanticCustomError, core_schema
 
 from stageline.pipeline.evaluation import Better, Criterion
 from stageline.pipeline.schedule import Placement
 from stageline.pipeline.schedule.replicas import Replicas, Shares
 
-from .data import DataPlan
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
-from .key_types import Recomputed, Unset
-from .memory import MemoryPlan
-from .metric_names import told_apart
-from .schedule import SchedulePlan
-from .section import Section
-from .stages import StagePlan
-from .taps import TapsPlan
-from .training import EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan
+from .key_types import Recomputed, Section, Unset
+from .stages import MemoryPlan, SchedulePlan, StagePlan, TapsPlan
+from .training import DataPlan, EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan
 
 SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over
 
@@ -260,3 +255,39 @@ def _sections(annotation: object) -> Iterator[type[Section]]:
         yield annotation
     for each in get_args(annotation):
         yield from _sections(each)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The functions' own `names`, each once: those that several have end with their place, "accuracy_1"."""
+    every = [f"{name}_{place}" for place, name in enumerate(names)]
+    own = [name if names.count(name) == 1 else longer for name, longer in zip(names, every, strict=True)]
+    return own if len(set(own)) == len(own) else every
+
+
+def told_apart(references: Sequence[str]) -> list[str]:
+    """The names of the functions that a plan names; by the files that they are in, where functions share a name."""
+    short = [function_of(each) for each in references]
+    return [each if short.count(name) > 1 else name for each, name in zip(references, short, strict=True)]
+
+
+def function_of(reference: str) -> str:
+    """ "accuracy", of "metrics.py:accuracy"."""
+    return reference.replace(":", ".").rpartition(".")[2]
+
+
+def plan_schema() -> dict[str, Any]:
+    """The schema, in draft 7: the newest that the editors' TOML extensions know well."""
+    schema = PlanTables.model_json_schema(ref_template="#/definitions/{model}", schema_generator=_Draft7)
+    definitions = schema.pop("$defs")
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "definitions": definitions}
+
+
+class _Draft7(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False  # a title would repeat the key
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """TOML has no null: a key whose default is None has none."""
+        if schema.get("default", ...) is None:
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)

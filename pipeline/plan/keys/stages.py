@@ -1,11 +1,29 @@
-"""How one stage is computed: the tables `stage.0`, `stage.1`, ... of a plan."""
+"""The tables `schedule`, `stage.0`, `stage.1`, ..., `memory` and `taps`: the order of the work, and each stage's way.
 
-from typing import Annotated
+Tables of memory and taps change no bit of what is trained.
+"""
+
+from typing import Annotated, get_args
 
 from pydantic import Field
 
-from .key_types import Accepts, Offloaded, RecomputedOfStage, Styles, Truth, Unset, whole
-from .section import Section
+from stageline.pipeline.schedule import DELAYED, LISTED, Mode, Tied, schedule_names
+
+from .key_types import (
+    Accepts,
+    ListPath,
+    Offloaded,
+    Recomputed,
+    RecomputedOfStage,
+    Section,
+    Size,
+    Styles,
+    Truth,
+    Unset,
+    Workers,
+    one_of,
+    whole,
+)
 
 # A typing error shall not make a billion stages, replicas or processes.
 MOST_STAGES = 1024
@@ -79,3 +97,153 @@ class StagePlan(Section):
     @property
     def shares(self) -> tuple[int, ...]:
         return self.share or (1,) * self.replicas
+
+
+MOST_MICROBATCHES = 65536  # a typing error shall not make a list of a billion actions
+MOST_LISTED = 48_000  # characters of a schedule's rows: a worker sends its plan, in a message of 64 KiB at most
+AUTO = "auto"  # the schedule that the run itself chooses
+AUTO_BEGINS_WITH = "1f1b"  # it holds the fewest microbatches of all that keep every worker busy
+
+
+class SchedulePlan(Section):
+    """The order of the work."""
+
+    name: Annotated[str, one_of((*schedule_names(), DELAYED, LISTED, AUTO))] = Field(
+        default="1f1b",
+        description='The order in which a stage runs forwards and backwards. "csv": that of `file`. "auto": the run '
+        'measures its first steps, and takes the fastest for which `memory` has room. "2bw" (PipeDream-2BW): for '
+        'mode = "async", with an update after `microbatches`, of which there are at least as many as stages.',
+        examples=["gpipe", "auto"],
+    )
+    file: Unset[ListPath] = Field(
+        default=None,
+        description='For name = "csv", and only there: the file with a row of actions for each worker, in the '
+        '"compute_only" format of torch.distributed.pipelining.',
+        examples=["schedule.csv"],
+    )
+    rows: Unset[Annotated[tuple[Annotated[str, Field(strict=True)], ...], Accepts("a list of rows of text")]] = Field(
+        default=None,
+        description="What `file` says, for each worker; or given in its place.",
+        examples=[["0F0,0F1,,0B0,0B1", ",1F0,1B0,1F1,1B1"]],
+    )
+    memory: Unset[Size] = Field(
+        default=None,
+        description='For name = "auto", and only there: the bytes that a worker may take for weights, gradients, '
+        "optimizer and the activations of microbatches in flight.",
+        examples=["4GiB"],
+    )
+    microbatches: Annotated[int, whole(1, MOST_MICROBATCHES)] = Field(
+        default=1,
+        description="Slices of a batch that are under way at a time; more of them keep the workers busier.",
+        examples=[8],
+    )
+    accumulate: Annotated[int, whole(1, MOST_MICROBATCHES)] = Field(
+        default=1,
+        description="Batches in a step, each in `microbatches` slices: their gradients are added up, then all stages "
+        "update once.",
+        examples=[4],
+    )
+    mode: Annotated[Mode, one_of(get_args(Mode))] = Field(
+        default="sync",
+        description='"sync" updates once per batch and computes what the uncut model would; "async" (PipeDream) '
+        'updates after every batch without waiting for the line to empty, by name = "1f1b" or "2bw".',
+        examples=["async"],
+    )
+    tied: Annotated[Tied, one_of(get_args(Tied))] = Field(
+        default="microbatch",
+        description="When stages that use one parameter send each other its gradients: after each microbatch, which "
+        "computes what the uncut model would, or once per step, in so many fewer bytes.",
+        examples=["step"],
+    )
+    window: Unset[
+        Annotated[
+            tuple[Annotated[int, whole(1)], ...],
+            Field(min_length=1),
+            Accepts("a list with one whole number of at least 1 for each stage, such as [4, 2]"),
+        ]
+    ] = Field(
+        default=None,
+        description='For name = "window": how many microbatches each stage has in flight at most. For "zb-h1", if not '
+        "those of 1F1B: how many each has run forward at most before it has sent their gradients.",
+        examples=[[7, 4]],
+    )
+    times: Unset[
+        Annotated[
+            tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]],
+            Accepts("a list of three numbers above 0, how long F, I and W of a stage take, such as [1, 1.5, 0.5]"),
+        ]
+    ] = Field(
+        default=None,
+        description='For name = "zb-v", and only there: how long F, I and W of a stage take, in any one unit.',
+        examples=[[1, 1.5, 0.5]],
+    )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the run chooses its schedule."""
+        return self.name == AUTO
+
+    @property
+    def begins_with(self) -> str:
+        """The name of the schedule that the run begins with."""
+        return AUTO_BEGINS_WITH if self.is_auto else self.name
+
+    @property
+    def in_step(self) -> int:
+        """The microbatches of a step."""
+        return self.microbatches * self.accumulate
+
+
+class MemoryPlan(Section):
+    """How much workers may take; or what stages do not keep in memory while they do not use it."""
+
+    limit: Unset[Size] = Field(
+        default=None,
+        description="What the process of each worker may take beyond its program, in bytes. What stages recompute and "
+        "offload is chosen so that none takes more, as far as other keys do not say it.",
+        examples=["2GiB"],
+    )
+    tight: Unset[Workers] = Field(
+        default=None,
+        description="The workers whose limit is tight: each gives memory of 1 MiB and more back to the system as soon "
+        "as it is freed, and goes on only when its snapshot is written, which takes time. Default: chosen; those whose "
+        "limit has no room to spare.",
+        examples=[[1], []],
+    )
+    recompute: Unset[Recomputed] = Field(
+        default=None,
+        description='What backward runs forward again instead of keeping its activations: each "stage" as one, all '
+        '"layers" one by one, or patterns of the names of layers and modules in them. Default: nothing.',
+        examples=["stage", ["transformer.h.*.mlp"]],
+    )
+    offload: Unset[Offloaded] = Field(
+        default=None,
+        description="What lies in files of the run's folder while it is not used: activations between a microbatch's "
+        "forward and its backward; weights, with their gradients and averages; what the optimizer keeps. "
+        "Default: nothing.",
+        examples=[["activations"], ["activations", "weights", "optimizer"]],
+    )
+
+
+class TapsPlan(Section):
+    """The layers that are tapped, and the steps whose microbatches are stored."""
+
+    layers: Annotated[
+        tuple[Annotated[str, Field(strict=True, min_length=1)], ...],
+        Field(min_length=1),
+        Accepts('a list of patterns such as ["encoder.layer.4*"]'),
+    ] = Field(
+        description="Patterns of the names of layers, as `model.cut` has them: what these return is written to the "
+        "run's folder.",
+        examples=[["encoder.layer.40", "encoder.layer.4?"]],
+    )
+    every: Annotated[int, whole(1)] = Field(
+        default=10, description="Every so many steps are stored, from step 0 on.", examples=[1]
+    )
+    evaluation: Truth = Field(
+        default=False, description="Whether the batches that are evaluated are stored too.", examples=[True]
+    )
+
+    def has(self, step: int) -> bool:
+        """Whether training step `step` is stored."""
+        return step % self.every == 0

@@ -7,13 +7,14 @@ Inputs, outputs, gradients between stages and snapshots are whole, as those of a
 the optimizer's state are split.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
 from stageline.pipeline.errors import StageError
+from stageline.pipeline.stage.backward.split import Root
 from stageline.pipeline.stage.layers.split_tensor import whole
 from stageline.pipeline.stage.stage import NOT_GIVEN, Stage, _NotGiven
 from stageline.pipeline.stage.state.stage_state import StageState
@@ -80,10 +81,11 @@ class LeadingStage(SplitStage):
         step: int | None = None,
         microbatch: int | None = None,
         owned: bool = False,
+        roots: Sequence[Root] = (),
     ) -> Tree:
         given = () if isinstance(gradient, _NotGiven) else (gradient,)
         with self._members.call("backward", step, microbatch, *given):
-            return super().backward(gradient, step=step, microbatch=microbatch, owned=owned)
+            return super().backward(gradient, step=step, microbatch=microbatch, owned=owned, roots=roots)
 
     def norms(self, later: Tree = None) -> Tree:
         with self._members.call("norms"):

@@ -63,6 +63,10 @@ class NamedTensors:
         weights, and nothing without `ema_decay`."""
         return {} if self._update.average is None else self._update.average.entries
 
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Return the parameters by the unsplit model's names. The tensors are the stage's own, not copies."""
+        return self._body.unsplit_parameters()
+
     def variables(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers, with those that `state_dict` leaves out, by the unsplit model's names. The tensors
         are the stage's own, not copies."""

@@ -2,8 +2,8 @@
 
 import torch
 
-from stageline.broker.codec.emptied import agree, emptied, is_emptied, rest_of
 from stageline.broker.codec.message import Flow, Header, Message, decode, encode, fingerprint, read_header
+from stageline.broker.codec.structure import agree, emptied, is_emptied, rest_of
 
 
 def header(payload: object) -> Header:

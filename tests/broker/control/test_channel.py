@@ -1,6 +1,5 @@
-"""Messages between broker and workers, over ZeroMQ and through a real Redis server: one promise."""
+"""Messages between broker and workers, over every transport that carries them: one promise."""
 
-import secrets
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,21 +8,17 @@ from time import monotonic
 import pytest
 
 from stageline.broker.control.channel import ClientChannel, ServerChannel
-from stageline.broker.control.open import open_client, open_server
 from stageline.broker.errors import EndpointTaken
+from stageline.broker.transports.base import open_client, open_server
 from support.control_channels import PATIENCE, at_work, received, send
-from support.redis_server import shared_server
+from support.transports import broker_url, registered
+
+BACKENDS = {scheme: backend for scheme, backend in registered().items() if backend.carries_control}
 
 
-@pytest.fixture(params=["ipc", "tcp", "redis"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    match request.param:
-        case "ipc":
-            return f"ipc:///tmp/stageline-test-{secrets.token_hex(6)}"
-        case "tcp":
-            return "tcp://127.0.0.1:*"
-        case _:
-            return f"{shared_server().tcp_url_of(shared_server().own_number())}#desk"
+@pytest.fixture(params=BACKENDS)
+def url(request: pytest.FixtureRequest) -> str:
+    return broker_url(BACKENDS[request.param])
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import pytest
 
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Exited, Report, Stop
-from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode
-from stageline.broker.control.seal import sealed
+from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode, sealed
 from stageline.broker.errors import BadMessage, ForeignMessage
 
 PLACE = Assigned("run-1", 0, 7, 20, secret=b"secret", queue_key=b"secret too")

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from stageline.broker.control.seal import RunKeys, Serials, opened, sealed
+from stageline.broker.control.protocol import RunKeys, Serials, opened, sealed
 from stageline.broker.errors import BadMessage
 
 KEYS = RunKeys("run-1", b"k" * 32)

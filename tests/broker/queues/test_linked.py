@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.queues import ends, linked, looking
+from stageline.broker.queues import delivery as looking
+from stageline.broker.queues import ends
+from stageline.broker.queues import ends as linked
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.inbound_link import InboundLink
-from stageline.broker.queues.linked import LinkedQueues
-from stageline.broker.queues.shm.queues import ShmQueues
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.queues.ends import LinkedQueues, QueueOptions
+from stageline.broker.queues.links import InboundLink
+from stageline.broker.transports.sockets.shm_queues import ShmQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from support.queue_pair import KEY, RUN, QueuePair
 
 KINDS = {"shm": ShmQueues, "ipc": ZeroMQQueues}

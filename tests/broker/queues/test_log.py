@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline.broker.codec.emptied import rest_of
 from stageline.broker.codec.message import Flow, Message, decode
+from stageline.broker.codec.structure import rest_of
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull
 from stageline.broker.queues import spill as spill_module
 from stageline.broker.queues.base import QueueKey

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.broker.queues.looking import LOOK, MOST, Looking
+from stageline.broker.queues.delivery import LOOK, MOST, Looking
 
 
 def sleeps_until_it_looks(looking: Looking) -> int:

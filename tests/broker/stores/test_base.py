@@ -6,16 +6,26 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.stores.base import Store, StoredRun
-from stageline.broker.stores.memory import MemoryStore
-from stageline.broker.stores.redis import RedisStore
+from stageline.broker.stores.base import MemoryStore, Store, StoredRun
 from stageline.broker.stores.sqlite import SqliteStore
-from support.redis_server import shared_server
+from stageline.broker.transports.base import Backend
+from support.transports import queues_url, registered
+
+
+def at_server(backend: Backend, folder: Path) -> Store:
+    return backend.open_store(queues_url(backend), "run", 20.0, print, kept_steps=10)
+
 
 STORES: dict[str, Callable[[Path], Store]] = {
     "memory": lambda folder: MemoryStore(kept_steps=10),
     "sqlite": lambda folder: SqliteStore(folder / "broker.sqlite", kept_steps=10),
-    "redis": lambda folder: RedisStore(shared_server().own_database(), "run", kept_steps=10),
+    **{
+        scheme: lambda folder, backend=backend: backend.open_store(
+            queues_url(backend), "run", 20.0, print, kept_steps=10
+        )
+        for scheme, backend in registered().items()
+        if backend.keeps_records
+    },
 }
 
 

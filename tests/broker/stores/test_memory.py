@@ -1,6 +1,6 @@
 """The store in memory gives back what any other store would: JSON's own types, and nothing shared with the caller."""
 
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
 
 
 def test_a_fact_comes_back_as_json_types_whatever_the_caller_does_to_it_later():

@@ -7,8 +7,7 @@ import pytest
 
 from stageline.broker.control.records import StepRecord
 from stageline.broker.stores.base import StoredRun, StoreUnusable
-from stageline.broker.stores.sqlite import SqliteStore
-from stageline.broker.stores.sqlite_reader import SqliteReader
+from stageline.broker.stores.sqlite import SqliteReader, SqliteStore
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.data import Rows
-from stageline.pipeline.data.own_targets import OwnTargets
+from stageline.pipeline.data.source import OwnTargets
 from stageline.pipeline.errors import DataError
 
 ROWS, LABELS = torch.randn(12, 3), torch.arange(12)

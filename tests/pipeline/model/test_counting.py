@@ -4,8 +4,8 @@ parameters that stages share."""
 import pytest
 from torch import nn
 
-from stageline.pipeline.model.counting import demand_replicable
 from stageline.pipeline.model.cut import cut_model
+from stageline.pipeline.model.side_effects import demand_replicable
 from stageline.pipeline.plan import PlanRefused
 from support.small_plans import plan
 

@@ -7,7 +7,7 @@ from torch import nn
 from stageline import Layer, Layers
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import cut_model, first_trainable
-from stageline.pipeline.model.segments.ties import ties_of
+from stageline.pipeline.model.ties import ties_of
 
 
 def model() -> nn.Sequential:

@@ -7,8 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from stageline.pipeline.plan.keys.models import PlanTables, section
-from stageline.pipeline.plan.schema import plan_schema
+from stageline.pipeline.plan.keys.models import PlanTables, plan_schema, section
 from stageline.workers.cli.app import run
 from support.paths import DOCS, EXAMPLES
 

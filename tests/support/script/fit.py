@@ -29,7 +29,7 @@ from pids import processes
 from torch import Tensor, nn
 
 from stageline import Callback, Line
-from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.calls.calls import StepLoss
 
 WORKERS, *HAPPENS = sys.argv[1:]
 

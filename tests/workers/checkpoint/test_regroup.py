@@ -11,12 +11,11 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from stageline.pipeline.errors import ForeignState
+from stageline.pipeline.features.ties import SharedGradients
 from stageline.pipeline.model.cut import cut_model
-from stageline.pipeline.model.segments.layout import layouts_of
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.stage_layout import StageLayout, layouts_of
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state.stage_state import StageState
-from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.regroup import Contents, faults_of, regrouped, shares_of
 from support.states import difference
@@ -63,19 +62,19 @@ def trained(cut: Sequence[int], optimizer: Any) -> tuple[list[StageState], list[
         )
         for part in segments
     ]
+    shared = SharedGradients()
     for step in range(STEPS):
         for microbatch in range(2):
-            _run(stages, {"step": step, "microbatch": microbatch})
+            _run(stages, shared, {"step": step, "microbatch": microbatch})
         totals: Tree = None
         for stage in stages:
-            if isinstance(stage, TiedStage):
-                totals = stage.exchange(totals)
-            else:
-                stage.update()
+            if stage.shared:
+                totals = shared.of(stage).exchange(totals)
+            stage.update()
     return [stage.snapshot() for stage in stages], layouts
 
 
-def _run(stages: Sequence[Stage], at: dict[str, int]) -> None:
+def _run(stages: Sequence[Stage], shared: SharedGradients, at: dict[str, int]) -> None:
     """One microbatch through all stages and back."""
     generator = torch.Generator().manual_seed(10 * at["step"] + at["microbatch"])
     x, target = torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator)
@@ -85,11 +84,9 @@ def _run(stages: Sequence[Stage], at: dict[str, int]) -> None:
     given: tuple[Any, ...] = ()
     tied: Tree = None
     for stage in stages[::-1]:
-        if isinstance(stage, TiedStage):
-            given = (stage.backward(*given, tied=tied, **at),)
-            tied = stage.leaving()
-        else:
-            given = (stage.backward(*given, **at),)
+        roots = shared.of(stage).roots(tied) if stage.shared else []
+        given = (stage.backward(*given, roots=roots, **at),)
+        tied = shared.of(stage).leaving() if stage.shared else tied
 
 
 def contents(states: Sequence[StageState]) -> dict[int, Contents]:

@@ -139,7 +139,7 @@ def test_what_needs_neither_torch_nor_a_plan_does_not_wait_for_their_imports(arg
 
 def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stageline.workers.cli.commands.inspection.queries._ask", None)
+    monkeypatch.setattr("stageline.workers.cli.commands.queries._ask", None)
     assert run(["status"]) == 1
     said = capsys.readouterr().err
     assert "Traceback" in said
@@ -151,7 +151,7 @@ def test_what_the_system_refuses_zeromq_is_a_message_not_a_bug(capsys, monkeypat
         raise zmq.ZMQError(errno.EMFILE)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stageline.workers.cli.commands.inspection.queries._ask", ask)
+    monkeypatch.setattr("stageline.workers.cli.commands.queries._ask", ask)
     assert run(["status"]) == 1
     assert capsys.readouterr().err == "stageline: Too many open files\n"
 

@@ -2,29 +2,13 @@
 
 import os
 import signal
-import socket
-from pathlib import Path
 
 import pytest
 
 from stageline.workers.cli import asking
-from stageline.workers.cli.asking import answer_about, listens
+from stageline.workers.cli.asking import answer_about
 from stageline.workers.control.client import BrokerUnreachable
 from support.workspace import free_port, until
-
-
-def test_a_process_that_listens_is_told_from_none(tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert listens(f"tcp://127.0.0.1:{server.getsockname()[1]}")
-        assert listens(f"tcp://*:{server.getsockname()[1]}")
-    assert not listens(f"tcp://127.0.0.1:{free_port()}")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "s"))
-        assert not listens(f"ipc://{tmp_path}/s")  # as a killed broker leaves it
-        server.listen()
-        assert listens(f"ipc://{tmp_path}/s")
-    assert not listens(f"ipc://{tmp_path}/none")
-    assert listens("redis://10.0.0.9:6379/0")  # only an answer can tell
 
 
 def test_a_plan_without_a_run_names_the_address_and_the_folder_at_once(workspace, monkeypatch):

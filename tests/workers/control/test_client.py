@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from stageline.broker.control.messages import Answer, Ask, Confirmed, FromBroker, Refused, StopRun
-from stageline.broker.control.open import open_server
 from stageline.broker.control.protocol import decode_to_broker, encode
-from stageline.broker.network import connection_rules
+from stageline.broker.transports.base import open_server
+from stageline.broker.transports.sockets import connection_rules
 from stageline.workers.control.client import BrokerUnreachable, Client
 from support.control_channels import received
 

@@ -22,11 +22,11 @@ from stageline.broker.control.messages import (
     ToBroker,
     Trim,
 )
-from stageline.broker.control.open import open_server
 from stageline.broker.control.protocol import decode_to_broker, encode
+from stageline.broker.transports.base import open_server
+from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.lifeline import Lifeline, LifelineOwner
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.runtime.progress import Progress
 from support.control_channels import PATIENCE, received

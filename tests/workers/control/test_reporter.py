@@ -19,8 +19,8 @@ from stageline.broker.control.protocol import encode
 from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait
 from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.redis.queues import RedisQueues
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.redis.queues import RedisQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.schedule import forward_only, make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree

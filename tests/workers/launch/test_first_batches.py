@@ -8,7 +8,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.workers.extras.preflight.checksums import record
 from stageline.workers.extras.preflight.transcript import Transcript
-from stageline.workers.launch.first_batches import FILE, demand_same_data, keep_first_batches
+from stageline.workers.launch.launch import FILE, demand_same_data, keep_first_batches
 
 
 def transcript(value: float = 1.0, held_out: float = 0.0) -> Transcript:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stageline.pipeline.model.loading.script_objects import OBJECTS
-from stageline.workers.launch.forked_template import ForkedTemplate
+from stageline.pipeline.model.object_names import OBJECTS
+from stageline.workers.launch.template import ForkedTemplate
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 import pytest
 
 from stageline.pipeline.plan import read_plan
-from stageline.workers.launch.libraries import imported_first, libraries_of
+from stageline.workers.launch.template import imported_first, libraries_of
 from support.paths import EXAMPLES
 from support.workspace import Workspace
 

@@ -8,7 +8,7 @@ import pytest
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable
-from stageline.workers.launch import hangs
+from stageline.workers.launch import children as hangs
 from stageline.workers.launch import supervisor as module
 from stageline.workers.launch.supervisor import (
     MAX_BROKER_RESTARTS,

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import pytest
 
-from stageline.workers.launch.forked_process import ForkedProcess
+from stageline.workers.launch.forking import ForkedProcess
 from stageline.workers.launch.template import Template
 from support.paths import TESTS
 

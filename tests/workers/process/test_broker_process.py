@@ -36,19 +36,18 @@ from stageline.broker.control.messages import (
     StopRun,
     Trim,
 )
-from stageline.broker.control.open import open_server
-from stageline.broker.control.protocol import decode_from_broker, encode
+from stageline.broker.control.protocol import RunKeys, decode_from_broker, encode, sealed
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
-from stageline.broker.control.seal import RunKeys, sealed
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import Leases
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
+from stageline.broker.transports.base import open_server
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import Action, Kind, make_schedule
-from stageline.workers.control.session import Sealer
+from stageline.workers.control.client import Sealer
 from stageline.workers.process import broker_process as module
 from stageline.workers.process.broker_process import serve_channel
 from support.conversation import Conversation, name
@@ -406,7 +405,7 @@ import pathlib, sys
 from time import time
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
-from stageline.broker.control.open import open_server
+from stageline.broker.transports.base import open_server
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import (Leases)
 from stageline.broker.stores.sqlite import SqliteStore

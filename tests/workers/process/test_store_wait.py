@@ -8,15 +8,13 @@ import pytest
 
 from stageline.broker.control.channel import Envelope, Received
 from stageline.broker.control.messages import Ask, Exited, Failed, Goodbye, StopRun, ToBroker
-from stageline.broker.control.protocol import encode
-from stageline.broker.control.seal import RunKeys
+from stageline.broker.control.protocol import RunKeys, encode
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.run import run_of
-from stageline.broker.stores.base import StoreUnusable
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore, StoreUnusable
+from stageline.pipeline.process.signals import Signals
 from stageline.workers.process import store_wait
 from stageline.workers.process.store_wait import MOST, StoreWait
-from stageline.workers.process.system.signals import Signals
 from support.conversation import PLAN, TERMS
 
 KEYS = RunKeys("run-1", b"k" * 32)

@@ -6,7 +6,7 @@ import pytest
 
 from stageline.broker.control.records import StepRecord
 from stageline.broker.ledger.ledger import packed_times
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import MemoryStore
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Action, Kind, make_schedule

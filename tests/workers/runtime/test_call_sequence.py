@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.redis.queues import RedisQueues
-from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.transports.redis.queues import RedisQueues
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
 from stageline.workers.runtime.program.calls import Call, CallKind, CallRefused, Position, encode_call

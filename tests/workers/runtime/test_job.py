@@ -10,8 +10,8 @@ from stageline.broker.control.records import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
-from stageline.pipeline.model.loading.load import load_source
-from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.load import load_source
+from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import read_plan
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.skipping import SkipLog, SkippingExecutor

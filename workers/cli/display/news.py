@@ -6,7 +6,7 @@ from time import monotonic
 from stageline.broker.diagnosis.wait_graph import HARMLESS
 from stageline.broker.ledger.evaluations import record_of, told
 from stageline.workers.runs.result import Facts
-from stageline.workers.script.display.lost_workers import LostWorkers
+from stageline.workers.script.calls.news import LostWorkers
 
 STALL = 5.0  # seconds without a finished step, and
 SLOW = 3  # times as long as a step has taken of late, before it is told what the run waits for

@@ -21,11 +21,10 @@ from stageline.pipeline.retry import TRIED
 from stageline.workers.launch.launch import Launch
 from stageline.workers.runs.folder import read_broker_url
 from stageline.workers.runs.result import Facts
-from stageline.workers.script.display.questions import ask
+from stageline.workers.script.calls.news import ask
 
 from .news import News
-from .output import say
-from .tables import share
+from .output import say, share
 
 INTERVAL = 5.0  # seconds between two lines
 WINDOW = 3.0  # seconds over which the rate is measured

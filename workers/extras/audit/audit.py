@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.data import Source
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.loading.load import load_source
+from stageline.pipeline.model.load import load_source
 from stageline.pipeline.plan import Plan
 
 from . import decoders

@@ -17,8 +17,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.weights import tensor_files
-from stageline.pipeline.model.weights.tensor_files import TORCH
-from stageline.pipeline.model.weights.weight_files import INDEX, WHOLE, files_by_name
+from stageline.pipeline.model.weights.tensor_files import INDEX, TORCH, WHOLE, files_by_name
 
 from .slices import SlicedWeights, slices_in
 from .stored_weights import Form, StoredWeights, WeightsUnusable, same_bits

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from stageline.pipeline.model.cut import build_segments
-from stageline.pipeline.model.segments.segment import Segment
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 
 from .export import export_file, export_folder, write_index, write_tensors

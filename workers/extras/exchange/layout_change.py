@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.workers.checkpoint.recut import Recut, needs_recut
 from stageline.workers.checkpoint.regroup import Contents
 from stageline.workers.checkpoint.source import CheckpointSource, source_in
-from stageline.workers.runs.recut_note import recut_id
+from stageline.workers.runs.notes import recut_id
 
 from .planned import planned_layouts
 

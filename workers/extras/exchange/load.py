@@ -16,9 +16,9 @@ from stageline.pipeline.digest import tensor_digests, weights_sha256
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.model.families.layers import Layers
-from stageline.pipeline.model.loading.load import base_folder, call, load_object
-from stageline.pipeline.model.segments.segment import Segment
-from stageline.pipeline.model.weights.comparison import listed, misformed, misnamed
+from stageline.pipeline.model.load import base_folder, call, load_object
+from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.weights.reading import listed, misformed, misnamed
 from stageline.pipeline.model.weights.stage_weights import unset_buffers
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.generators import generators_kept

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from stageline.pipeline.model.cut import build_segments
-from stageline.pipeline.model.groups import groups_of
-from stageline.pipeline.model.loading.load import base_folder, call, load_object
+from stageline.pipeline.model.load import base_folder, call, load_object
+from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.plan_stage import optimizer_of
-from stageline.pipeline.model.segments.layout import layouts_of
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.stage_layout import StageLayout, layouts_of
 from stageline.pipeline.plan import Plan
 
 

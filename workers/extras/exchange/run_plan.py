@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.loading.load import references_of
-from stageline.pipeline.model.loading.script_objects import is_of_script
+from stageline.pipeline.model.load import references_of
+from stageline.pipeline.model.object_names import is_of_script
 from stageline.pipeline.plan import Plan
 from stageline.workers.checkpoint.source import CheckpointSource
-from stageline.workers.runs.code import hashes_of, read_code
+from stageline.workers.runs.notes import hashes_of, read_code
 from stageline.workers.runs.owner import read_owner
 
 PLAN_FILE = "stageline.toml"

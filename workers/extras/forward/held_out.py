@@ -6,7 +6,7 @@ from typing import Any
 
 from stageline.pipeline.data import Batch, Feed
 from stageline.pipeline.errors import DataError
-from stageline.pipeline.model.loading.load import base_folder, load_function, load_source
+from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.scalar_loss import Loss
 from stageline.workers.runtime.executor.metric_value import Metric

@@ -23,8 +23,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.pipeline.plan.errors import shown
-from stageline.pipeline.plan.keys.key_types import Accepts, Bandwidth, Positive, Seconds, Size, Truth, nearest, whole
-from stageline.pipeline.plan.keys.section import Section
+from stageline.pipeline.plan.keys.key_types import (
+    Accepts,
+    Bandwidth,
+    Positive,
+    Seconds,
+    Section,
+    Size,
+    Truth,
+    nearest,
+    whole,
+)
 from stageline.pipeline.plan.tables import Key, dotted, lines_of, place
 
 _MOST_WORKERS = 64  # of one machine

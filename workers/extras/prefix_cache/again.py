@@ -17,7 +17,8 @@ from stageline.pipeline.plan import PlanRefused
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.executor.executor import ComputeFailed, Executor
+from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.program.program import Program
 

@@ -18,14 +18,13 @@ import psutil
 import torch
 import zmq
 
-from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.errors import BrokerError
-from stageline.broker.network.bind import listening
-from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.transports.base import backend_of, open_server
+from stageline.broker.transports.sockets.bind import listening
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.workers.process.system.socket_paths import longest_socket_path
+from stageline.workers.disk.owned_folder import longest_socket_path
 
 from .trial_result import TriedPlan
 
@@ -127,7 +126,8 @@ def _plan(plan: Plan, trial: TryPlan) -> Iterator[CheckResult]:
     yield CheckResult("threads", health, f"the plan's workers use {wanted}, this machine has {there} cores")
     yield _tried("broker.url", lambda: f"{_free(plan.broker.url)} is free")
     servers = {"queues.url": plan.queues.url, "broker.store": plan.broker.store}
-    yield from (_tried(key, partial(_server, url)) for key, url in servers.items() if url.startswith(REDIS))
+    backends = ((key, url, backend_of(url)) for key, url in servers.items())
+    yield from (_tried(key, partial(each.check_server, url)) for key, url, each in backends if each.has_server)
     yield _tried("run.dir", lambda: _writable(plan.run.dir))
     differences: list[str] = []
     yield _tried("plan", lambda: _works(trial(plan, tell=differences.append)))
@@ -147,12 +147,6 @@ def _tried(what: str, look: Callable[[], str]) -> CheckResult:
 def _bound(url: str) -> str:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, listening(socket, url) as endpoint:
         return endpoint
-
-
-def _server(url: str) -> str:
-    with closing(RedisLink(url)) as link:
-        link.ask(b"PING")
-        return "; ".join((f"{link.address} is there", *link.warnings))
 
 
 def _free(url: str) -> str:

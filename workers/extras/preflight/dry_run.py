@@ -38,7 +38,7 @@ from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.extras.preflight.trial_result import StageEstimate
-from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.program.run_queues import RunQueue
 

@@ -102,7 +102,7 @@ def _overflows(job: Job, queues: list[QueueEstimate]) -> Iterator[PlanError]:
     Without room for the next one's step too, every worker would wait for a checkpoint that none comes to write.
     """
     plan = job.plan
-    if plan.queues.url == "memory://":
+    if plan.queues.in_one_process:
         return
     every = plan.recovery.snapshot_every
     room = (1 + SPILL) * plan.queues.retain_bytes

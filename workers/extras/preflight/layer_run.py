@@ -8,7 +8,7 @@ from time import perf_counter_ns
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from stageline.pipeline.model.division.layer_costs import LayerCost
+from stageline.pipeline.model.layer_costs import LayerCost
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage

@@ -7,15 +7,15 @@ from itertools import pairwise
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.division.edges import EACH_LAYER
-from stageline.pipeline.model.division.layer_costs import CutWish, LayerCost, chosen_edges
+from stageline.pipeline.model.edges import EACH_LAYER
+from stageline.pipeline.model.layer_costs import CutWish, LayerCost, chosen_edges
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import DELAYED, ScheduleRefused, make_schedule
 from stageline.pipeline.schedule.check import check_schedule
-from stageline.pipeline.stage.tied import SharedParameters
+from stageline.pipeline.stage.settings import SharedParameters
 from stageline.workers.extras.preflight.layer_run import Handed, LayerRun
 from stageline.workers.extras.preflight.trial_result import MeasuredCut, MeasuredLayers
-from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 
 from .trial_stages import TrialStages

@@ -39,7 +39,7 @@ def steps_kept(job: Job, stage: int) -> int:
     One that runs forward only is ahead of the next by what that one grants."""
     plan, microbatches, number = job.plan, job.schedule.microbatches, job.schedule.replicas.stage
     granted = [ceil(job.windows()[key] / microbatches) for key in _ahead(job) if number(key.stage) > number(stage)]
-    if plan.queues.url == "memory://" or not plan.recovery.on:
+    if plan.queues.in_one_process or not plan.recovery.on:
         return min(1 + sum(granted), job.steps)
     ahead = 1 if job.schedule.mode == "sync" else max(1, ceil(job.program.last / microbatches))
     return min(plan.recovery.snapshot_every + ahead + sum(granted), job.steps)

@@ -17,9 +17,9 @@ import msgspec
 import torch
 
 from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.model.groups import groups_of
+from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.plan_stage import optimizer_of
-from stageline.pipeline.model.segments.layout import layouts_of
+from stageline.pipeline.model.stage_layout import layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import Job, prepare

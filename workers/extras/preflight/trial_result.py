@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from stageline.broker.control.records import RunLength
 from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
-from stageline.pipeline.model.division.layer_costs import LayerCost
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+from stageline.pipeline.model.layer_costs import LayerCost
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.workers.extras.preflight.transcript import Transcript
 

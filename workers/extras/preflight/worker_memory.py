@@ -80,7 +80,7 @@ def _worker_load(job: Job, own: Sequence[StageEstimate], *, waits: bool) -> Stag
 
 def _copied(job: Job, offload: Collection[str], stage: StageEstimate) -> int:
     """What a snapshot takes, if its copy is in memory."""
-    if not job.plan.recovery.on or job.plan.queues.url == "memory://" or {"weights", "optimizer"} & {*offload}:
+    if not job.plan.recovery.on or job.plan.queues.in_one_process or {"weights", "optimizer"} & {*offload}:
         return 0
     there = job.plan.workers[stage.worker].device != "cpu"  # versions on the CPU are never written to, and not copied
     return sum(stage.bytes[part] for part in (*_SAVED, *(["stashed_weights"] if there else [])))

@@ -35,7 +35,8 @@ from stageline.workers.disk.atomic_file import draft_of, publish, sync, write_js
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.disk.tensor_file import Unsaveable
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.executor.executor import ComputeFailed, Culprit, Executor
+from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor.losses import ComputeFailed, Culprit
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE, CarryOut
 from stageline.workers.runtime.program.instruction import Instruction

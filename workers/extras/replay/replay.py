@@ -25,7 +25,7 @@ from stageline.pipeline.tree import Tree, describe
 from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_snapshot
-from stageline.workers.runtime.executor.executor import ComputeFailed
+from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.executor.skipping import SkipLog
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.program.instruction import Instruction

@@ -19,7 +19,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from stageline.broker.codec.emptied import is_emptied
+from stageline.broker.codec.structure import is_emptied
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, write_json

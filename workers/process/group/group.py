@@ -23,12 +23,12 @@ from time import monotonic, sleep
 
 from stageline.broker.ledger.losses import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
+from stageline.pipeline.process.fork import Fork
+from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 from stageline.pipeline.stage.group.split_stage import LeadingStage, SplitStage, make_call
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.pipeline.tree import Tree
-from stageline.workers.control.lifeline import Lifeline, LifelineOwner
-from stageline.workers.process.system.fork import Fork
 from stageline.workers.runtime.executor.forked_copy import without_copies
 from stageline.workers.runtime.job import Job
 

@@ -14,9 +14,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -26,7 +26,8 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
 from stageline.workers.runtime.program.instruction import Instruction
 
-from .executor import BadMicrobatch, ComputeFailed, Culprit, Executor
+from .executor import Executor
+from .losses import BadMicrobatch, ComputeFailed, Culprit
 
 FOLDER = "skipped"
 MARK: Tree = {"stageline": "skip"}  # travels in an activation's place
@@ -73,15 +74,14 @@ class SkipLog:
         return self.folder / f"stage-{stage}" / f"{step}-{microbatch}"
 
 
-@dataclass(kw_only=True)
 class SkippingExecutor(Executor):
     """Carries out as any executor does, but for bad microbatches."""
 
-    decisions: SkipLog
-    _left_out: set[Place] = field(default_factory=set)  # between its forward and its backward
-    _in_a_row: Counter[int] = field(default_factory=Counter)  # by stage
-
-    def __post_init__(self) -> None:
+    def __init__(self, *parts: Any, decisions: SkipLog, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self.decisions = decisions
+        self._left_out: set[Place] = set()  # between its forward and its backward
+        self._in_a_row: Counter[int] = Counter()  # by stage
         self._decided = {place for stage in self.stages for place in self.decisions.decided(stage)}
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
@@ -111,7 +111,7 @@ class SkippingExecutor(Executor):
         return result
 
     def _demand_finite_loss(self, instruction: Instruction) -> None:
-        loss = self._losses[-1] if instruction.action.stage == self.last else None
+        loss = self.losses.newest if instruction.action.stage == self.last else None
         if loss is not None and not math.isfinite(loss.item()):
             microbatch, step = instruction.action.microbatch, instruction.step
             culprit = Culprit(step, instruction.action, loss)
@@ -136,8 +136,7 @@ class SkippingExecutor(Executor):
         self._left_out.add(_place(instruction))
         if stage != self.last:
             return MARK
-        self._losses[instruction.action.microbatch :] = [None]  # the last one run forward, or the one after it
-        self._rows[instruction.action.microbatch :] = [0]
+        self.losses.leave_out(instruction.action.microbatch)
         return None
 
     def _skip_backward(self, instruction: Instruction) -> Tree:

@@ -30,8 +30,8 @@ from enum import StrEnum
 import msgspec
 from torch import Tensor
 
-from stageline.broker.codec.emptied import emptied, is_emptied, rest_of
 from stageline.broker.codec.message import Flow
+from stageline.broker.codec.structure import emptied, is_emptied, rest_of
 from stageline.pipeline.data import Batch, Microbatch, cut, cut_step, split_batch
 from stageline.pipeline.errors import DataError, StagelineError
 from stageline.pipeline.tree import Tree, describe, tensors

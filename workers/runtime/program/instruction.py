@@ -33,6 +33,21 @@ class Instruction(msgspec.Struct, frozen=True):
     cache: CacheUse | None = None
 
     @property
+    def kind(self) -> Kind:
+        """The action's kind."""
+        return self.action.kind
+
+    @property
+    def stage(self) -> int:
+        """The stage of the action; a replica's own number where stages have several."""
+        return self.action.stage
+
+    @property
+    def microbatch(self) -> int:
+        """The microbatch of the action."""
+        return self.action.microbatch
+
+    @property
     def inputs(self) -> tuple[QueueKey, ...]:
         """The queues that bring what it computes from, or once did: what is replayed is what one of them brought."""
         if self.cache is CacheUse.REPLAYED:

@@ -1,18 +1,145 @@
-"""What is wrong with a `Line`'s arguments, as far as they tell by themselves: before anything is built or started.
+"""Checks of what a script gives: kinds of arguments, batches, and the broker's address, before anything is started.
 
-The objects of a plan are refused where they are loaded, in the worker's process; a script's are here already.
+An argument of another kind would fail somewhere below, unnamed, and a worker that fails for a batch ends the run. The
+ranges of values, and how they go together, are for the plan to judge. Objects of a plan are refused where they are
+loaded, in the worker's process; a script's are here already.
 """
 
-from collections.abc import Iterator
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, broker_schemes, fault, host_of, masked, transport_of
+from stageline.pipeline.data import Batch, rows
+from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.tree import Tree, tensors
 
-from .kinds import a_kind, misfits, model_misfit, resume_misfit, short
 from .script_plan import LineOptions
 
-_MEMORY = "memory://"
+Accepts = Callable[[object], bool]
+
+_SETTING = '{"recovery.lease": "30s"}'
+_SEEDS = range(1 << 64)  # what torch's generators take
+
+
+def misfits(options: LineOptions) -> Iterator[str]:
+    """What is of a wrong kind: the argument, its value, and what is expected."""
+    settings: object = options.settings  # whose values may hold a password
+    if not isinstance(settings, Mapping):
+        yield f"settings is {a_kind(settings)}: expected a dict of a plan's keys, such as {_SETTING}"
+        return
+    for name, accepts, wanted in _KINDS:
+        value = getattr(options, name)
+        if not accepts(value):
+            yield f"{name} = {short(value)}: expected {wanted}"
+    for key, value in settings.items():
+        if not isinstance(key, str):
+            yield f"settings: the key {short(key)} is {a_kind(key)}: expected a plan's keys, such as {_SETTING}"
+        if isinstance(value, Mapping):
+            yield f"settings[{key!r}] is {a_kind(value)}: expected single keys, such as {_SETTING}"
+
+
+def resume_misfit(resume: object) -> str:
+    """What is wrong with the kind of `resume`; "" if nothing is."""
+    if resume is None or isinstance(resume, str | os.PathLike):
+        return ""
+    return f"resume = {short(resume)}: expected the folder of a run, or of what save has saved"
+
+
+def model_misfit(model: object) -> str:
+    """What is wrong with the kind of `model`; "" if nothing is, as far as its kind tells."""
+    if callable(model) or isinstance(model, Layers | list | tuple):
+        return ""
+    return (
+        f"model = {short(model)} is {a_kind(model)}: expected a torch module, Layers, a list with one module for each "
+        "stage, or a function that returns one of these"
+    )
+
+
+def short(value: object) -> str:
+    """`value` as Python writes it, shortened; of a function its name."""
+    text = getattr(value, "__qualname__", None) or " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def a_kind(value: object) -> str:
+    """ "an int", "a tuple"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_cut(value: object) -> bool:
+    return isinstance(value, Sequence) and _is_list(value) and bool(value) and all(map(_is_place, value))
+
+
+def _is_place(value: object) -> bool:
+    return _is_whole(value) or isinstance(value, str)
+
+
+def _are_patterns(value: object) -> bool:
+    return (
+        isinstance(value, Sequence) and _is_list(value) and bool(value) and all(isinstance(each, str) for each in value)
+    )
+
+
+def _is_recompute(value: object) -> bool:
+    return value is None or isinstance(value, str) or _are_patterns(value)
+
+
+def _is_placement(value: object) -> bool:
+    return isinstance(value, Sequence) and all(_is_list(owned) and all(map(_is_whole, owned)) for owned in value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and _is_whole(value) and value > 0
+
+
+def _is_seed(value: object) -> bool:
+    return _is_whole(value) and value in _SEEDS
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _optional(accepts: Accepts) -> Accepts:
+    return lambda value: value is None or accepts(value)
+
+
+_KINDS: tuple[tuple[str, Accepts, str], ...] = (
+    ("cut", _optional(_is_cut), "a list of layers' numbers or names, such as [4]"),
+    ("stages", _optional(_is_count), "a whole number of at least 1"),
+    ("placement", _optional(_is_placement), "a list with the stages of each worker, such as [[0, 2], [1, 3]]"),
+    ("window", _optional(_is_list), "a list with one whole number for each stage, such as [4, 2]"),
+    ("trainable", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40.*"]'),
+    ("recompute", _is_recompute, '"stage", "layers", or a list of patterns of names such as ["encoder.layer.*.mlp"]'),
+    ("taps", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40"]'),
+    ("weights", _optional(_is_path), "the path of a file or folder of weights"),
+    ("accept_difference", lambda value: isinstance(value, bool), "True or False"),
+    ("seed", _is_seed, "a whole number of at least 0, of at most 64 bits"),
+    ("lr_every", _is_place, "a number of steps of at least 1"),
+    ("folder", lambda value: _is_path(value) and value != "", "the path of a folder"),
+    ("broker", _optional(lambda value: isinstance(value, str)), 'an address such as "tcp://0.0.0.0:7000"'),
+    ("progress", _optional(lambda value: isinstance(value, bool)), "True, False or None"),
+    ("metrics", _is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
+    (
+        "settings",
+        lambda value: isinstance(value, Mapping),
+        'a dict of a plan\'s keys, such as {"recovery.lease": "30s"}',
+    ),
+)
 
 
 def demand_usable(model: object, options: LineOptions, *, inline: bool, resume: object = None) -> None:
@@ -52,9 +179,10 @@ def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
     yield from _uncallable(options)
     if reason := _device_complaint(str(options.device)):
         yield f'device = "{options.device}": {reason}; expected one that this torch has, such as "cpu" or "cuda:0"'
-    if not inline and options.settings.get("queues.url") == _MEMORY:
+    url = str(options.settings.get("queues.url", ""))
+    if not inline and transport_of(url).reach is Reach.PROCESS:
         yield (
-            f'settings["queues.url"] = "{_MEMORY}": queues in memory do not reach from one process to another. Leave '
+            f'settings["queues.url"] = "{url}": queues in memory do not reach from one process to another. Leave '
             'it out, or pass workers="inline" to compute in this process'
         )
 
@@ -89,3 +217,81 @@ def _device_complaint(name: str) -> str:
         case "xpu" if not torch.xpu._is_compiled():
             return f"torch {torch.__version__} was built without XPU"
     return ""
+
+
+def demand_batch(x: Tree, y: Tree) -> None:
+    """Raises `DataError` if `x` or `y` has no tensor, or they have no common number of rows."""
+    for tree, name, what in ((x, "x", "input"), (y, "y", "target")):
+        if not tensors(tree):
+            raise DataError(
+                f"there is no {what}: {name} is {_kind(tree)}; expected a tensor whose dimension 0 counts the rows, "
+                "or a tree of such"
+            )
+    rows((x, y))
+
+
+def batches_of(batches: Iterable[Batch], taker: str = "evaluate") -> Iterator[Batch]:
+    """The batches that the method `taker` was given, each looked at when it is asked for. Raises `DataError`."""
+    given: Any = batches
+    if not isinstance(given, Iterable):
+        raise _no_batches(taker, f"it got {_kind(given)}")
+    for number, batch in enumerate(given):
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise _no_batches(taker, f"it got {_kind(given)}, whose element {number} is {_kind(batch)}")
+        yield batch[0], batch[1]
+
+
+def _no_batches(taker: str, got: str) -> DataError:
+    return DataError(f"{taker} takes an iterable of (x, y) batches, and {got}. For one batch write [(x, y)]")
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "None"
+    size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+    return f"{a_kind(value)}{size}"
+
+
+def check_address(broker: str) -> None:
+    """Raises `ValueError` for what no worker on another machine could dial."""
+    found = fault(broker, broker_schemes()) if transport_of(broker).reach is Reach.NETWORK else ""
+    if found is None and transport_of(broker).has_free_port(broker):
+        found = "the port must be one that the other machines can be told"
+    if found is None and (host := host_of(broker)) and not _is_own(host):
+        raise ValueError(
+            f"broker = {broker!r}: this machine has no address {host}, and the broker listens on it. Write "
+            f"tcp://0.0.0.0:{broker.rpartition(':')[2]} to listen at all that it has"
+        )
+    if found is not None:
+        raise ValueError(
+            f"broker = {masked(broker)!r} is not an address that workers on other machines can reach: "
+            f"{found or 'it is of another kind'}. Write tcp://0.0.0.0:7000 to listen there, or redis://host:6379/0"
+        )
+
+
+def _is_own(host: str) -> bool:
+    """True if a process on this machine can listen at `host`."""
+    if host in EVERY_INTERFACE:
+        return True
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as tried:
+            tried.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def queues_beside(broker: str) -> str:
+    """Where the script's own queues are: at the same server, or at another port of the same interface."""
+    return broker.partition("#")[0] if transport_of(broker).has_server else f"{broker.rpartition(':')[0]}:0"
+
+
+def command_there(broker: str) -> str:
+    """What to run on the other machines."""
+    shown = masked(broker)
+    if shown != broker:
+        return f"stageline worker --join, with STAGELINE_BROKER__URL={shown} and its password in the environment"
+    if host_of(broker) in EVERY_INTERFACE:
+        shown = f"tcp://{socket.gethostname()}:{broker.rpartition(':')[2]}"
+    return f"stageline worker --join {shown}"

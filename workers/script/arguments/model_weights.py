@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.segments.segment import Segment
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan.keys.key_types import nearest
 
 _SHOWN = 4  # faults that one error tells

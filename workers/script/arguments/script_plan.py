@@ -15,12 +15,11 @@ import torch
 
 from stageline.pipeline.model.cut import make_segments
 from stageline.pipeline.model.families.layers import Layers
-from stageline.pipeline.model.loading.script_objects import OBJECTS
-from stageline.pipeline.model.segments.segment import Segment
+from stageline.pipeline.model.object_names import OBJECTS
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.difference import is_weights_path
-from stageline.pipeline.plan.keys.metric_names import numbered
-from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
+from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES, numbered
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.backward.recompute import Recompute
 from stageline.pipeline.stage.layers.generators import generators_kept

@@ -1,4 +1,4 @@
-"""What a script wants done, numbered and put into the workers' queues, and what they reply.
+"""A script's calls, numbered and put into the workers' queues, the replies, and what people see of the run.
 
-May import the rooms up to `launch`. Read `driver.py` first.
+May import the rooms up to `launch`, and `arguments`. Read `driver.py` first; then `display.py`, `news.py`, `page.py`.
 """

@@ -25,8 +25,8 @@ from time import monotonic, time
 import structlog
 from torch import Tensor
 
-from stageline.broker.codec.emptied import is_emptied
 from stageline.broker.codec.message import Flow
+from stageline.broker.codec.structure import is_emptied
 from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim
 from stageline.broker.control.records import Wait
 from stageline.broker.errors import BrokerError
@@ -41,8 +41,7 @@ from stageline.workers.runtime.program.queue_keys import call_key
 from stageline.workers.runtime.progress import Progress
 
 from .batch_record import BatchRecord
-from .call_log import CallLog, WeightNames, messages
-from .open_call import OpenCall, Replies
+from .calls import CallLog, OpenCall, Replies, WeightNames, messages
 
 log = structlog.get_logger()
 

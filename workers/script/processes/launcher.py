@@ -9,8 +9,9 @@ kills its processes. It ends with the run.
 """
 
 import os
+import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -20,22 +21,21 @@ import msgspec
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ExitCode, StagelineError, failure_code
 from stageline.pipeline.plan import Plan
-from stageline.workers.control.lifeline import Lifeline
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.launch.children import ScriptProcess, broker_url
-from stageline.workers.launch.forked_template import ForkedTemplate
 from stageline.workers.launch.launch import keep_result, local_run
 from stageline.workers.launch.supervisor import supervise
-from stageline.workers.process.system import last_line
+from stageline.workers.launch.template import ForkedTemplate
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.code import write_code
+from stageline.workers.runs.notes import write_code
 from stageline.workers.runs.owner import write_owner
 from stageline.workers.runs.result import Facts, LaunchOutcome
-from stageline.workers.script.arguments.broker_address import command_there
-from stageline.workers.script.display.lost_workers import LostWorkers
+from stageline.workers.script.arguments.checks import command_there
+from stageline.workers.script.calls.news import LostWorkers
 
-from .forkable import gpu_obstacle
-
+_ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 PLAN = "script:plan"  # names the plan on the command lines of its processes
 
 
@@ -149,3 +149,16 @@ def _script_of(task: LauncherTask) -> ScriptProcess | None:
     if not task.plan.scripted:
         return None
     return ScriptProcess(len(task.plan.workers), task.script, Lifeline(task.lifeline))
+
+
+def gpu_obstacle(devices: Iterable[str]) -> str:
+    """In a fork: why it cannot compute on `devices`, "" if it can. torch knows, and starts no GPU for that."""
+    torch = sys.modules.get("torch")
+    on_gpu = [device for device in devices if device.startswith("cuda")]
+    if torch is None or not on_gpu or not torch.cuda._is_in_bad_fork():
+        return ""
+    return (
+        f"no worker can use {on_gpu[0]}: the script has asked for GPUs, as torch.cuda.is_available() does, before it "
+        f"was forked. Make the line before, or set {_ASKS_NO_GPU}=1 in the script's environment, with which torch asks "
+        f"in a way that forks survive"
+    )

@@ -1,4 +1,8 @@
-"""The processes of a scripted run on this machine, as the script sees them: started, stopped, and how they ended."""
+"""The processes of a scripted run on this machine, as the script sees them: started, stopped, and how they ended.
+
+A script that uses a GPU, or that has torch's threads for backwards on GPUs, cannot be forked: no fork can have these.
+Threads that a library's parallel loops have left do no harm, since the thread that forks has none.
+"""
 
 import os
 import signal
@@ -14,17 +18,17 @@ from time import monotonic, sleep
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.broker.ledger.losses import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.object_names import OBJECTS
+from stageline.pipeline.model.traced.apart import has_backward_threads, initialized_accelerator
 from stageline.pipeline.plan import Plan
-from stageline.workers.control.lifeline import Lifeline, LifelineOwner
-from stageline.workers.process.system.fork import Fork, above_stdio
-from stageline.workers.process.system.socket_paths import demand_short_socket_paths
+from stageline.pipeline.process.fork import Fork, above_stdio
+from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
+from stageline.workers.disk.owned_folder import demand_short_socket_paths
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.code import CODE
+from stageline.workers.runs.notes import CODE
 from stageline.workers.runs.owner import require_free
 from stageline.workers.runs.result import LaunchOutcome
 
-from .forkable import demand_forkable
 from .launcher import LaunchEnded, LauncherReport, LauncherTask, LaunchNews, LaunchStarted, run_launcher
 
 LOG = "launcher.log"
@@ -222,3 +226,29 @@ def _remove(folder: Path) -> None:
         for name in (runs.OWNER, runs.PLAN, CODE, LOG):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
+
+
+_WAY_OUT = (
+    "Make the line before this process uses a GPU (in a notebook: restart the kernel first), or pass "
+    'workers="inline" to compute in this process. If model and functions are in files of their own, broker= '
+    '"tcp://127.0.0.1:7000" works too, with workers that `stageline worker --join` starts'
+)
+
+
+class CannotFork(StagelineError):
+    """This process has something that its forks could not use."""
+
+
+def demand_forkable() -> None:
+    """Raises `CannotFork`, which says why and what can be done."""
+    if reason := _obstacle():
+        raise CannotFork(f"the processes of a line are forks of this one, and {reason}. {_WAY_OUT}")
+
+
+def _obstacle() -> str:
+    """Why forks of this process could not compute, "" if they can."""
+    if name := initialized_accelerator():
+        return f"it has used torch.{name}, which a fork cannot use any more"
+    if has_backward_threads():
+        return "a backward has run in it on a machine with a GPU, and torch's threads for that are not in a fork"
+    return ""

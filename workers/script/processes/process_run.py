@@ -10,15 +10,19 @@ import os
 import secrets
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from math import inf
 from pathlib import Path
+from time import monotonic
 
+import structlog
 from torch import Tensor
 
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
+from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
@@ -38,21 +42,17 @@ from stageline.workers.runs.store import measured_timetable
 from stageline.workers.runtime.program.calls import CallKind, Position
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.script.calls.batch_record import BatchRecord
-from stageline.workers.script.calls.call_log import WeightNames
+from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
-from stageline.workers.script.calls.open_call import Replies
-from stageline.workers.script.display.early_end import early_end
-from stageline.workers.script.display.questions import ask, waits_for, worker_lines
-from stageline.workers.script.display.stderr import say
-from stageline.workers.script.display.timetable import Timetable, timed_in, timetable_of
-from stageline.workers.script.display.unclosed import watch_for_close
+from stageline.workers.script.calls.news import ask, early_end, say, waits_for, watch_for_close, worker_lines
+from stageline.workers.script.calls.page import Timetable, timed_in, timetable_of
 
-from .beginning import await_beginning
-from .former_processes import await_former_processes
 from .local_processes import LauncherLifeline, LocalProcesses, start_processes
-from .saving import save_checkpoint
-from .script_log import ScriptLog
+from .saving import await_former_processes, save_checkpoint
 
+BEGIN_TIMEOUT = 5.0  # seconds, as the workers have for the steps themselves
+_LOOK = 0.05  # seconds between two questions
+NAME = "script.log"
 JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
 FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
 END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by themselves
@@ -60,6 +60,32 @@ DISCARD_TIMEOUT = 2.0  # seconds for the processes of a run of which nothing is 
 QUIET = 2.0  # seconds that a run may take to end before that is said
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
 REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
+
+
+def await_beginning(broker: str, ended: threading.Event) -> None:
+    """Returns once all workers have joined the run at `broker`, the run has `ended`, or `BEGIN_TIMEOUT` has passed."""
+    deadline = monotonic() + BEGIN_TIMEOUT
+    while not ended.is_set() and monotonic() < deadline:
+        facts = ask(broker, "status")
+        if facts is None or facts["phase"] != RunPhase.WAITING:
+            return
+        ended.wait(_LOOK)
+
+
+class ScriptLog(AbstractContextManager["ScriptLog"]):
+    """Appends to `script.log` in `folder`; of no effect where the user has configured structlog."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = None
+        if not structlog.is_configured():
+            self._file = (folder / NAME).open("a", buffering=1)
+            structlog.configure(logger_factory=structlog.WriteLoggerFactory(self._file))
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            structlog.reset_defaults()
+            self._file.close()
+            self._file = None
 
 
 class ProcessRun:

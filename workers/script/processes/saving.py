@@ -1,10 +1,18 @@
-"""Saves a checkpoint of a script's run into a folder of the user's choice, and begins a run from one."""
+"""Saves a checkpoint of a script's run into a folder of the user's choice, and begins a run from one.
+
+A killed script leaves its launcher, broker and workers for a lease, as in a pause. A run is resumed once they have
+ended.
+"""
 
 import shutil
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic, sleep
 
-from stageline.pipeline.model.segments.stage_layout import StageLayout
+import psutil
+
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.workers.checkpoint.recut import continued, needs_recut
 from stageline.workers.checkpoint.saved import (
@@ -16,14 +24,46 @@ from stageline.workers.checkpoint.saved import (
     is_saved,
 )
 from stageline.workers.checkpoint.source import source_in
+from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics.lines import EVALUATIONS, keep_lines
+from stageline.workers.runs.folder import read_broker_url
+from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
+from stageline.workers.runs.owner import RunGoesOn, require_free
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches
-from stageline.workers.script.calls.open_call import Replies
-from stageline.workers.script.display.stderr import say
+from stageline.workers.script.calls.calls import Replies
+from stageline.workers.script.calls.news import say
 
-from .former_processes import await_former_processes
+LOOK = 0.1  # seconds between two looks
+ENDS = 30.0  # seconds for the processes of a run to end, after the lease
+
+
+def await_former_processes(folder: Path, lease: float) -> None:
+    """Returns once no process runs the run in `folder`. Raises `RunGoesOn` at once if its script is there, and after
+    `lease` and `ENDS` seconds in any case."""
+    deadline = monotonic() + lease + ENDS
+    while True:
+        try:
+            require_free(folder)
+        except RunGoesOn:
+            if monotonic() > deadline or _script_is_there(folder):
+                raise
+            sleep(LOOK)
+        else:
+            return
+
+
+def _script_is_there(folder: Path) -> bool:
+    """As far as the broker knows it, and on this machine the system."""
+    if (url := read_broker_url(folder)) is None:
+        return False
+    try:
+        with Client(url) as client:
+            script = client.ask("status", timeout=1.0)["script"] or {}
+    except (BrokerUnreachable, ValueError):
+        return False
+    here = script.get("host") == socket.gethostname()
+    return script.get("standing") == "present" and (not here or psutil.pid_exists(script["pid"]))
 
 
 def save_checkpoint(

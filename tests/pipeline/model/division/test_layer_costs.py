@@ -3,7 +3,7 @@
 import pytest
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.division.layer_costs import CutWish, LayerCost, chosen_edges
+from stageline.pipeline.model.layer_costs import CutWish, LayerCost, chosen_edges
 
 # The first layer is large and quick, the third small and slow.
 COSTS = [

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.pipeline.model.division.partition import best_partition, by_weight, can_divide
+from stageline.pipeline.model.layer_costs import best_partition, by_weight, can_divide
 
 WEIGHTS = st.lists(st.integers(0, 9), min_size=1, max_size=7)
 

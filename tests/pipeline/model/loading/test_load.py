@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.loading.load import call, code_of, load_function, load_object, load_source
+from stageline.pipeline.model.load import call, code_of, load_function, load_object, load_source
 from stageline.pipeline.plan import read_plan
 from support.small_plans import plan
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stageline.pipeline.model.loading.names import defines, is_torch_name, torch_name
+from stageline.pipeline.model.object_names import defines, is_torch_name, torch_name
 
 
 @pytest.mark.parametrize(

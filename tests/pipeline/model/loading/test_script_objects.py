@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.loading.load import code_of, load_function, load_object
-from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.load import code_of, load_function, load_object
+from stageline.pipeline.model.object_names import OBJECTS
 from support.small_plans import plan
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import cut_model
-from stageline.pipeline.model.segments.ties import ties_of
+from stageline.pipeline.model.ties import ties_of
 
 
 def tied(*pairs: tuple[int, int], layers: int = 6) -> nn.Sequential:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.pipeline.plan.keys.metric_names import numbered
+from stageline.pipeline.plan.keys.models import numbered
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stageline.pipeline.errors import StageError
+from stageline.pipeline.features.ties import SharedGradients
 from stageline.pipeline.schedule import Tied
+from stageline.pipeline.stage.settings import SharedParameters
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.tied import SharedParameters
-from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, map_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -370,7 +370,7 @@ def test_what_a_later_stage_shares_comes_first_in_the_sum(tied: Tied) -> None:
     torch.manual_seed(0)
     weight = torch.randn(8, 8)
 
-    def pair() -> list[TiedStage]:
+    def pair() -> list[Stage]:
         below, above = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
         with torch.no_grad():
             below.weight.copy_(weight)
@@ -383,27 +383,32 @@ def test_what_a_later_stage_shares_comes_first_in_the_sum(tied: Tied) -> None:
             layers[0].weight.copy_(weight + 1)
             layers[0].bias.fill_(0.25)
         return [
-            TiedStage([below, nn.Tanh()], optimizer=SGD, shared=owner),
-            TiedStage([above], index=1, first_layer=1, optimizer=SGD, shared=user),
+            Stage([below, nn.Tanh()], optimizer=SGD, shared=owner),
+            Stage([above], index=1, first_layer=1, optimizer=SGD, shared=user),
         ]
 
     whole, halves = pair(), pair()
+    shared = SharedGradients()
+    of_whole, of_halves = [shared.of(each) for each in whole], [shared.of(each) for each in halves]
     for number in range(M):
         x = torch.randn(FLAT, requires_grad=True)
         for first, last in (whole, halves):
             y = first.forward(x, microbatch=number)
             last.forward(y, microbatch=number)
         gradient = whole[1].backward(torch.ones(FLAT))
-        sent = whole[1].leaving() if tied == "microbatch" else None
-        wanted = whole[0].backward(gradient, tied=sent)
+        sent = of_whole[1].leaving() if tied == "microbatch" else None
+        wanted = whole[0].backward(gradient, roots=of_whole[0].roots(sent))
         gradient = halves[1].backward_input(torch.ones(FLAT))
         assert same(halves[0].backward_input(gradient), wanted)
         halves[1].backward_weight()
-        halves[0].backward_weight(tied=halves[1].leaving() if tied == "microbatch" else None)
-    for first, last in (whole, halves):
+        sent = of_halves[1].leaving() if tied == "microbatch" else None
+        halves[0].backward_weight(roots=of_halves[0].roots(sent))
+    for stages, (owned, used) in ((whole, of_whole), (halves, of_halves)):
         if tied == "step":
-            first.subtotal(last.subtotal())
-        last.exchange(first.exchange())
+            owned.subtotal(used.subtotal())
+        used.exchange(owned.exchange())
+        for each in stages:
+            each.update()
     for found, wanted_stage in zip(halves, whole, strict=True):
         state, expected = found.state_dict(), wanted_stage.state_dict()
         assert all(torch.equal(state[name], expected[name]) for name in expected)

@@ -9,7 +9,7 @@ from torch import nn
 from stageline import EqualNormGradients
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.model.cut import build_segments
-from stageline.pipeline.model.loading.load import load_source
+from stageline.pipeline.model.load import load_source
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.workers.extras.audit.audit import audit
 from stageline.workers.extras.audit.audited_model import AuditedModel

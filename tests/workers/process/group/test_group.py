@@ -15,8 +15,8 @@ from torch import distributed
 
 from stageline.pipeline.errors import GroupLost
 from stageline.pipeline.plan import read_plan
+from stageline.pipeline.process.fork import Fork
 from stageline.workers.process.group.group import StageGroups, _die_with_parent, _is_of_group
-from stageline.workers.process.system.fork import Fork
 from stageline.workers.runtime.job import Job, prepare
 from support import reference
 

@@ -9,7 +9,8 @@ from stageline.pipeline.data import Microbatch
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.runtime.executor.executor import BadMicrobatch, ComputeFailed, Executor
+from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor.losses import BadMicrobatch, ComputeFailed
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.program.program import Program
 from support.shapes import line

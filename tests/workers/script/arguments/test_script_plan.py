@@ -8,7 +8,7 @@ import torch
 
 from stageline.workers.runtime.job import Job
 from stageline.workers.script.arguments.script_plan import LineOptions, plan_of, registered
-from stageline.workers.script.remote.remote_plan import remote_plan
+from stageline.workers.script.processes.names import remote_plan
 
 
 @pytest.mark.parametrize("value", [False, "false"])

@@ -8,7 +8,7 @@ from stageline.broker.codec.message import Message, encode
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.program.calls import CallKind, Position
 from stageline.workers.runtime.program.program import ENDLESS, Program
-from stageline.workers.script.calls.call_log import CallLog, messages
+from stageline.workers.script.calls.calls import CallLog, messages
 
 MIXED = [
     CallKind.TRAIN, CallKind.TRAIN, CallKind.EVALUATE, CallKind.PREDICT, CallKind.TRAIN, CallKind.STATE, CallKind.TRAIN,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.codec.message import Message
+from stageline.broker.codec.structure import emptied, is_emptied
 from stageline.broker.control.messages import Assigned, StepDigest, Stop
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.schedule import make_schedule

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from stageline.workers.errors import RunFailed
-from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.calls.calls import StepLoss
 
 
 def test_its_value_is_waited_for_once_and_not_before_it_is_read():

@@ -18,11 +18,11 @@ import pytest
 from torch import nn
 
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.control.client import Client
-from stageline.workers.control.lifeline import LifelineOwner
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import read_owner
-from stageline.workers.runs.recorded.records import recorded_run
+from stageline.workers.runs.records import recorded_run
 from stageline.workers.runs.result import LaunchOutcome
 from stageline.workers.script.processes.launcher import LaunchEnded, LauncherReport
 from stageline.workers.script.processes.local_processes import LOG, LocalProcesses, NotStarted
@@ -317,7 +317,7 @@ def test_a_launcher_that_hangs_is_ended_and_leaves_no_run(workspace, run_script)
 
 WHOLE = """
 import torch
-from stageline.pipeline.model.loading.script_objects import OBJECTS
+from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import from_mapping
 from stageline.workers.runs.result import LaunchOutcome
 from stageline.workers.script.processes.launcher import LaunchEnded, LauncherReport

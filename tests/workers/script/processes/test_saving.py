@@ -11,7 +11,7 @@ from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.errors import RunFailed
 from stageline.workers.runs.folder import PLAN, RESULT, NoSuchRun
-from stageline.workers.script.calls.open_call import Replies
+from stageline.workers.script.calls.calls import Replies
 from stageline.workers.script.processes.saving import run_to_resume, save_checkpoint
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from stageline.workers.script.processes.script_log import NAME, ScriptLog
+from stageline.workers.script.processes.process_run import NAME, ScriptLog
 
 
 @pytest.fixture(autouse=True)

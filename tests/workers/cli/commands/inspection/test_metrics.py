@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stageline.workers.cli.display.metrics import ROWS, every_for
-from stageline.workers.runs.metrics.lines import METRICS, StepMetrics, encoded, evaluation_line
+from stageline.workers.cli.commands.metrics import ROWS, every_for
+from stageline.workers.runs.metrics import METRICS, StepMetrics, encoded, evaluation_line
 from support.workspace import Workspace, until
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stageline.workers.cli.app import run
-from stageline.workers.cli.commands.inspection.queries import _attempts, _show_status
+from stageline.workers.cli.commands.queries import _attempts, _show_status
 from support.conversation import Conversation, name
 from support.scripted import SCRIPT, SCRIPTED, reach, script_says, scripted
 

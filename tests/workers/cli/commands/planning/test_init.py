@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from stageline.pipeline.plan import read_plan
-from stageline.pipeline.plan.schema import plan_schema
+from stageline.pipeline.plan.keys.models import plan_schema
 from stageline.workers.cli.app import run
 
 FILES = {"stageline.toml", "model.py", "data.py", ".stageline.schema.json"}

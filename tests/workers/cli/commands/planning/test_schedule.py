@@ -8,7 +8,7 @@ import pytest
 from stageline.pipeline import schedule
 from stageline.pipeline.schedule.check import check_schedule
 from stageline.workers.cli.app import run
-from stageline.workers.cli.commands.planning.schedule import ABOUT
+from stageline.workers.cli.commands.schedule import ABOUT
 
 
 def output_of(capsys, *arguments):

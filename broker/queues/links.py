@@ -1,0 +1,315 @@
+"""The two sides of a connection between workers, without the connection itself, which a transport knows.
+
+request of a consumer ──> Sender.update ──> what its credit allows is sent over the connection of that request
+message of a producer ──> Receiver.accept   what arrives damaged or out of turn is dropped and requested again
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from math import inf
+from time import monotonic
+
+import structlog
+
+from stageline.broker.codec.message import (
+    Flow,
+    Frame,
+    Header,
+    Message,
+    check_run,
+    complete,
+    fingerprint,
+    message_number,
+    messages_per_step,
+    read_header,
+)
+from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.rate_limit import RateLimit
+
+from .base import QueueKey
+from .delivery import TOO_OFTEN, Receiver, Sender
+from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, run_named_in, unpack
+
+EARLY = 64  # requests for queues that have no sender yet, or of unknown incarnations, which are kept, the newest
+INTRODUCED = 20  # consumers of another run or version that are answered in a second; the others repeat their request
+REFUSALS = 5  # log lines in a second about requests that are not of this run
+
+log = structlog.get_logger()
+
+
+class RouteGone(Exception):
+    """The connection that something was to be sent over is gone."""
+
+
+class OutboundLink(ABC):
+    """Serves the senders given to `add`. `key` is the run's, which requests are sealed with.
+
+    Never blocks: what cannot be sent now stays due.
+    """
+
+    def __init__(self, run: str, key: bytes) -> None:
+        self._run = run
+        self._key = key
+        self._senders: dict[tuple[Flow, int], Sender] = {}  # by what their queues are called on the wire
+        self._early: dict[tuple[Flow, int], tuple[bytes, CreditRequest]] = {}
+        self._newest: float = inf  # incarnation of the run's workers
+        self._refusals = RateLimit(REFUSALS)
+        self._introductions = RateLimit(INTRODUCED)
+
+    @abstractmethod
+    def serve(self) -> None:
+        """Takes in what requests have arrived, and sends everything that is due."""
+
+    @abstractmethod
+    def _send_message(self, route: bytes, frames: Sequence[Frame]) -> bool:
+        """False if the connection takes nothing now. Raises `RouteGone`."""
+
+    @abstractmethod
+    def _send_reply(self, route: bytes, frame: bytes) -> None:
+        """Does nothing if the connection is gone or takes nothing now: the consumer repeats its request."""
+
+    def add(self, sender: Sender) -> None:
+        self._senders[sender.log.key.wire] = sender
+        self._answer_early()
+
+    def admit(self, newest: int) -> None:
+        """A request of an incarnation above `newest` is kept until there is one: its consumer may be known here sooner
+        than the broker's news of it. Without that, one request of the highest number would shut out all others."""
+        self._newest = newest
+        self._answer_early()
+
+    def flush_all(self) -> None:
+        """Sends everything that is due, as far as the connections take it."""
+        for sender in self._senders.values():
+            self.flush(sender)
+
+    def flush(self, sender: Sender) -> None:
+        """Sends what is due of one queue, as far as its connection takes it."""
+        number = sender.due()
+        while number is not None and self._send(sender, number):
+            number = sender.mark_sent(number)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are messages that have not been sent."""
+        return any(sender.is_behind for sender in self._senders.values())
+
+    def take_in(self, route: bytes, frame: bytes) -> bool:
+        """What came over connection `route`. False unless it is a request of this run."""
+        try:
+            request = unpack(frame, CreditRequest, self._key)
+        except ForeignMessage:
+            self._introduce(route)
+            return False
+        except BadMessage as error:  # if it was damaged, the consumer will repeat it
+            self._refuse(route, frame, str(error))
+            return False
+        if request.run != self._run:
+            self._introduce(route)
+            return False
+        self._grant(route, request)
+        return True
+
+    def _grant(self, route: bytes, request: CreditRequest) -> None:
+        key = request.key.wire
+        if self._is_known(request):
+            self._answer(self._senders[key], route, request)
+            return
+        early = self._early.pop(key, (route, request))
+        if len(self._early) == EARLY:
+            del self._early[next(iter(self._early))]
+        self._early[key] = max(early, (route, request), key=lambda each: each[1].stamp)
+
+    def _is_known(self, request: CreditRequest) -> bool:
+        return request.key.wire in self._senders and request.incarnation <= self._newest
+
+    def _answer_early(self) -> None:
+        for key, (route, request) in list(self._early.items()):
+            if self._is_known(request):
+                del self._early[key]
+                self._answer(self._senders[key], route, request)
+
+    def _send(self, sender: Sender, number: int) -> bool:
+        """False if the connection takes nothing now or is gone."""
+        try:
+            return sender.route is not None and self._send_message(sender.route, sender.frames(number))
+        except RouteGone:
+            sender.route = None
+            return False
+
+    def _refuse(self, route: bytes, frame: bytes, reason: str) -> None:
+        """What is not proven to be of this run changes nothing. One of another run is told so."""
+        with suppress(BadMessage):
+            if run_named_in(frame) != self._run:
+                self._introduce(route)
+        self._log_refusal(reason)
+
+    def _log_refusal(self, reason: str) -> None:
+        if self._refusals.allows(monotonic()):
+            log.warning("refused", reason=reason, before=self._refusals.take_withheld())
+
+    def _answer(self, sender: Sender, route: bytes, request: CreditRequest) -> None:
+        sender.update(request.to_credit(), route)
+        self.flush(sender)
+        if request.ask:
+            self._send_reply(route, pack(reply_to(request, sender), self._key))
+
+    def _introduce(self, route: bytes) -> None:
+        """Lets a consumer of another run or version find out which these are: without the key, which is this run's."""
+        if self._introductions.allows(monotonic()):
+            self._send_reply(route, pack(RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0)))
+
+
+class InboundLink(ABC):
+    """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
+
+    def __init__(self, endpoint: str, run: str, microbatches: int, key: bytes) -> None:
+        self.endpoint = endpoint
+        self.requesters: dict[tuple[Flow, int], Requester] = {}  # by their queues' keys
+        self._key = key
+        self._run = run
+        self._microbatches = microbatches
+        self._per_step = {flow: messages_per_step(flow, microbatches) for flow in Flow}
+        self._damages = 0
+
+    @abstractmethod
+    def receive(self, now: float, *, wait: bool = False) -> bool:
+        """Takes in one message. False if none has arrived; with `wait`, not for some milliseconds.
+
+        Raises `ForeignMessage`, and what `Receiver` raises about messages that contradict each other.
+        """
+
+    @abstractmethod
+    def has_arrived(self) -> bool:
+        """Whether `receive` would find something: this takes less time than to find nothing."""
+
+    @abstractmethod
+    def send_requests(self, now: float) -> None:
+        """Sends the requests that are due, as far as there is a connection."""
+
+    @property
+    @abstractmethod
+    def due(self) -> float:
+        """When to call `send_requests` again though nothing has happened."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """What was to be requested is not."""
+
+    def add(self, requester: Requester) -> None:
+        self.requesters[requester.receiver.key.wire] = requester
+        requester.introduce()
+
+    def remove(self, key: QueueKey) -> None:
+        """The queue is taken over another connection, if it was over this one."""
+        if (requester := self.requesters.get(key.wire)) is not None and requester.receiver.key == key:
+            del self.requesters[key.wire]
+
+    def take(self, receiver: Receiver, *, wait: bool = False) -> Message | None:
+        """The next message of the receiver, or None. With `wait`, waits for it as `receive` does."""
+        now = monotonic()
+        while not receiver.ready and self.receive(now, wait=wait):
+            wait = False
+        return self.pop(receiver)
+
+    def pop(self, receiver: Receiver) -> Message | None:
+        """The next message of the receiver, of those that `receive` has taken in."""
+        message = receiver.pop() if receiver.ready else None
+        if receiver.must_report:
+            self.send_requests(monotonic())
+        return message
+
+    def _pack(self, request: CreditRequest) -> bytes:
+        return pack(request, self._key)
+
+    def _take_in(self, frames: Sequence[Frame], now: float) -> None:
+        """Frames that came: of a message, or of a reply, which has an empty one where a message has its header."""
+        try:
+            if len(frames[0]):
+                self._take_in_message(frames, now)
+            else:
+                self._take_in_reply(b"".join(frames[1:]))
+        except ForeignMessage:
+            raise
+        except BadMessage as error:
+            self._count_damage(str(error))
+        else:
+            self._damages = 0
+
+    def _take_in_message(self, frames: Sequence[Frame], now: float) -> None:
+        header = read_header(frames[0])
+        check_run(header, self._run)
+        requester = self.requesters.get((header.flow, header.stage))
+        if requester is None:  # of a queue that has moved to another connection
+            return
+        receiver, bits = requester.receiver, fingerprint(header)
+        number = self._number(header, receiver.key)
+        whole = len(frames) > 1 or not header.tensors
+        if not receiver.accepts(number, bits, whole=whole):
+            return
+        try:
+            message = complete(header, frames[1:])
+        except BadMessage as error:
+            receiver.count_damage(str(error))
+            receiver.lose()
+        else:
+            receiver.accept(message, bits)
+            requester.postpone(now)
+
+    def _number(self, header: Header, key: QueueKey) -> int:
+        """Of a message in its queue. Raises `ForeignMessage` if the plan has none such."""
+        if key.part is not None:
+            return _number_in_part(header, key, self._microbatches)
+        per_step = self._per_step[header.flow]
+        if header.microbatch >= per_step:
+            raise ForeignMessage(
+                f"{header.identity} is not of this plan, in which a step has {per_step} of them: {_SAME_PLAN}"
+            )
+        return message_number(header.step, header.microbatch, per_step)
+
+    def _take_in_reply(self, frame: bytes) -> None:
+        reply = self._unpack_reply(frame)
+        if reply.run != self._run:
+            raise ForeignMessage(
+                f"the worker at {self.endpoint} belongs to run {reply.run!r}, this one to run {self._run!r}; "
+                "two runs share a queue address: give one of them another queues.url"
+            )
+        if requester := self.requesters.get(reply.key.wire):
+            requester.receive(reply)
+
+    def _unpack_reply(self, frame: bytes) -> RetentionReply:
+        """A producer of another run introduces itself without a key. Of this run nothing counts without its seal."""
+        try:
+            return unpack(frame, RetentionReply, self._key)
+        except ForeignMessage:
+            raise
+        except BadMessage:
+            introduction = unpack(frame, RetentionReply)
+            if introduction.run == self._run:
+                raise
+            return introduction
+
+    def _count_damage(self, reason: str) -> None:
+        """Something arrived damaged, of an unknown queue: all receivers request again."""
+        self._damages += 1
+        if self._damages > TOO_OFTEN:
+            raise BadMessage(
+                f"{self._damages} messages in a row from the worker at {self.endpoint} arrived damaged: {reason}"
+            )
+        for requester in self.requesters.values():
+            requester.receiver.lose()
+
+
+def _number_in_part(header: Header, key: QueueKey, microbatches: int) -> int:
+    per_step = key.per_step(microbatches)
+    try:
+        place = key.place(header.microbatch)
+    except ValueError as error:
+        raise ForeignMessage(f"{header.identity} is not of this plan: {error}; {_SAME_PLAN}") from error
+    if place >= per_step:
+        raise ForeignMessage(f"{header.identity} is not of this plan: {key} has {per_step} in a step; {_SAME_PLAN}")
+    return message_number(header.step, place, per_step)
+
+
+_SAME_PLAN = "start all workers from the same plan"

@@ -1,0 +1,97 @@
+"""A Redis or Valkey server as a transport: queues in streams, the broker's channel, the broker's store.
+
+May import everything of broker below it. Read `queues.py` first: one stream for each queue, two threads for each
+worker.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+from stageline.broker.control.channel import ClientChannel, ServerChannel
+from stageline.broker.stores.base import KEPT_STEPS, Store
+from stageline.broker.transports.base import Backend
+from stageline.pipeline.addresses import is_elsewhere, register, unclear_password
+
+if TYPE_CHECKING:
+    from stageline.broker.queues.base import WorkerQueues
+    from stageline.broker.queues.ends import QueueOptions
+
+
+class RedisBackend(Backend):
+    """A server that all connect to: through TCP, TLS or a Unix socket."""
+
+    schemes: ClassVar[Mapping[str, str]] = {
+        "redis": "redis://127.0.0.1:6379/0",
+        "rediss": "rediss://user:password@host:6379/0",
+        "unix": "unix:///run/redis.sock",
+    }
+    has_server = carries_control = keeps_records = True
+
+    def fault(self, url: str) -> str | None:
+        if (unclear := unclear_password(url)) is not None:
+            return unclear
+        parts = urlsplit(url)
+        if parts.scheme == "unix":
+            return None if parts.path else "the path of a socket is missing"
+        if not parts.hostname:
+            return "a host is missing"
+        if not re.fullmatch(r"(/\d*)?", parts.path):
+            return f"what follows the host, {parts.path!r}, is not the number of a database"
+        return None
+
+    def lacking(self, url: str) -> tuple[str, ...]:
+        parts = urlsplit(url)
+        if parts.scheme == "unix" or not is_elsewhere(parts.hostname or ""):
+            return ()
+        is_encrypted = parts.scheme == "rediss"
+        proofs = ("password", "ssl_certfile") if is_encrypted else ("password",)
+        is_proven = bool(parts.password or any(parse_qs(parts.query).get(each) for each in proofs))
+        return (*(() if is_proven else ("a password",)), *(() if is_encrypted else ("TLS",)))
+
+    def open_queues(
+        self, url: str, run: str, incarnation: int, options: "QueueOptions", *, folder: Path, since: int = 0
+    ) -> "WorkerQueues":
+        from .queues import RedisQueues
+
+        return RedisQueues(run, incarnation, url, options, since=since)
+
+    def open_client(self, url: str, *, keeps: bool = False) -> ClientChannel:
+        from .channel import RedisClientChannel
+
+        return RedisClientChannel(url)
+
+    def open_server(self, url: str) -> ServerChannel:
+        from .channel import RedisServerChannel
+
+        return RedisServerChannel(url)
+
+    def open_store(
+        self, url: str, run: str, patience: float, waiting: Callable[[str], None], *, kept_steps: int = KEPT_STEPS
+    ) -> Store:
+        from .store import RedisStore
+
+        return RedisStore(url, run, kept_steps, patience, waiting)
+
+    def check_server(self, url: str) -> str:
+        from .connection import RedisLink
+
+        with closing(RedisLink(url)) as link:
+            link.ask(b"PING")
+            return "; ".join((f"{link.address} is there", *link.warnings))
+
+    def forget(self, url: str, run: str) -> None:
+        from .queues import forget
+
+        forget(url, run)
+
+    def forget_by_hand(self, run: str) -> str:
+        from .entries import prefix
+
+        return f"redis-cli --scan --pattern '{prefix(run)}*' | grep -v :store: | xargs redis-cli unlink"
+
+
+register(RedisBackend())

@@ -1,0 +1,295 @@
+"""One queue as it lies in Redis: its keys, the ids and fields of its entries, and what its ends announce.
+
+    stageline:{RUN}:layout            string   "1 M": the version of all this, and how many microbatches a step has
+    stageline:{RUN}:forward-1         stream   the messages to stage 1 that may still be needed
+        id     NUMBER-PLACE                    message NUMBER (`message_number`), its entries counted from 1
+        t      milliseconds since 1970         when it was added
+        d      bytes                           of the message's tensors, one after another, as often as there are pieces
+        h      header                          in the last entry of a message, and only there
+    stageline:{RUN}:forward-1:kept    stream   one entry: the newest announcement of its producer
+        id     INCARNATION-SERIAL              the server refuses that of a replaced worker
+        says   FIRST SENT                      the oldest message it still has; all before SENT are in the stream
+        check  CRC-32                          of the id and what it says
+    stageline:{RUN}:forward-1:taken   stream   one entry: the newest announcement of its consumer, likewise
+        says   TAKEN CREDIT MISSING            all before TAKEN are taken, those before CREDIT may be added, and
+                                               MISSING is not where it should be (-1: nothing is)
+
+Ids come from the place in the run, so that a message that is added twice is one message. The entries of a message are
+added together or not at all. Nothing is trimmed by length, only by number. `{RUN}` keeps the keys of a run on one node.
+
+The server refuses an id that is not beyond the newest: a worker that has been replaced gets an error, and sees the
+incarnation that replaced it.
+
+A client of the server can replace a stream by another that is as well-formed. The consumer cannot tell, but its
+`StepDigests` then differ from the producer's; both are reported to the broker, which compares them.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+from zlib_ng.zlib_ng import crc32
+
+from stageline.broker.codec.message import Frame
+from stageline.broker.codec.structure import digest_of
+from stageline.broker.control.messages import StepDigest
+from stageline.broker.errors import BadMessage
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.delivery import Credit, Retention, check_current
+from stageline.broker.transports.redis.answers import sound
+from stageline.broker.transports.redis.units import Command
+
+LAYOUT = 1
+PIECE = 2**20  # bytes of tensors in an entry; larger and smaller ones are slower (measured, 64 KiB to 16 MiB)
+
+_NOTHING = -1  # the entry's number for "no message is missing"
+UNCOPIED = 2**13  # bytes of a frame from which on it is sent without a copy
+
+
+class EntryId(NamedTuple):
+    """`number-place`: of a message's entry, or incarnation and serial of an announcement."""
+
+    number: int
+    place: int
+
+    def __bytes__(self) -> bytes:
+        return b"%d-%d" % self
+
+
+class StreamEntry(msgspec.Struct, frozen=True):
+    """Part of a message; the last part has its header."""
+
+    id: EntryId
+    data: tuple[bytes, ...]
+    header: bytes | None
+
+
+class Keys:
+    """The keys of queue `key` of `run`."""
+
+    def __init__(self, run: str, key: QueueKey) -> None:
+        name = f"{prefix(run)}{key}"
+        self.entries = name.encode()
+        self.kept = f"{name}:kept".encode()
+        self.taken = f"{name}:taken".encode()
+
+
+def prefix(run: str) -> str:
+    """All keys of a run begin with it."""
+    return f"stageline:{{{run}}}:"
+
+
+def layout(run: str, microbatches: int) -> tuple[bytes, bytes]:
+    """The key of a run's layout, and its value."""
+    return f"{prefix(run)}layout".encode(), b"%d %d" % (LAYOUT, microbatches)
+
+
+def additions(
+    key: bytes, number: int, frames: Sequence[Frame], milliseconds: int, *, create: bool = False
+) -> list[Command]:
+    """The commands that add message `number` to a stream. To one that does not exist, they add nothing, unless they
+    may `create` it."""
+    commands = []
+    existing = () if create else (b"NOMKSTREAM",)
+    parts = _parts(frames[1:])
+    for place, pieces in enumerate(parts, start=1):
+        fields: list[bytes | memoryview] = [b"t", b"%d" % milliseconds]
+        for piece in pieces:
+            fields += [b"d", piece]
+        if place == len(parts):
+            fields += [b"h", frames[0]]
+        commands.append((b"XADD", key, *existing, bytes(EntryId(number, place)), *fields))
+    return commands
+
+
+def last_entry(key: bytes, number: int | None = None) -> Command:
+    """The command that asks for the last entry of a stream, or of message `number` in it."""
+    ends = (b"+", b"-") if number is None else 2 * (b"%d" % number,)
+    return (b"XREVRANGE", key, *ends, b"COUNT", b"1")
+
+
+def read_entry(raw: Any) -> StreamEntry | None:
+    """None for an entry that is malformed."""
+    try:
+        id_text, [_, _, *fields] = raw
+        header = fields[-1] if fields[-2:-1] == [b"h"] else None
+        return StreamEntry(read_id(id_text), tuple(fields[1 : None if header is None else -2 : 2]), header)
+    except (TypeError, ValueError):
+        return None
+
+
+def read_id(text: bytes) -> EntryId:
+    number, _, place = text.partition(b"-")
+    return EntryId(int(number), int(place))
+
+
+def read_credit(raw: Any) -> Credit:
+    """A consumer's announcement. Raises `BadMessage` if it is malformed or damaged."""
+    entry_id, (received, limit, missing) = _read_announcement(raw, 3)
+    return Credit(*entry_id, received, limit, None if missing == _NOTHING else missing)
+
+
+def read_retention(raw: Any) -> tuple[EntryId, Retention]:
+    """A producer's announcement and its id. Raises `BadMessage` if it is malformed or damaged."""
+    entry_id, (first, sent) = _read_announcement(raw, 2)
+    return entry_id, Retention(first, sent)
+
+
+def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
+    """Fills the buffers, one after another, with the data. Raises `BadMessage` if it is too much or too little."""
+    if sum(map(len, data)) != sum(buffer.nbytes for buffer in buffers):
+        raise BadMessage(f"{sum(map(len, data))} bytes came for tensors of {sum(b.nbytes for b in buffers)} bytes")
+    rest = [buffer for buffer in reversed(buffers) if buffer.nbytes]
+    for piece in data:
+        content = memoryview(piece)
+        while content:
+            buffer = rest.pop()
+            count = min(len(content), len(buffer))
+            buffer[:count] = content[:count]
+            content = content[count:]
+            if count < len(buffer):
+                rest.append(buffer[count:])
+
+
+class Announcer:
+    """Announces for one end, in the stream `key`. `duty` is what only one incarnation does: "forward-1 is taken".
+
+    `must_announce`: what was announced last is not in the stream, or may not be. `look` is the command that shows
+    whether it is; `check` gets the answer.
+    """
+
+    def __init__(self, key: bytes, duty: str, incarnation: int) -> None:
+        self.look = last_entry(key)
+        self.must_announce = True
+        self._key = key
+        self._duty = duty
+        self._incarnation = incarnation
+        self._serial = 0
+        self._is_garbled = False
+
+    def announce(self, *numbers: int | None) -> list[Command]:
+        """The commands that replace the announcement in the stream. `check` gets their answers."""
+        self._serial += 1
+        self.must_announce = False
+        entry_id = EntryId(self._incarnation, self._serial)
+        text = b" ".join(b"%d" % (_NOTHING if number is None else number) for number in numbers)
+        fields = (b"says", text, b"check", _checksum(entry_id, text))
+        clear: list[Command] = [(b"DEL", self._key)] if self._is_garbled else []
+        return [*clear, (b"XADD", self._key, b"MINID", b"=", bytes(entry_id), bytes(entry_id), *fields), self.look]
+
+    def check(self, answers: Sequence[Any]) -> None:
+        """The last of `answers` is what is in the stream. Raises `Fenced` if that is a newer incarnation's."""
+        (found,) = sound(list(answers[-1:]))
+        try:
+            there = _read_announcement(found[0])[0] if found else EntryId(0, 0)
+            self._is_garbled = False
+        except BadMessage:
+            self.must_announce = self._is_garbled = True
+            return
+        check_current(self._duty, there.number, self._incarnation)
+        if there != (self._incarnation, self._serial):
+            self._serial = max(self._serial, there.place if there.number == self._incarnation else 0)
+            self.must_announce = True
+
+
+def _read_announcement(raw: Any, count: int | None = None) -> tuple[EntryId, list[int]]:
+    """The id and the numbers, `count` of them if that is given."""
+    try:
+        id_text, [_, text, _, check] = raw
+        entry_id, numbers = read_id(id_text), [int(number) for number in text.split()]
+        sane = check == _checksum(entry_id, text)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadMessage(f"an entry of a stream is not an announcement: {error}") from error
+    if not sane or len(numbers) != (count or len(numbers)):
+        raise BadMessage(
+            "an announcement is damaged: its CRC-32 does not match, or it has not as many numbers as it must"
+        )
+    return entry_id, numbers
+
+
+def _checksum(entry_id: EntryId, text: bytes) -> bytes:
+    return b"%d" % crc32(bytes(entry_id) + b" " + text)
+
+
+def _parts(frames: Sequence[Frame]) -> list[list[memoryview]]:
+    """The frames' bytes in pieces, those of one entry together."""
+    parts: list[list[memoryview]] = [[]]
+    room = PIECE
+    for frame in frames:
+        content = memoryview(frame)
+        while content:
+            if not room:
+                parts.append([])
+                room = PIECE
+            piece, content = content[:room], content[room:]
+            parts[-1].append(piece)
+            room -= len(piece)
+    return parts
+
+
+class Addition:
+    """Packs messages of one entry for the stream `key`: what `additions` says of them, in Redis' own protocol.
+
+    `name`: the command without its content.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self.name: Command = (b"XADD", key)
+        self._create = b"$4\r\nXADD\r\n$%d\r\n%b\r\n" % (len(key), key)
+        self._existing = self._create + b"$10\r\nNOMKSTREAM\r\n"
+
+    def pack(
+        self, number: int, frames: Sequence[Frame], milliseconds: int, *, create: bool = False
+    ) -> Sequence[bytes | memoryview]:
+        """The command that adds message `number`; to a stream that does not exist only if it may `create` it."""
+        header, *tensors = frames
+        pieces = [frame for frame in tensors if len(frame)]
+        entry_id, time = b"%d-1" % number, b"%d" % milliseconds
+        begin = self._create if create else self._existing
+        count = 8 - create + 2 * len(pieces)
+        text = b"*%d\r\n%b$%d\r\n%b\r\n$1\r\nt\r\n$%d\r\n%b\r\n" % (
+            *(count, begin),
+            *(len(entry_id), entry_id),
+            *(len(time), time),
+        )
+        chunks: list[bytes | memoryview] = []
+        small: list[bytes | memoryview] = [text]
+        for piece in pieces:
+            small.append(b"$1\r\nd\r\n$%d\r\n" % len(piece))
+            if len(piece) > UNCOPIED:
+                chunks += (b"".join(small), piece)
+                small = [b"\r\n"]
+            else:
+                small += (piece, b"\r\n")
+        small += (b"$1\r\nh\r\n$%d\r\n" % len(header), header, b"\r\n")
+        chunks.append(b"".join(small))
+        return chunks
+
+
+class StepDigests:
+    """The digests of the steps of queue `key`, each added to `found` once all messages of its step came in order.
+
+    A step has no digest if it is not seen from its beginning on, or if the content of one of its messages is not known.
+    """
+
+    def __init__(self, key: QueueKey, microbatches: int, found: deque[StepDigest]) -> None:
+        self._name = str(key)
+        self._per_step = key.per_step(microbatches)
+        self._found = found
+        self._next = -1
+        self._messages: list[str | None] = []
+
+    def add(self, number: int, fingerprint: Hashable) -> None:
+        """Add message `number`, which was put or taken, to the digest of its step."""
+        step, place = divmod(number, self._per_step)
+        if place == 0:
+            self._messages = []
+        elif number != self._next:
+            return
+        self._next = number + 1
+        self._messages.append(digest_of(fingerprint))
+        known = [each for each in self._messages if each is not None]
+        if place + 1 == len(known) == self._per_step:
+            self._found.append((self._name, step, blake2b("".join(known).encode(), digest_size=8).hexdigest()))

@@ -1,0 +1,177 @@
+"""Keeps a run in a Redis server (or Valkey), so that the broker may come back on any machine.
+
+    stageline:{NAME}:store:owner   string   "1 TOKEN": the version of this layout, and the broker that opened it last
+    stageline:{NAME}:store:fact    hash     name -> JSON
+    stageline:{NAME}:store:step    hash     "STAGE SLOT" -> "STEP TIMES"; a ring: slot is step modulo the steps kept
+    stageline:{NAME}:store:loss    hash     step -> loss; nothing for none
+
+A broker takes ownership with its first change; every later change is made on the condition that the owner is still the
+same, so that two brokers cannot undo each other. A server without an append-only file forgets it all when it restarts.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Event
+from time import monotonic
+from typing import TypeVar
+
+import msgspec
+
+from stageline.broker.control.records import StepRecord
+from stageline.broker.stores.base import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
+from stageline.broker.transports.redis.answers import sound
+from stageline.broker.transports.redis.connection import RedisLink
+from stageline.broker.transports.redis.units import Command
+
+from .answers import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit
+
+_Answer = TypeVar("_Answer")
+
+_FORMAT = b"1"
+_SOON, _LATE = 0.02, 1.0  # seconds before it is tried again: the first time, and at most
+
+
+class RedisStore:
+    """See `Store`. `name` tells apart the stores of one server. One that is away is waited for, `patience` seconds;
+    meanwhile `waiting` is called every second with the reason, and may raise."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        kept_steps: int = KEPT_STEPS,
+        patience: float = 60.0,
+        waiting: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._waiting = waiting
+        self._kept_steps = kept_steps
+        self._patience = patience
+        self._me = _FORMAT + b" " + secrets.token_hex(8).encode()
+        self._taken = False
+        self._incomplete = False  # a key was replaced by another client
+        self._owner, self._fact, self._step, self._loss = (
+            f"stageline:{{{name}}}:store:{part}".encode() for part in ("owner", "fact", "step", "loss")
+        )
+        self._link = self._persist(lambda: RedisLink(url))
+        self._persist(self._check_format)
+
+    def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
+        new_losses = [
+            (b"HSETNX", self._loss, b"%d" % step, b"" if loss is None else repr(loss).encode())
+            for step, loss in losses.items()
+        ]
+        self._change(lambda: [*self._new_steps(records), *new_losses])
+
+    def put(self, name: str, fact: Fact) -> None:
+        self._change(lambda: [(b"HSET", self._fact, name.encode(), msgspec.json.encode(fact))])
+
+    def load(self) -> StoredRun:
+        return self._persist(self._load)
+
+    def record(self, stage: int, step: int) -> StepRecord | None:
+        found = self._persist(lambda: self._link.ask(b"HGET", self._step, self._slot(stage, step)))
+        record = _record(stage, found) if found else None
+        return record if record is not None and record.step == step else None
+
+    def go_back(self, stages: Sequence[int], step: int) -> None:
+        def forgotten() -> list[Command]:
+            fields = [field for field, record in self._records() if record.stage in stages and record.step >= step]
+            return [(b"HDEL", self._step, *fields)] if fields else []
+
+        self._change(forgotten)
+
+    def begin(self) -> None:
+        self._change(lambda: [(b"DEL", self._fact, self._step, self._loss)])
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _check_format(self) -> None:
+        before = self._link.ask(b"GET", self._owner)
+        written = before.partition(b" ")[0] if before else _FORMAT
+        if written != _FORMAT:
+            raise StoreUnusable(
+                f"the broker's records at {self._link.address} have format {written.decode()}, this version reads "
+                f"format {_FORMAT.decode()}"
+            )
+
+    def _load(self) -> StoredRun:
+        facts = {name.decode(): msgspec.json.decode(text, type=Fact) for name, text in self._pairs(self._fact)}
+        losses = {int(step): float(loss) if loss else None for step, loss in self._pairs(self._loss)}
+        return StoredRun(facts, steps_finished(record for _, record in self._records()), losses)
+
+    def _new_steps(self, records: Sequence[StepRecord]) -> list[Command]:
+        newest = {self._slot(record.stage, record.step): record for record in sorted(records, key=lambda r: r.step)}
+        if not newest:
+            return []
+        kept = self._link.ask(b"HMGET", self._step, *newest)
+        fields = [
+            word
+            for (slot, record), old in zip(newest.items(), kept, strict=True)
+            if old is None or _record(record.stage, old).step < record.step
+            for word in (slot, b"%d %b" % (record.step, record.times))
+        ]
+        return [(b"HSET", self._step, *fields)] if fields else []
+
+    def _change(self, commands: Callable[[], list[Command]]) -> None:
+        """Carries out the commands together, if this broker is still the owner."""
+
+        def attempt() -> None:
+            self._link.ask(b"WATCH", self._owner)
+            if self._taken:
+                self._check_owner(self._link.ask(b"GET", self._owner))
+            (answers,) = self._link.exchange([[(b"SET", self._owner, self._me), *commands()]])
+            sound(answers)
+            self._taken = True
+
+        self._persist(attempt)
+
+    def _check_owner(self, owner: bytes | None) -> None:
+        if owner is None:
+            raise StoreUnusable(
+                f"Redis at {self._link.address} has forgotten the broker's records: it was emptied. "
+                "Start the broker again with the run's name, as --run: it asks the workers"
+            )
+        if owner != self._me:
+            raise StoreUnusable(f"another broker has taken over the records at {self._link.address}: this one stops")
+
+    def _records(self) -> Iterator[tuple[bytes, StepRecord]]:
+        for field, value in self._pairs(self._step):
+            yield field, _record(int(field.partition(b" ")[0]), value)
+
+    def _pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        words = iter(self._link.ask(b"HGETALL", key))
+        return zip(words, words, strict=True)
+
+    def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
+        """Tries until it is done or patience is over: what is done twice is done once."""
+        until, pause = monotonic() + self._patience, _SOON
+        while True:
+            try:
+                answer = attempt()
+                self._require_all()
+                return answer
+            except (RedisAway, RedisRefusal, RedisUnfit) as error:
+                if isinstance(error, RedisUnfit) or monotonic() >= until:
+                    raise StoreUnusable(f"the broker cannot keep its records: {error}") from error
+                self._incomplete = self._incomplete or isinstance(error, RedisKeyTaken)
+                self._waiting(str(error))
+            Event().wait(pause)
+            pause = min(2 * pause, _LATE)
+
+    def _require_all(self) -> None:
+        """What lay under a key that another client replaced is lost: the other records are of no use without it."""
+        if self._incomplete:
+            self._link.ask(b"DEL", self._owner, self._fact, self._step, self._loss)
+            raise StoreUnusable(
+                f"another client replaced records of the broker at {self._link.address}: they are lost. Start the "
+                "broker again with the run's name, as --run: it asks the workers"
+            )
+
+    def _slot(self, stage: int, step: int) -> bytes:
+        return b"%d %d" % (stage, step % self._kept_steps)
+
+
+def _record(stage: int, value: bytes) -> StepRecord:
+    step, _, times = value.partition(b" ")
+    return StepRecord(stage, int(step), times)

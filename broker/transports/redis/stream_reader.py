@@ -1,0 +1,232 @@
+"""The consuming end of a queue in Redis without its connection: which entries to read, and what to announce.
+
+Entries are read in the order of their ids, from any place again. An entry that is passed over or damaged is read again;
+if that does not help, the message is announced as missing.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import msgspec
+
+from stageline.broker.codec.message import (
+    LIMITS,
+    Header,
+    Message,
+    allocate,
+    assemble,
+    check_run,
+    complete,
+    fingerprint,
+    message_number,
+    read_header,
+)
+from stageline.broker.control.messages import StepDigest
+from stageline.broker.errors import ForeignMessage, QueueGap
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.delivery import Receiver, Retention
+from stageline.broker.transports.redis.units import Exchange
+
+from .entries import Announcer, EntryId, Keys, StepDigests, StreamEntry, pour, read_entry
+
+AGAIN = 0.1  # seconds before what was passed over or damaged is read again
+IN_VAIN = 3  # times that the same message was read without success, after which it is announced as missing
+
+
+class WholeMessage(msgspec.Struct, frozen=True):
+    """All entries of a message, not yet decoded. `turn` says since which rewind it was wanted."""
+
+    number: int
+    turn: int
+    header: bytes
+    data: tuple[bytes, ...]
+
+
+class StreamReader:
+    """Decides what to read for `receiver`, of the queue of `run`, whose steps have `microbatches`.
+
+    Messages and announcements of producers of the incarnation `since` or an older one are ignored: the run was resumed
+    as a whole, perhaps at an older checkpoint than those that trimmed the queue, and every producer puts its messages
+    again. Of the messages that it accepts it adds to `digests`.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        receiver: Receiver,
+        incarnation: int,
+        microbatches: int,
+        digests: deque[StepDigest],
+        since: int = 0,
+    ) -> None:
+        self.receiver = receiver
+        self.keys = Keys(run, receiver.key)
+        self.is_started = False  # messages have been asked for
+        self.has_doubts = False  # whether to ask for the producer's announcement
+        self.gap: QueueGap | None = None  # why the next message will not come
+        self.largest = 1  # bytes of the largest entry lately
+        self._announcer = Announcer(self.keys.taken, f"{receiver.key} is taken", incarnation)
+        self._run = run
+        self._per_step = receiver.key.per_step(microbatches)
+        self._since = since
+        self._digests = StepDigests(receiver.key, microbatches, digests)
+        self._announced = 0  # all messages before it were announced as taken
+        self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
+        self._after = EntryId(0, 0)
+        self._parts: list[StreamEntry] = []  # of a message whose other entries have not come
+        self._bytes = 0  # of tensors in them
+        self._resume_at = 0.0  # when to read again, monotonic, in seconds
+
+    def rewind(self, step: int) -> None:
+        """Begins again at the first message of `step`."""
+        self.is_started = True
+        self.receiver.rewind(step * self._per_step)
+        self.gap = None
+        self._resume_at = 0.0
+        self._reread()
+
+    def pop(self) -> Message | None:
+        """The next message, which counts as taken. Raises `QueueGap` if it will not come."""
+        self.is_started = True
+        if self.receiver.ready:
+            return self.receiver.pop()
+        if self.gap is not None:
+            raise self.gap
+        return None
+
+    def position(self, now: float) -> tuple[int, EntryId] | None:
+        """A mark to give to `read` with what comes, and after which entry to go on reading; None: not now."""
+        readable = self.is_started and self.receiver.room > 0 and now >= self._resume_at and self.gap is None
+        return (self._turn, self._after) if readable else None
+
+    def read(self, turn: int, raw: Sequence[Any], now: float) -> list[WholeMessage]:
+        """Takes in entries that were read. The whole messages among them, to be decoded by `decode`."""
+        whole: list[WholeMessage] = []
+        if not raw:
+            self.has_doubts = self.is_started and not self.receiver.ready
+        if turn != self._turn:
+            return whole
+        for entry in map(read_entry, raw):
+            expected = self.receiver.next + len(whole), len(self._parts) + 1
+            size = sum(map(len, entry.data)) if entry is not None else 0
+            if entry is None or entry.id != expected or self._bytes + size > LIMITS.message_bytes:
+                if not whole:  # else first take in what came before it
+                    self._pass_over(entry, now)
+                break
+            self._after = entry.id
+            self._parts.append(entry)
+            self._bytes += size
+            self.largest = max(1, self.largest // 2, size)
+            if entry.header is not None:
+                data = tuple([piece for part in self._parts for piece in part.data])
+                whole.append(WholeMessage(entry.id.number, turn, entry.header, data))
+                self._clear()
+        return whole
+
+    def decode(self, whole: WholeMessage) -> tuple[Message, Hashable]:
+        """The message and its fingerprint. Raises `BadMessage` if it is damaged, `ForeignMessage` if not of this run.
+
+        Needs no lock.
+        """
+        header = read_header(whole.header)
+        check_run(header, self._run)
+        key = self.receiver.key
+        number = message_number(header.step, _place(header, key), self._per_step)
+        if (header.flow, header.stage, number) != (key.flow, key.stage, whole.number):
+            raise ForeignMessage(
+                f"{header.identity} lies in Redis as message {whole.number} of {key}: two plans share a run's name"
+            )
+        return _filled(header, whole.data), fingerprint(header)
+
+    def accept(self, whole: WholeMessage, message: Message, bits: Hashable, now: float) -> None:
+        """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits.
+
+        What an ended life of the run has left is not accepted: its script may have called for other things.
+        """
+        if not self._is_next(whole):
+            return
+        if message.incarnation <= self._since:
+            self._read_again(now)  # until its producer has removed it
+            return
+        if not self.receiver.accepts(whole.number, bits):
+            return
+        if self.receiver.missing is not None:  # its producer need not look after it any more
+            self.receiver.must_report = True
+        self._digests.add(whole.number, bits)
+        self.receiver.accept(message, bits)
+        self.has_doubts, self.gap = False, None
+
+    def count_damage(self, whole: WholeMessage, reason: str, now: float) -> None:
+        """A message cannot be decoded. Raises `BadMessage` when that has happened too often."""
+        if self._is_next(whole):
+            self.receiver.count_damage(reason)
+            self._read_again(now)
+
+    def update(self, entry_id: EntryId, retention: Retention, *, nothing: bool) -> None:
+        """Takes in the producer's announcement. `nothing` was read after that, so what it has sent is not there.
+
+        Sets `gap` if the next message is no longer available.
+        """
+        self.has_doubts = False
+        if entry_id.number <= self._since:
+            return
+        try:
+            if self.receiver.was_sent(retention) and nothing:
+                self.receiver.miss()
+        except QueueGap as gap:
+            self.gap = gap
+
+    def next_exchange(self, *, idle: bool) -> Exchange | None:
+        """What to announce, if anything. `idle`: check whether the announcement is still there."""
+        receiver = self.receiver
+        stale = receiver.taken != self._announced or receiver.missing is not None
+        if receiver.must_report or self._announcer.must_announce or (idle and stale):
+            self._announced = receiver.taken
+            receiver.mark_reported(receiver.limit)
+            commands = self._announcer.announce(receiver.taken, receiver.limit, receiver.missing)
+            return Exchange(commands, self._announcer.check)
+        return Exchange([self._announcer.look], self._announcer.check) if idle else None
+
+    def _is_next(self, whole: WholeMessage) -> bool:
+        return whole.turn == self._turn and whole.number == self.receiver.next
+
+    def _pass_over(self, found: StreamEntry | None, now: float) -> None:
+        """Something else is where the next entry should be."""
+        if found is not None and found.id.number > self.receiver.next:
+            self.receiver.failures = IN_VAIN - 1  # reading again will not help
+        self.receiver.failures += 1
+        self._read_again(now)
+
+    def _read_again(self, now: float) -> None:
+        self.has_doubts = True
+        self._resume_at = now + AGAIN
+        if self.receiver.failures >= IN_VAIN:
+            self.receiver.miss()
+        self._reread()
+
+    def _reread(self) -> None:
+        self._turn += 1
+        self._after = EntryId(self.receiver.next, 0)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._parts.clear()
+        self._bytes = 0
+
+
+def _filled(header: Header, data: Sequence[bytes]) -> Message:
+    """The message, with the data in the memory of its tensors. Raises `BadMessage` if it is damaged."""
+    if list(map(len, data)) == [tensor.nbytes for tensor in header.tensors]:  # a piece for each
+        return complete(header, data)
+    buffers = allocate(header)
+    pour(data, buffers)
+    return assemble(header, buffers)
+
+
+def _place(header: Header, key: QueueKey) -> int:
+    """Of a message among those of its step. Raises `ForeignMessage` if the queue carries none such."""
+    try:
+        return key.place(header.microbatch)
+    except ValueError as error:
+        raise ForeignMessage(f"{header.identity} lies in Redis where {error}: two plans share a run's name") from error

@@ -1,0 +1,147 @@
+"""Commands for a Redis server as bytes, in units that are carried out as a whole, and the socket that takes them.
+
+A socket with a timeout makes two system calls: it first waits until it may be used. Its descriptor never blocks, so
+`UnwaitingSocket` uses the descriptor itself, with one call. Through TLS that cannot be done.
+"""
+
+import os
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import hiredis
+import msgspec
+from redis.connection import PythonRespSerializer
+
+Command: TypeAlias = tuple[bytes | memoryview, ...]
+Unit: TypeAlias = Sequence[Command]  # commands that are carried out together, or none of them
+
+UNCOPIED = 2**16  # bytes of an argument from which on it is sent without a copy
+
+_BEGIN, _END = (b"MULTI",), (b"EXEC",)
+_PACKED_BEGIN, _PACKED_END = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
+_pack_large: Callable[..., list[Any]] = PythonRespSerializer(UNCOPIED, lambda argument: argument).pack
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """Commands that are carried out together, and the function that takes their answers.
+
+    `has_more`: what is asked next depends on them, so they must not be left unread. `packed`: the unit as it is sent,
+    if that was made at once; then its commands are only named in `unit`, with their keys.
+    """
+
+    unit: Unit
+    receive: Callable[[list[Any]], None]
+    has_more: bool = False
+    packed: Sequence[bytes | memoryview] | None = None
+
+
+def pack_exchanges(exchanges: Sequence[Exchange]) -> Sequence[bytes | memoryview]:
+    """The units of all the exchanges, as `pack` returns them."""
+    if len(exchanges) == 1 and (packed := exchanges[0].packed) is not None:
+        return packed
+    chunks: list[bytes | memoryview] = []
+    for exchange in exchanges:
+        chunks += pack([exchange.unit]) if exchange.packed is None else exchange.packed
+    return _merged(chunks)
+
+
+def pack_together(commands: Sequence[Sequence[bytes | memoryview]]) -> Sequence[bytes | memoryview]:
+    """The unit of commands that are packed already."""
+    if len(commands) == 1:
+        return commands[0]
+    return _merged([_PACKED_BEGIN, *[chunk for command in commands for chunk in command], _PACKED_END])
+
+
+def pack(units: Sequence[Unit]) -> list[bytes | memoryview]:
+    """The units in Redis' own protocol. Large arguments are not copied; everything between them is in one piece."""
+    chunks: list[bytes | memoryview] = []
+    small: list[bytes] = []
+    for unit in units:
+        for command in unit if len(unit) == 1 else (_BEGIN, *unit, _END):
+            if max(map(len, command)) > UNCOPIED:
+                head, *middle, tail = _pack_large(*command)
+                chunks += [b"".join([*small, head]), *middle]
+                small = [tail]
+            else:
+                small.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # typed for one argument
+    return [*chunks, b"".join(small)]
+
+
+def _merged(chunks: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The same bytes in few pieces: a system call for each would take longer than a copy of what is small."""
+    merged: list[bytes | memoryview] = []
+    small: list[bytes | memoryview] = []
+    for chunk in chunks:
+        if len(chunk) > UNCOPIED:
+            merged += (b"".join(small), chunk)
+            small = []
+        else:
+            small.append(chunk)
+    return [*merged, b"".join(small)]
+
+
+Bytes = bytes | memoryview
+
+SMALL = 2**16  # bytes that a socket accepts at once when nothing else is under way
+
+MOST_CHUNKS = 64  # in one system call: the system takes no more than 1024
+
+
+class UnwaitingSocket:
+    """Reads and writes over `end`, the socket of a connection, which has a timeout, without waiting. `descriptor` is
+    that of the socket."""
+
+    def __init__(self, end: Any) -> None:
+        self._socket = end
+        self.descriptor: int = end.fileno()
+        self._is_encrypted = isinstance(end, ssl.SSLSocket)
+
+    def read(self, buffer: bytearray) -> int | None:
+        """How many bytes were read into the buffer; 0 at the end of the stream, None if nothing is here."""
+        try:
+            return self._read_decrypted(buffer) if self._is_encrypted else os.readv(self.descriptor, (buffer,))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+
+    def write(self, chunks: Sequence[Bytes]) -> Sequence[Bytes]:
+        """Writes what the system takes now. What is left."""
+        if self._is_encrypted:
+            return self._write_encrypted(chunks)
+        try:
+            count = os.writev(self.descriptor, chunks[:MOST_CHUNKS])
+        except BlockingIOError:
+            return chunks
+        return _after(count, chunks)
+
+    def interrupt(self) -> None:
+        """From now on nothing is read but the end of the stream, and writing is an error. For any thread: the state of
+        TLS, which another thread uses, stays as it is."""
+        with suppress(OSError):  # the other side has ended it
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _read_decrypted(self, buffer: bytearray) -> int:
+        silence = self._socket.gettimeout()
+        self._socket.settimeout(0.0)
+        try:
+            count: int = self._socket.recv_into(buffer)
+            return count
+        finally:
+            self._socket.settimeout(silence)
+
+    def _write_encrypted(self, chunks: Sequence[Bytes]) -> Sequence[Bytes]:
+        if sum(map(len, chunks)) > SMALL:
+            return chunks
+        self._socket.sendall(b"".join(chunks))
+        return ()
+
+
+def _after(count: int, chunks: Sequence[Bytes]) -> Sequence[Bytes]:
+    """What comes after the first `count` bytes."""
+    for place, chunk in enumerate(chunks):
+        if count < len(chunk):
+            return [memoryview(chunk)[count:], *chunks[place + 1 :]]
+        count -= len(chunk)
+    return ()

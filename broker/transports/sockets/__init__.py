@@ -1,0 +1,124 @@
+"""Transports between workers that are connected directly: shared memory on one machine, ZeroMQ across machines.
+
+May import everything of broker below it. Read `shm_queues.py` first, then `shm_packets.py`.
+"""
+
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from stageline.broker.control.channel import ClientChannel, ServerChannel
+from stageline.broker.transports.base import Backend
+from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, register
+
+if TYPE_CHECKING:
+    from stageline.broker.queues.base import WorkerQueues
+    from stageline.broker.queues.ends import QueueOptions
+
+_TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)")
+_CONNECTING = 1.0  # seconds to wait until something accepts a connection
+
+
+class ShmBackend(Backend):
+    """Unix sockets and shared memory between processes of one machine. Needs Linux."""
+
+    schemes: ClassVar[Mapping[str, str]] = {"shm": "shm://"}
+    reach = Reach.MACHINE
+    in_folder = True
+
+    def hides(self, url: str) -> bool:
+        return False
+
+    def open_queues(
+        self, url: str, run: str, incarnation: int, options: "QueueOptions", *, folder: Path, since: int = 0
+    ) -> "WorkerQueues":
+        from .shm_queues import ShmQueues
+
+        return ShmQueues(run, incarnation, f"shm://{folder}/queues", options)
+
+
+class _ZeroMQBackend(Backend):
+    carries_control = True
+
+    def open_queues(
+        self, url: str, run: str, incarnation: int, options: "QueueOptions", *, folder: Path, since: int = 0
+    ) -> "WorkerQueues":
+        from .zeromq_queues import ZeroMQQueues
+
+        return ZeroMQQueues(run, incarnation, self._bound(url, folder), options)
+
+    def open_client(self, url: str, *, keeps: bool = False) -> ClientChannel:
+        from .zeromq_channel import ZeroMQClientChannel
+
+        return ZeroMQClientChannel(url, keeps=keeps)
+
+    def open_server(self, url: str) -> ServerChannel:
+        from .zeromq_channel import ZeroMQServerChannel
+
+        return ZeroMQServerChannel(url)
+
+    def listens(self, url: str) -> bool:
+        try:
+            self._probe(url)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except (OSError, ValueError):
+            return True
+        return True
+
+    def _bound(self, url: str, folder: Path) -> str:
+        """Return the address at which a worker's queues listen."""
+        return url
+
+    def _probe(self, url: str) -> None:
+        """Connect to `url` for a moment."""
+
+
+class IpcBackend(_ZeroMQBackend):
+    """ZeroMQ over Unix sockets, between processes of one machine."""
+
+    schemes: ClassVar[Mapping[str, str]] = {"ipc": "ipc:///tmp/stageline"}
+    reach = Reach.MACHINE
+    in_folder = True
+
+    def hides(self, url: str) -> bool:
+        return False
+
+    def _bound(self, url: str, folder: Path) -> str:
+        return f"ipc://{folder}/queues"
+
+    def _probe(self, url: str) -> None:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(re.sub("^@", "\0", url.removeprefix("ipc://")))  # Linux's abstract names
+
+
+class TcpBackend(_ZeroMQBackend):
+    """ZeroMQ over TCP, across machines."""
+
+    schemes: ClassVar[Mapping[str, str]] = {"tcp": "tcp://127.0.0.1:5600"}
+
+    def fault(self, url: str) -> str | None:
+        found = _TCP.fullmatch(url.removeprefix("tcp://"))
+        if found is None:
+            return "tcp:// goes with a host and a port"
+        return "a port is at most 65535" if found["port"] != "*" and int(found["port"]) > 65535 else None
+
+    def host(self, url: str) -> str:
+        return url.removeprefix("tcp://").rpartition(":")[0]
+
+    def has_free_port(self, url: str) -> bool:
+        return url.rpartition(":")[2].strip("0") in ("", "*")
+
+    def hides(self, url: str) -> bool:
+        return "@" in url
+
+    def _probe(self, url: str) -> None:
+        host, port = self.host(url), url.rpartition(":")[2]
+        host = "127.0.0.1" if host in EVERY_INTERFACE else host.strip("[]")
+        socket.create_connection((host, int(port)), timeout=_CONNECTING).close()
+
+
+for _each in (ShmBackend(), IpcBackend(), TcpBackend()):
+    register(_each)

@@ -1,0 +1,268 @@
+"""Watches the connections of a bound ZeroMQ socket from a thread of its own, and closes those that `connection_rules`
+refuses.
+
+ZeroMQ's limits are per frame, and it holds a message that is not whole where its owner can neither see nor count it.
+The system counts the bytes of each TCP connection, and a message tells the descriptor of its own:
+
+    ACCEPTED(descriptor) ──> PeerConnection <── TCP_INFO: bytes received      pending = received - delivered
+    message(descriptor) ───> delivered                                    refused: shut down, ZeroMQ drops what it held
+
+Where the system does not count (macOS), the limits of time and of number hold. The thread sleeps while no connection
+is untrusted, but for four looks in a second at the trusted ones. The owner of the socket only adds two numbers for a
+message.
+"""
+
+import math
+import os
+import socket as sockets
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import structlog
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stageline.broker.rate_limit import RateLimit
+
+from .connection_rules import PeerConnection, refusals, untrusted_connections
+from .descriptors import descriptor_limit
+
+WATCHFUL = 20  # ms between two looks while a connection is untrusted
+CALM = 250  # ms between two looks while all are trusted
+EVENTS = 32  # taken between two looks, at most
+LOGGED = 5  # refusals logged in a second; the others are counted
+
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+_LONG, _SHORT_HEAD, _LONG_HEAD = 256, 2, 9  # bytes: from which on a frame is long, and what ZeroMQ sends before it
+_BYTES_RECEIVED = 128  # where Linux has tcpi_bytes_received, u64, in its tcp_info
+
+_ENDED = "it ended, or was not of the protocol, and has brought no message"
+_RESET = struct.pack("ii", 1, 0)
+
+log = structlog.get_logger()
+
+
+def open_monitor(context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", events: int) -> "zmq.Socket[Any]":
+    """The end that brings `events` (`zmq.EVENT_*`, or-ed) of `socket`, which neither connects nor listens yet.
+
+    Call `socket.disable_monitor()` and close this end before `socket` is closed.
+    """
+    address = f"inproc://monitor-{id(socket)}"
+    socket.monitor(address, events)
+    monitor: zmq.Socket[Any] = context.socket(zmq.PAIR)
+    monitor.set(zmq.LINGER, 0)
+    monitor.set(zmq.RCVHWM, 0)  # with a limit, unread events would stop all sockets for good
+    monitor.connect(address)
+    return monitor
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A connection: the number of its socket in the system, and what was delivered at its descriptor before it, not
+    counting what of a former one was still to be delivered."""
+
+    connection: PeerConnection
+    inode: int
+    bytes_before: int
+    frames_before: int
+
+
+class Unguarded:
+    """Stands for the guard of a socket that only this user can reach, since the file system says so: `ipc://`."""
+
+    def note(self, source: int, size: int) -> None:
+        pass
+
+    def drained(self) -> None:
+        pass
+
+    def trust(self, source: int) -> None:
+        pass
+
+    def trusts(self, source: int) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def guarded(
+    context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", url: str, largest: int
+) -> "ConnectionGuard | Unguarded":
+    """The guard of `socket`, which is going to be bound to `url`."""
+    return ConnectionGuard(context, socket, largest) if url.startswith("tcp://") else Unguarded()
+
+
+class ConnectionGuard:
+    """Of `socket`, which is not bound yet; `largest`: bytes of a message from a trusted peer.
+
+    `note`, `drained` and `trust` are for the thread that owns the socket. A `source` is a message's descriptor
+    (`zmq.SRCFD`). Close the guard before the socket.
+    """
+
+    def __init__(self, context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", largest: int) -> None:
+        self._largest = largest
+        self._socket = socket
+        self._bytes: dict[int, int] = {}
+        self._frames: dict[int, int] = {}
+        self._trusted: set[int] = set()
+        self._drains = self._drains_seen = 0
+        self._drained = monotonic()
+        self._watched: dict[int, _Watched] = {}
+        # Bytes and frames at each descriptor when its last connection ended.
+        self._before: dict[int, tuple[int, int]] = {}
+        self._log_limits = {True: RateLimit(LOGGED), False: RateLimit(LOGGED)}  # those that ended by themselves apart
+        self._blank, self._probe = sockets.socket(), sockets.socket()
+        self._events = open_monitor(context, socket, int(_EVENTS))
+        self._thread = threading.Thread(target=self._watch, name="guard", daemon=True)
+        self._thread.start()
+
+    def note(self, source: int, size: int) -> None:
+        """A frame of `size` bytes was taken from the socket."""
+        self._bytes[source] = self._bytes.get(source, 0) + size + (_SHORT_HEAD if size < _LONG else _LONG_HEAD)
+        self._frames[source] = self._frames.get(source, 0) + 1
+
+    def drained(self) -> None:
+        """All that had arrived was taken from the socket."""
+        self._drains += 1
+
+    def trust(self, source: int) -> None:
+        """A genuine message came over the connection."""
+        self._trusted.add(source)
+
+    def trusts(self, source: int) -> bool:
+        return source in self._trusted
+
+    def close(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._socket.disable_monitor()  # which ends the thread
+        self._thread.join()
+        self._blank.close()
+        self._probe.close()
+
+    def _watch(self) -> None:
+        looked = monotonic()
+        with self._events as events:
+            while True:
+                events.poll(self._pause(looked))
+                try:
+                    if not self._take_events():
+                        return
+                    if self._pause(looked) == 0 or self._is_crowded():
+                        looked = monotonic()
+                        self._look(looked)
+                except Exception:  # unread events stop the socket, so that the thread must go on
+                    log.exception("a bug in stageline: the limits of connections were not checked")
+
+    def _pause(self, looked: float) -> int | None:
+        """ms until the next look; None: until something happens."""
+        if not self._watched:
+            return None
+        calm = all(each.connection.trusted for each in self._watched.values())
+        return max(0, math.ceil((looked - monotonic()) * 1000 + (CALM if calm else WATCHFUL)))
+
+    def _take_events(self) -> bool:
+        """False once the socket is watched no more."""
+        for _ in range(EVENTS):
+            if not self._events.poll(0):
+                break
+            event = recv_monitor_message(self._events)
+            match event["event"]:
+                case zmq.EVENT_MONITOR_STOPPED:
+                    return False
+                case zmq.EVENT_ACCEPTED:
+                    self._begin(event["value"])
+                case zmq.EVENT_DISCONNECTED:
+                    self._note_end(event["value"])
+                    self._forget(event["value"])
+        return True
+
+    def _is_crowded(self) -> bool:
+        """Whether so many connect that the next look cannot wait."""
+        untrusted = sum(not each.connection.trusted for each in self._watched.values())
+        return untrusted > untrusted_connections(descriptor_limit())
+
+    def _begin(self, source: int) -> None:
+        before = self._before.get(source, (0, 0))
+        try:
+            with self._probing(source) as probe:
+                host, port, *_ = probe.getpeername()
+                connection = PeerConnection(f"{host}:{port}", monotonic())
+                self._watched[source] = _Watched(connection, os.fstat(probe.fileno()).st_ino, *before)
+        except OSError:
+            self._log("unknown", _ENDED)
+
+    def _forget(self, source: int) -> None:
+        """Another connection at the descriptor begins untrusted. One that was trusted in this very moment is again,
+        with its next message."""
+        self._before[source] = self._bytes.get(source, 0), self._frames.get(source, 0)
+        self._watched.pop(source, None)
+        self._trusted.discard(source)
+
+    def _note_end(self, source: int) -> None:
+        """ZeroMQ itself ends connections with a frame that is too long, or that do not speak its protocol."""
+        watched = self._watched.get(source)
+        if watched is not None and self._frames.get(source, 0) == watched.frames_before:
+            self._log(watched.connection.peer, _ENDED)
+
+    def _look(self, now: float) -> None:
+        if self._drains != self._drains_seen:
+            self._drains_seen, self._drained = self._drains, now
+        for source, watched in list(self._watched.items()):
+            self._update(source, watched, now)
+        found = {id(watched.connection): (source, watched) for source, watched in self._watched.items()}
+        connections = [watched.connection for watched in self._watched.values()]
+        refused = refusals(connections, now, self._drained, largest=self._largest, descriptors=descriptor_limit())
+        for connection, reason in refused:
+            self._refuse(*found[id(connection)], reason)
+
+    def _update(self, source: int, watched: _Watched, now: float) -> None:
+        connection = watched.connection
+        connection.trusted = source in self._trusted
+        delivered = self._bytes.get(source, 0) - watched.bytes_before
+        frames = self._frames.get(source, 0) - watched.frames_before
+        with suppress(OSError), self._probing(source, watched.inode) as probe:  # OSError: the event of its end is near
+            connection.note(_bytes_received(probe), delivered, frames, now)
+
+    def _refuse(self, source: int, watched: _Watched, reason: str) -> None:
+        with suppress(OSError), self._probing(source, watched.inode) as probe:
+            probe.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, _RESET)  # the peer learns of it at once
+            probe.shutdown(sockets.SHUT_RDWR)
+        self._forget(source)
+        self._log(watched.connection.peer, reason)
+
+    def _log(self, peer: str, reason: str) -> None:
+        limit = self._log_limits[reason is _ENDED]
+        if limit.allows(monotonic()):
+            more = limit.take_withheld()
+            others = {"others": more} if more else {}  # closed since the last line, and not named
+            log.warning("a connection was closed", reason=reason, peer=peer, **others)
+
+    @contextmanager
+    def _probing(self, source: int, inode: int | None = None) -> Iterator[sockets.socket]:
+        """The socket behind a descriptor of ZeroMQ's. Raises `OSError` if it is gone, or another than `inode`.
+
+        No new descriptor is needed, of which there may be none left. Held as short as possible: a connection ends when
+        its last descriptor is closed.
+        """
+        os.dup2(source, self._probe.fileno(), inheritable=False)
+        try:
+            if inode is not None and os.fstat(self._probe.fileno()).st_ino != inode:
+                raise OSError("another connection has the descriptor")
+            yield self._probe
+        finally:
+            os.dup2(self._blank.fileno(), self._probe.fileno(), inheritable=False)
+
+
+def _bytes_received(probe: sockets.socket) -> int | None:
+    """How many bytes have come over a connection; None where the system does not tell."""
+    if not hasattr(sockets, "TCP_INFO"):
+        return None
+    info = probe.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _BYTES_RECEIVED + 8)
+    return None if len(info) < _BYTES_RECEIVED + 8 else int(struct.unpack_from("=Q", info, _BYTES_RECEIVED)[0])

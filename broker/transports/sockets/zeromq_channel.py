@@ -1,0 +1,158 @@
+"""Control messages over ZeroMQ: the broker has a ROUTER, all others a DEALER."""
+
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stageline.broker.control.channel import LARGEST, LARGEST_UNTRUSTED, Envelope, Received
+from stageline.broker.errors import AddressUnusable
+from stageline.broker.transports.sockets.bind import listening
+from stageline.broker.transports.sockets.connection_guard import guarded
+from stageline.pipeline.addresses import masked
+
+# Taken in one turn at most, so that leases and trims are not delayed for ever; what else has come waits for the next.
+_BATCH = 1000  # messages
+_BATCH_BYTES = 8 * 2**20  # a message that is longer is a turn of its own
+
+_DEALER_OPTIONS = {
+    zmq.MAXMSGSIZE: LARGEST,
+    zmq.LINGER: 500,
+    zmq.SNDHWM: 64,
+    zmq.RECONNECT_IVL: 20,
+    zmq.RECONNECT_IVL_MAX: 1000,
+}
+_ROUTER_OPTIONS = {
+    zmq.ROUTER_MANDATORY: 1,  # a recipient that is gone raises, instead of being ignored
+    # Not ROUTER_HANDOVER: with it, a peer that names itself as another takes the messages of that.
+    zmq.MAXMSGSIZE: LARGEST,
+    zmq.RCVHWM: 64,  # messages of a connection that wait to be taken; TCP holds back the others
+    zmq.SNDHWM: 256,  # messages to a connection that wait to be sent; of more, the newest are lost
+    zmq.HANDSHAKE_IVL: 5000,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.LINGER: 500,
+}
+
+
+class ZeroMQClientChannel:
+    """See `ClientChannel`."""
+
+    def __init__(self, url: str, *, keeps: bool = False) -> None:
+        self._url = url
+        self._context = zmq.Context()
+        try:
+            self._socket = _open(self._context, zmq.DEALER, {**_DEALER_OPTIONS, zmq.IMMEDIATE: not keeps})
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            self._socket.connect(url)
+        except zmq.ZMQError as error:  # also where the system has no sockets left
+            self._context.destroy(linger=0)
+            raise AddressUnusable(f"cannot use {url}: {error}") from error
+
+    def send(self, message: bytes) -> bool:
+        try:
+            self._socket.send(message, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self, timeout: float) -> bytes | None:
+        if not self._socket.poll(max(0, int(timeout * 1000))):
+            return None
+        return self._socket.recv()
+
+    @property
+    def trouble(self) -> str:
+        """That the host's name cannot be resolved. ZeroMQ reports nothing else: it keeps trying."""
+        host = self._url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        if not self._url.startswith("tcp://"):
+            return ""
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
+            return f"the name {host!r} in {masked(self._url)} cannot be resolved: {error}"
+        return ""
+
+    def renewed(self) -> bool:
+        new = False
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            new = True
+        return new
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
+        self._context.term()
+
+
+class ZeroMQServerChannel:
+    """See `ServerChannel`. Raises `EndpointTaken`."""
+
+    def __init__(self, url: str) -> None:
+        context = zmq.Context()
+        self._router = _open(context, zmq.ROUTER, _ROUTER_OPTIONS)
+        self._sources: dict[bytes, int] = {}  # the connection of each sender in the last batch
+        self._emptied = False  # the last batch was all that had arrived
+        with ExitStack() as cleanup:
+            cleanup.callback(context.term)
+            cleanup.callback(self._router.close)
+            self._guard = guarded(context, self._router, url, LARGEST)
+            cleanup.callback(self._guard.close)
+            self.endpoint = cleanup.enter_context(listening(self._router, url))
+            self._resources = cleanup.pop_all()
+
+    def receive(self, timeout: float) -> Sequence[Received]:
+        if self._emptied:  # and what was found genuine is trusted by now
+            self._guard.drained()
+        self._router.poll(int(timeout * 1000))
+        self._sources, self._emptied = {}, False
+        found: list[Received] = []
+        size = 0
+        while len(found) < _BATCH and size < _BATCH_BYTES:
+            try:
+                sender = self._router.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                self._emptied = True
+                break
+            message = self._receive_message(sender)
+            size += len(message or b"")
+            found.append((sender, message))
+        return found
+
+    def _receive_message(self, sender: bytes) -> bytes | None:
+        """The message, None if it has not one frame, or is too long for its sender. What is dropped is not joined."""
+        frame = self._router.recv(copy=False)
+        source = self._sources[sender] = frame.get(zmq.SRCFD)
+        self._guard.note(source, len(frame))
+        fits = not frame.more and (len(frame) <= LARGEST_UNTRUSTED or self._guard.trusts(source))
+        message = frame.bytes if fits else None
+        while frame.more:
+            frame = self._router.recv(copy=False)
+            self._guard.note(source, len(frame))
+        return message
+
+    def trust(self, sender: bytes) -> None:
+        if sender in self._sources:
+            self._guard.trust(self._sources[sender])
+
+    def send(self, envelopes: Iterable[Envelope]) -> None:
+        for envelope in envelopes:
+            try:
+                self._router.send_multipart(envelope, zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                # Gone, or so slow that its pipe is full. It repeats what it needs answered.
+                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                    raise
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+def _open(context: "zmq.Context[zmq.SyncSocket]", kind: int, options: Mapping[zmq.SocketOption, int]) -> zmq.SyncSocket:
+    opened = context.socket(kind)
+    for option, value in options.items():
+        opened.set(option, value)
+    return opened

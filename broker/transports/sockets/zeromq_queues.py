@@ -1,0 +1,347 @@
+"""Queues between processes over ZeroMQ: `ipc://` on one machine, `tcp://` across machines.
+
+    worker 0                              worker 1
+    Outbound -- Sender -- ROUTER          DEALER -- Receiver -- Inbound
+                          (bound)  <- CreditRequest
+                                messages ->
+
+A ROUTER gives every connection an identity of its own, which is how a sender notices that its consumer uses a new one.
+It never blocks: what cannot be sent now stays due. A DEALER's connection is replaced when requests stay unanswered for
+long, and soon if the other end does not speak ZeroMQ: when the bytes on a connection are not its protocol, ZeroMQ
+gives it up for good, or takes them for those of its first version, and reports neither. Only the events of its monitor
+show it:
+
+    not connected ─────> CONNECTED ──> HANDSHAKE_SUCCEEDED
+             ^               v                 v
+             └─(maybe)── DISCONNECTED <────────┘         stuck: too long CONNECTED, or DISCONNECTED for good
+"""
+
+import errno
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from time import monotonic
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stageline.broker.codec.message import LIMITS, Frame, Message
+from stageline.broker.errors import EndpointTaken
+from stageline.broker.queues.base import Trouble
+from stageline.broker.queues.delivery import Receiver
+from stageline.broker.queues.ends import LinkedQueues, QueueOptions
+from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
+from stageline.broker.queues.requests import CreditRequest, Requester
+
+from .bind import bind
+from .connection_guard import guarded, open_monitor
+
+Socket = zmq.Socket[Any]
+Context = zmq.Context[Socket]
+
+REQUEST_BYTES = 2**12  # the most that a request may have
+SOLE_WAIT = 20  # ms that a worker without unsent messages waits at one socket before it polls all of them
+
+COMMON_OPTIONS: dict[int, int] = {
+    zmq.HANDSHAKE_IVL: 5000,  # ms after which a connection without ZeroMQ's handshake is dropped
+    # A dead host is noticed by TCP, not by ZeroMQ's heartbeats: those time out while one long message is on its way.
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 10,  # seconds
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 4,
+    zmq.TCP_MAXRT: 30_000,  # ms that sent bytes may stay unconfirmed
+}
+OPTIONS: dict[int, dict[int, int]] = {
+    # The producing side: bound, with many connections, sending to one of them at a time.
+    zmq.ROUTER: {
+        zmq.ROUTER_MANDATORY: 1,  # a connection that is gone or full is an error, not a silent loss
+        zmq.MAXMSGSIZE: REQUEST_BYTES,
+        zmq.LINGER: 1000,  # ms; the last messages of a run may still be on their way out
+    },
+    # The consuming side: connected to one producing worker.
+    zmq.DEALER: {
+        zmq.IMMEDIATE: 1,  # without a connection a request is not queued, so that it is sent up to date
+        zmq.MAXMSGSIZE: LIMITS.message_bytes,  # per frame
+        zmq.LINGER: 0,  # a request is of no use after this end is gone
+        zmq.RCVTIMEO: SOLE_WAIT,
+        zmq.RECONNECT_IVL: 20,  # ms
+        zmq.RECONNECT_IVL_MAX: 1000,
+    },
+}
+
+_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+UNANSWERED = 30.0  # seconds without any answer after which a connection is replaced; doubles up to LONGEST_UNANSWERED
+LONGEST_UNANSWERED = 600.0
+NO_HANDSHAKE = 3.0  # seconds without ZeroMQ's handshake after which a connection is replaced
+CHECK = 0.5  # seconds between two checks of a connection that brings no answer
+
+_NOBLOCK = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
+_POLLIN_POLLOUT = int(zmq.POLLIN | zmq.POLLOUT)
+# Bytes of a frame from which on its memory is handed over and not copied. To give memory back, pyzmq wakes a thread of
+# its own, which costs as much as copying half a megabyte (measured over ipc and tcp, 16 KB to 16 MB).
+ZERO_COPY = 2**19
+REQUESTS = 256  # taken in one turn at most, so that the compute loop goes on; the others wait for the next
+
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_POLLIN = int(zmq.POLLIN)  # plain: pyzmq's own flags are enums, and slow
+
+
+def open_socket(context: Context, kind: int, hwm: int) -> Socket:
+    """A ROUTER or a DEALER with its options. Credit keeps `hwm` messages or fewer under way; the socket's own limit
+    holds should that fail."""
+    socket = context.socket(kind)
+    try:
+        for option, value in {**COMMON_OPTIONS, **OPTIONS[kind], zmq.SNDHWM: hwm, zmq.RCVHWM: hwm}.items():
+            socket.set(option, value)
+    except BaseException:
+        socket.close()
+        raise
+    return socket
+
+
+class Handshake:
+    """Watches the connection of `socket`, which is not connected yet. Times are monotonic, in seconds."""
+
+    def __init__(self, context: Context, socket: Socket) -> None:
+        self._socket = socket
+        self._stuck: float | None = None  # since when there has been no completed handshake
+        self._events = open_monitor(context, socket, int(_EVENTS))
+
+    def fails(self, now: float, patience: float) -> bool:
+        """Whether for `patience` seconds the connection has been without a handshake, or ended."""
+        newest = None
+        while self._events.poll(0):
+            newest = recv_monitor_message(self._events)["event"]
+        if newest is not None:
+            self._stuck = None if newest == zmq.EVENT_HANDSHAKE_SUCCEEDED else now
+        return self._stuck is not None and now - self._stuck >= patience
+
+    def close(self) -> None:
+        """Call before the socket is closed."""
+        self._socket.disable_monitor()
+        self._events.close()
+
+
+class Dealer(InboundLink):
+    """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
+
+    def __init__(
+        self, context: Context, endpoint: str, run: str, *, microbatches: int, hwm: int, key: bytes = b""
+    ) -> None:
+        super().__init__(endpoint, run, microbatches, key)
+        self._blocked = False  # there is a request to send, and no connection yet
+        self._context = context
+        self._hwm = hwm
+        self._unanswered = 0.0  # since when a request has had, or could have, no answer; 0: all are answered
+        self._patience = UNANSWERED
+        self._next_check = 0.0
+        self._connect()
+
+    def has_arrived(self) -> bool:
+        return bool(int(self.socket.get(zmq.EVENTS)) & _POLLIN)
+
+    def receive(self, now: float, *, wait: bool = False) -> bool:
+        try:
+            frame = self.socket.recv(0 if wait else _NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        frames = [frame.buffer]
+        while frame.more:  # they have all arrived: ZeroMQ delivers a message whole
+            frame = self.socket.recv(copy=False)
+            frames.append(frame.buffer)
+        self._unanswered, self._patience = 0.0, UNANSWERED
+        self._take_in(frames, now)
+        return True
+
+    def send_requests(self, now: float) -> None:
+        self._blocked = False
+        for requester in self.requesters.values():
+            request = requester.request(now)
+            if request is not None and not self._blocked:
+                self._send(requester, request, now)
+        if self._unanswered and now >= self._next_check:
+            self._next_check = now + CHECK
+            self._check_connection(now)
+
+    @property
+    def events(self) -> int:
+        """What to poll `socket` for."""
+        return _POLLIN_POLLOUT if self._blocked else _POLLIN
+
+    @property
+    def due(self) -> float:
+        """When to call `send_requests` again though nothing has happened."""
+        check = self._next_check if self._unanswered else float("inf")
+        if self._blocked:  # until there is a connection, which `events` include
+            return check
+        return min([check, *[requester.due for requester in self.requesters.values()]])
+
+    def close(self) -> None:
+        if not self.socket.closed:  # else it could not be replaced
+            self._handshake.close()
+            self.socket.close()
+
+    def _send(self, requester: Requester, request: CreditRequest, now: float) -> None:
+        try:
+            self.socket.send(self._pack(request), _NOBLOCK)
+        except zmq.Again:
+            self._blocked = True
+        else:
+            requester.mark_sent(request, now)
+        if request.ask or self._blocked:
+            self._unanswered = self._unanswered or now
+
+    def _connect(self) -> None:
+        """Leaves no socket open if that fails: its context could never be closed."""
+        with ExitStack() as opened:
+            self.socket = open_socket(self._context, zmq.DEALER, self._hwm)
+            opened.callback(self.socket.close)
+            self._handshake = Handshake(self._context, self.socket)
+            opened.callback(self._handshake.close)
+            self.socket.connect(self.endpoint)
+            opened.pop_all()
+
+    def _check_connection(self, now: float) -> None:
+        """Replaces the connection if it seems to be of no use any more."""
+        if not self._handshake.fails(now, NO_HANDSHAKE):
+            if now - self._unanswered <= self._patience:
+                return
+            self._patience = min(2 * self._patience, LONGEST_UNANSWERED)
+        self.close()
+        self._connect()
+        self._unanswered = 0.0
+        for requester in self.requesters.values():
+            requester.introduce()
+
+
+class Router(OutboundLink):
+    """Serves the senders given to `add` at `url`; `endpoint` is where to connect to.
+
+    `hwm` is how many messages may wait for one connection. `key` is the run's, which requests are sealed with.
+    """
+
+    def __init__(self, context: Context, url: str, run: str, hwm: int, key: bytes = b"") -> None:
+        super().__init__(run, key)
+        self.socket = open_socket(context, zmq.ROUTER, hwm)
+        self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
+        self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
+        self._guard = guarded(context, self.socket, url, hwm * REQUEST_BYTES)
+        try:
+            self.endpoint = bind(self.socket, url)
+        except EndpointTaken:
+            self._guard.close()
+            raise
+
+    def serve(self) -> None:
+        """Receives what requests have arrived, and sends everything that is due."""
+        for _ in range(REQUESTS):
+            if not int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                self._guard.drained()
+                break
+            self._receive_request()
+        self.flush_all()
+
+    def close(self) -> None:
+        self._guard.close()
+        self.socket.close()
+
+    def _send_message(self, route: bytes, frames: Sequence[Frame]) -> bool:
+        try:
+            self._send_frames(route, frames)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            raise RouteGone from error
+        return True
+
+    def _send_reply(self, route: bytes, frame: bytes) -> None:
+        with suppress(zmq.ZMQError):
+            self._send_frames(route, [b"", frame])
+
+    def _send_frames(self, route: bytes, frames: Sequence[Frame]) -> None:
+        send = self._send_frame
+        send(route, _NOBLOCK_MORE)  # fails if the rest could not be sent
+        for frame in frames[:-1]:
+            send(frame, _NOBLOCK_MORE, copy=len(frame) < ZERO_COPY)
+        send(frames[-1], _NOBLOCK, copy=len(frames[-1]) < ZERO_COPY)
+
+    def _receive_request(self) -> None:
+        """Takes in one request. What has more frames than one is none, and is dropped without being joined."""
+        route = self.socket.recv(_NOBLOCK)
+        frame = self.socket.recv(_NOBLOCK, copy=False)
+        source, several = frame.get(zmq.SRCFD), frame.more
+        self._guard.note(source, len(frame))
+        if not several and self.take_in(route, frame.bytes):
+            self._guard.trust(source)
+        while frame.more:
+            frame = self.socket.recv(_NOBLOCK, copy=False)
+            self._guard.note(source, len(frame))
+
+
+class ZeroMQQueues(LinkedQueues):
+    """All queue ends of one worker.
+
+    `bind_url`: `ipc:///path` or `tcp://host:port`, port 0 for any that is free. Raises `EndpointTaken` if it cannot be
+    bound.
+    """
+
+    schemes = ("ipc://", "tcp://")
+    _links: dict[str, Dealer]  # type: ignore[assignment]  # no other kind is opened here
+
+    def __init__(self, run: str, incarnation: int, bind_url: str, options: QueueOptions) -> None:
+        super().__init__(run, incarnation, options)
+        self.trouble: Trouble | None = None  # always: no server stands between workers
+        self._hwm = 2 * sum(options.windows.values()) + 16  # a resend may double what is on its way
+        self._context: Context = zmq.Context()
+        try:
+            self.router = self.outbound_link = Router(self._context, bind_url, run, self._hwm, options.key)
+        except EndpointTaken:
+            self._context.destroy(0)
+            self._wakeup.close()
+            raise
+        self.endpoint = self.router.endpoint
+
+    def _sleep(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
+        """It is enough to wait at one socket if nothing waits to be sent: one system call, not several."""
+        if not self.options.wakes_at_once and not self.router.is_behind:
+            message = link.take(receiver, wait=True)
+            if message is not None:
+                return message
+        return super()._sleep(link, receiver, timeout)
+
+    def _close_links(self) -> None:
+        for dealer in self._links.values():
+            dealer.close()
+        self.router.close()
+        self._context.term()
+
+    def _poll(self, until: float) -> bool:
+        self._send_requests()
+        dealers = self._links.values()
+        watched: list[tuple[Any, int]] = [(self.router.socket, _POLLIN), (self._wakeup.fd, _POLLIN)]
+        watched += [(dealer.socket, dealer.events) for dealer in dealers]
+        due = min([until, *[dealer.due for dealer in dealers]])
+        ready: dict[Any, int] = dict(zmq.zmq_poll(watched, max(0, math.ceil((due - monotonic()) * 1000))))
+        if self.router.socket in ready:
+            self.router.serve()
+        now = monotonic()
+        for dealer in dealers:
+            if ready.get(dealer.socket, 0) & _POLLIN:
+                dealer.receive(now)  # only one, so that it can be taken at once; the next turn receives the rest
+        if self._wakeup.fd not in ready:
+            return False
+        self._wakeup.silence()
+        return True
+
+    def _open_link(self, endpoint: str) -> Dealer:
+        return Dealer(
+            self._context,
+            endpoint,
+            self.run,
+            microbatches=self.options.microbatches,
+            hwm=self._hwm,
+            key=self.options.key,
+        )

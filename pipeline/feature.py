@@ -1,0 +1,200 @@
+"""A feature: one object that changes how a run is compiled and what its stages compute.
+
+    refuses(plan)                    before anything is loaded      conflicts with the rest of the plan
+    lower(program)                   once per compiled program      adds operations and queues
+    handlers(stage)                  once per stage                 computes the operations that it has added
+    around(stage, kind, compute)     once per stage and kind        wraps what the stage computes for such operations
+    state(stage), restore            at each snapshot               the feature's part of it
+
+Every method does nothing until it is overridden. Hooks are composed before the first microbatch: for a kind whose
+computation no feature wraps, the composed function is the stage's own, so an absent feature costs nothing.
+
+A list of features has an order, the outermost first. `outside` and `inside` declare it where it matters:
+
+    recorder ( skipping ( the stage's own computation ) )        Recorder.outside = ("skipping",)
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import CodeType, TracebackType
+from typing import Any, Protocol
+
+from .errors import ExitCode, StagelineError, describe_error, raised_by_user_code
+from .tree import Tree
+
+
+class Operation(Protocol):
+    """One entry of a worker's program, as features see it."""
+
+    @property
+    def kind(self) -> str:
+        """Its kind, by which its handler is found: "F"."""
+
+    @property
+    def stage(self) -> int:
+        """The stage that it is computed for; a replica's own number where the stage has several."""
+
+    @property
+    def step(self) -> int:
+        """The step that it is part of, from 0."""
+
+    @property
+    def microbatch(self) -> int:
+        """The microbatch of the step, from 0; 0 where the operation is of the whole step."""
+
+
+Compute = Callable[[Any, Sequence[Tree]], Tree]  # of an operation and what it received from its queues
+
+
+class FeatureRefused(StagelineError):
+    """A list of features cannot be used; the text names those that are in conflict, and the way out."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class FeatureFailed(StagelineError):
+    """A hook of a feature raised; the text names the feature and the operation. The exception is the cause."""
+
+
+class Feature:
+    """Hooks that do nothing. A subclass overrides those that it needs."""
+
+    inside: Collection[str] = ()  # names of features that wrap this one
+    outside: Collection[str] = ()  # names of features that this one wraps
+
+    @property
+    def name(self) -> str:
+        """The name that other features and errors use; by default the class's."""
+        return type(self).__name__
+
+    def refuses(self, plan: Any) -> Iterator[Any]:
+        """Yield a `PlanError` for each key of `plan` that this feature cannot be combined with."""
+        return iter(())
+
+    def lower(self, program: Any) -> Any:
+        """Return `program` with the operations and queues that this feature adds. Does not change `program`."""
+        return program
+
+    def handlers(self, stage: Any) -> Mapping[str, Compute]:
+        """Return what computes this feature's own operations on `stage`, by their kinds."""
+        return {}
+
+    def around(self, stage: Any, kind: str, compute: Compute) -> Compute:
+        """Return what computes operations of `kind` on `stage` in place of `compute`; `compute` itself if unchanged.
+
+        Args:
+            stage: The stage that computes.
+            kind: The kind of the operations. Of other kinds, the hook is asked apart.
+            compute: Computes an operation from what it received, with every feature inside of this one.
+        """
+        return compute
+
+    def state(self, stage: Any) -> Tree:
+        """Return a copy of what this feature keeps of `stage`, for a snapshot. None if it keeps nothing."""
+        return None
+
+    def restore(self, stage: Any, state: Tree) -> None:
+        """Go on from what `state` returned, here or in another process."""
+
+
+def ordered(features: Iterable[Feature], known: Collection[str] = ()) -> list[Feature]:
+    """Return `features` so that each comes before those that it is outside of, and otherwise as they were given.
+
+    Args:
+        features: The features of a run, in the order in which they are listed.
+        known: Names of features that the run does without: they may be named as neighbours, too.
+
+    Raises:
+        FeatureRefused: Two have one name, a neighbour is unknown, or the declarations contradict each other.
+    """
+    named: dict[str, Feature] = {}
+    for feature in features:
+        if feature.name in named:
+            raise FeatureRefused(f"two features are called {feature.name}: list it once, or give one another name")
+        named[feature.name] = feature
+    before: dict[str, set[str]] = {name: set() for name in named}  # the features that must come before each
+    for name, feature in named.items():
+        for neighbour in (*feature.inside, *feature.outside):
+            if neighbour not in named and neighbour not in known:
+                raise FeatureRefused(
+                    f"the feature {name} names {neighbour} as its neighbour, which is no feature of this run; there "
+                    f"are {', '.join(dict.fromkeys((*named, *known)))}"
+                )
+        before[name].update(named.keys() & feature.inside)
+        for inner in named.keys() & feature.outside:
+            before[inner].add(name)
+    found: list[Feature] = []
+    while before:
+        first = next((name for name, others in before.items() if not others & before.keys()), None)
+        if first is None:
+            raise FeatureRefused(f"the order of features contradicts itself: {' outside '.join(_circle(before))}")
+        del before[first]
+        found.append(named[first])
+    return found
+
+
+def compose(features: Sequence[Feature], stage: Any, kind: str, compute: Compute) -> Compute:
+    """Return what computes operations of `kind` on `stage`: `compute` within the `features`, the last one innermost.
+
+    An exception of a hook becomes a `FeatureFailed`; one that `compute` raised passes as it is.
+    """
+    for feature in reversed(features):
+        with_it = feature.around(stage, kind, compute)
+        if with_it is not compute:
+            compute = _named(feature, with_it, compute)
+    return compute
+
+
+def all_handlers(features: Sequence[Feature], stage: Any, core: Mapping[str, Compute]) -> dict[str, Compute]:
+    """Return what computes each kind of operation on `stage`: the `core` and what the `features` add to it, within the
+    features that wrap it.
+
+    Raises `FeatureRefused` if a kind has two handlers.
+    """
+    found, owners = dict(core), dict.fromkeys(core, "the stage itself")
+    for feature in features:
+        for kind, handler in feature.handlers(stage).items():
+            if kind in owners:
+                raise FeatureRefused(
+                    f"the feature {feature.name} computes operations of kind {kind}, and so does {owners[kind]}: give "
+                    f"them another kind"
+                )
+            found[kind], owners[kind] = _named(feature, handler, None), feature.name
+    return {kind: compose(features, stage, kind, compute) for kind, compute in found.items()}
+
+
+def _named(feature: Feature, hook: Compute, inner: Compute | None) -> Compute:
+    """Return `hook` with exceptions that name `feature`, unless they came through the code of `inner`."""
+
+    def called(operation: Operation, received: Sequence[Tree]) -> Tree:
+        try:
+            return hook(operation, received)
+        except BaseException as error:
+            if isinstance(error, StagelineError) or not raised_by_user_code(error):
+                raise
+            if inner is not None and _code_of(inner) in _codes(error.__traceback__):
+                raise
+            raise FeatureFailed(f"the feature {feature.name} failed in {operation}: {describe_error(error)}") from error
+
+    return called
+
+
+def _code_of(compute: Compute) -> CodeType | None:
+    function = getattr(compute, "__func__", compute)
+    return getattr(function if hasattr(function, "__code__") else type(compute).__call__, "__code__", None)
+
+
+def _codes(traceback: TracebackType | None) -> set[CodeType]:
+    found = set()
+    traceback = None if traceback is None else traceback.tb_next  # the first frame is the one that caught it
+    while traceback is not None:
+        found.add(traceback.tb_frame.f_code)
+        traceback = traceback.tb_next
+    return found
+
+
+def _circle(before: Mapping[str, set[str]]) -> list[str]:
+    """Names of features, each of which has to come before the next, the last of them before the first."""
+    way = [next(iter(before))]
+    while way[-1] not in way[:-1]:
+        way.append(min(before[way[-1]] & before.keys()))
+    return way[way.index(way[-1]) :][::-1]

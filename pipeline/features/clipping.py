@@ -1,0 +1,28 @@
+"""Gradients clipped by their norm over all stages: `N` gathers norms, `C` clips by the total."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from stageline.pipeline.feature import Compute, Feature, Operation
+from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.tree import Tree
+
+
+class ClippedGradients(Feature):
+    """Computes the norms and the clips of stages that have a `clip_norm`.
+
+    Args:
+        last: Number of the last stage.
+        loss: Gives the loss of a step there, or raises: a bad microbatch is named before its gradients are.
+    """
+
+    def __init__(self, last: int, loss: Callable[[int], float | None]) -> None:
+        self._last = last
+        self._loss = loss
+
+    def handlers(self, stage: Stage) -> Mapping[str, Compute]:
+        def norms(operation: Operation, received: Sequence[Tree]) -> Tree:
+            if stage.index == self._last:
+                self._loss(operation.step)
+            return stage.norms(*received)
+
+        return {"N": norms, "C": lambda operation, received: stage.clip(*received)}

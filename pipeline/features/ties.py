@@ -1,0 +1,153 @@
+"""Parameters that stages share: each stage has a copy of its own, and they send each other its gradients.
+
+    stage 0 (owner)                                 stage 3
+    gradients that join its own  <-- leaving --     gradients of each backward
+    or, its sums of the step     <-- subtotal -     sums over the step
+    their sums over the step     --- totals -->     gradients of the update
+
+With `leaving` the owner's `.grad` is what autograd accumulates for one parameter. Why: docs/decisions/tied.md.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+
+from stageline.pipeline.errors import GradientMismatch
+from stageline.pipeline.feature import Compute, Feature, Operation
+from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.settings import SharedParameters
+from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.tree import Tree, describe
+
+_Gradients = dict[str, torch.Tensor | None]
+
+
+class SharedGradients(Feature):
+    """Gradients of shared parameters meet at the first stage that uses them, and come back as totals.
+
+    Backwards take what the later stage sends as roots of their own. An update takes the totals of the earlier stage,
+    and returns those for the later one.
+    """
+
+    def __init__(self) -> None:
+        self._of: WeakKeyDictionary[Stage, TiedGradients] = WeakKeyDictionary()
+
+    def handlers(self, stage: Stage) -> Mapping[str, Compute]:
+        if not stage.shared:
+            return {}
+        gradients = self.of(stage)
+        return {
+            "T": lambda operation, received: gradients.leaving(),
+            "S": lambda operation, received: gradients.subtotal(*received),
+        }
+
+    def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        if not stage.shared or kind not in ("B", "W", "U"):
+            return compute
+        gradients, own = self.of(stage), 1 if kind == "B" else 0
+
+        def backward(operation: Operation, received: Sequence[Tree]) -> Tree:
+            roots = tuple(gradients.roots(*received[own:]))
+            return compute(operation, [*received[:own], roots])
+
+        def update(operation: Operation, received: Sequence[Tree]) -> Tree:
+            given = gradients.exchange(*received)
+            compute(operation, ())
+            return given
+
+        return update if kind == "U" else backward
+
+    def of(self, stage: Stage) -> "TiedGradients":
+        """Return the gradients that `stage` shares, on their way."""
+        if stage not in self._of:
+            self._of[stage] = TiedGradients(stage.index, stage.shared, stage.parameters())
+        return self._of[stage]
+
+
+def copies_in(stages: Iterable[Stage]) -> dict[str, str]:
+    """Return the parameters that `stages` share with an earlier one: their names here, each with that in the first."""
+    own = (stage.shared.own for stage in stages)
+    return {here: first for names in own for first, here in names.items() if here != first}
+
+
+class TiedGradients:
+    """The gradients of what stage number `stage` shares, on their way. `parameters`: its own, by their names here."""
+
+    def __init__(self, stage: int, shared: SharedParameters, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._stage = stage
+        self._above = sorted(shared.above)
+        self._below = sorted(shared.below)
+        self._own = {name: parameters[here] for name, here in shared.own.items()}
+        self._passing: _Gradients = {}
+
+    def roots(self, received: Tree = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Parameters with the gradients that were `received` for them from a later stage: as roots of a backward, to
+        which autograd adds this stage's own. Raises `GradientMismatch` for gradients that are not of them."""
+        self._passing = given = self._named(received, self._above)
+        return [(self._own[name], each) for name, each in given.items() if name in self._own and each is not None]
+
+    def leaving(self) -> Tree:
+        """The gradients since the last call for the earlier stage, by name; None for one that got none."""
+        passing, self._passing = self._passing, {}
+        return {name: self._taken(name) if name in self._own else passing.get(name) for name in self._below}
+
+    def subtotal(self, received: Tree = None) -> Tree:
+        """The step's gradients for the earlier stage, those added that were `received` from a later one; None if there
+        is no earlier stage. Raises `GradientMismatch` as `roots` does."""
+        self._passing = given = self._named(received, self._above)
+        for name, later in given.items():
+            if name in self._own:
+                self._own[name].grad = _sum(later, self._own[name].grad)
+        return self.leaving() if self._below else None
+
+    def exchange(self, totals: Tree = None) -> Tree:
+        """Before an update: sets the gradients whose `totals` come from the earlier stage, and returns the totals for
+        the later one; None if there is none. Raises `GradientMismatch` as `roots` does."""
+        given = self._named(totals, self._below)
+        for name, total in given.items():
+            if name in self._own:
+                self._own[name].grad = total
+        if not self._above:
+            return None
+        return {name: self._total(name) if name in self._own else given.get(name) for name in self._above}
+
+    def _taken(self, name: str) -> torch.Tensor | None:
+        parameter = self._own[name]
+        gradient, parameter.grad = parameter.grad, None
+        return gradient
+
+    def _total(self, name: str) -> torch.Tensor | None:
+        """A copy: an optimizer may write to gradients."""
+        gradient = self._own[name].grad
+        return None if gradient is None else copied(gradient)
+
+    def _named(self, received: Tree, names: list[str]) -> _Gradients:
+        """`received`, of exactly these `names`, on the parameters' devices; nothing if nothing was received."""
+        if received is None:
+            return {}
+        if not isinstance(received, dict) or sorted(received) != names:
+            raise GradientMismatch(
+                f"stage {self._stage} got {describe(received)} for the parameters that it shares; expected a dict of "
+                f"gradients, for {', '.join(names)}"
+            )
+        return {name: self._checked(name, each) for name, each in received.items()}
+
+    def _checked(self, name: str, gradient: Tree) -> torch.Tensor | None:
+        parameter = self._own.get(name)
+        if gradient is None or (parameter is None and isinstance(gradient, torch.Tensor)):
+            return gradient
+        if (
+            isinstance(gradient, torch.Tensor)
+            and parameter is not None
+            and (gradient.shape, gradient.dtype) == (parameter.shape, parameter.dtype)
+        ):
+            return gradient.to(parameter.device)
+        raise GradientMismatch(
+            f"stage {self._stage} got a gradient of {describe(gradient)} for {name}, which is "
+            f"{'not its own' if parameter is None else describe(parameter)}"
+        )
+
+
+def _sum(later: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor | None:
+    return later + earlier if later is not None and earlier is not None else earlier if later is None else later

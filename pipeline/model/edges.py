@@ -1,0 +1,123 @@
+"""Lists the layers of a model, and decides before which of them it is cut: by number, by name, or by size."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import near
+from stageline.pipeline.stage.layers.layer import joined, parts_of
+from stageline.pipeline.stage.layers.skipped_calls import demand_plain
+
+from .families.known import FAMILIES, known_layers
+from .families.layers import Layers
+from .layer_costs import best_partition, by_weight
+
+Cut = Sequence[int | str] | str | None
+EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stage, to be measured
+
+
+_NamedLayers = tuple[list[str], list[torch.nn.Module]]
+
+
+def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, stages: int | None) -> list[int]:
+    """The number of each stage's first layer, and at the end the number of layers. Raises `ModelRefused`."""
+    if cut == EACH_LAYER:
+        return list(range(len(layers) + 1))
+    if cut is None or isinstance(cut, str):
+        return _balanced(layers, stages or 1)
+    found = [_number(each, names, layers, cut) for each in cut]
+    for (before, after), (first, second) in zip(pairwise(found), pairwise(cut), strict=True):
+        if before >= after:
+            raise ModelRefused(f"model.cut = {list(cut)}: {second} is not after {first} in the model")
+    return [0, *found, len(layers)]
+
+
+def _number(place: int | str, names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Sequence[int | str]) -> int:
+    """The number of the layer that a stage begins with."""
+    number = place if isinstance(place, int) else _of_name(place, names, layers, cut)
+    if not 0 < number < len(layers):
+        which = f"{number} is out of range" if isinstance(place, int) else f"{place} is the first layer"
+        raise ModelRefused(f"model.cut = {list(cut)}: {which}. {_places(len(layers))}")
+    return number
+
+
+def _places(layers: int) -> str:
+    if layers == 1:
+        return "The model has 1 layer, so it cannot be cut: leave out model.cut, or make it of several layers."
+    return f"The model has {layers} layers, so a cut is before layer {'1' if layers == 2 else f'1 to {layers - 1}'}."
+
+
+def _of_name(name: str, names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Sequence[int | str]) -> int:
+    """The layer of that name, or the first one in the module of that name."""
+    within = [number for number, each in enumerate(names) if each == name or each.startswith(f"{name}.")]
+    if within:
+        return within[0]
+    for around, layer in zip(names, layers, strict=True):
+        if name in _modules(layer, around):
+            raise ModelRefused(
+                f"model.cut = {list(cut)}: {name} is computed together with the rest of layer {around}. "
+                f"Cut before that one, or before the next."
+            )
+    raise ModelRefused(
+        f"model.cut = {list(cut)}: no layer is named {name}; layers have names such as {near(name, names)}"
+    )
+
+
+def _modules(layer: torch.nn.Module, name: str) -> set[str]:
+    """The names in the unsplit model of the modules in a layer."""
+    found = ((part, key) for part, module in parts_of(layer, name) for key, _ in module.named_modules())
+    return {joined(part, key) if key else part for part, key in found}
+
+
+def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
+    """The edges of `stages` contiguous parts whose largest has as few parameters as possible; the earliest such cuts.
+
+    A layer counts one more than its parameters, so that layers without any are spread too.
+    """
+    if not 0 < stages <= len(layers):
+        raise ModelRefused(f"model.stages = {stages}, but the model has {len(layers)} layers: at most one stage each")
+    weights = [1 + sum(p.numel() for p in layer.parameters()) for layer in layers]
+    return best_partition(len(layers), stages, by_weight(weights)) or []
+
+
+def layers_of(model: object, cut: Cut) -> _NamedLayers:
+    """The names of the layers of `model`, and the layers; `cut` may name some. Raises `ModelRefused` for a model of
+    which it is not known how to cut it, for what a call of it does that calls of its layers do not, and for a name of
+    which it is known why no layer begins there."""
+    if isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward:
+        return _children(model)
+    listed = model if isinstance(model, Layers) else known_layers(model) if isinstance(model, torch.nn.Module) else None
+    if listed is None:
+        raise _unknown(model)
+    listed.check_calls()
+    if cut is not None and not isinstance(cut, str):
+        listed.check_cut(cut)
+    return listed.names, list(listed.bound)
+
+
+def _children(model: torch.nn.Sequential) -> _NamedLayers:
+    if own := [name for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False))]:
+        raise ModelRefused(
+            f"{', '.join(own)} belong to the model itself, not to one of its layers: give them to a layer"
+        )
+    demand_plain(model)
+    children = list(model.named_children())
+    if len(children) != len(model):  # named_children leaves out repetitions
+        raise ModelRefused("the same module stands twice in the model: make two, or put both uses into one layer")
+    return [name for name, _ in children], [child for _, child in children]
+
+
+def _unknown(model: object) -> ModelRefused:
+    if hasattr(model, "get_base_model"):
+        return ModelRefused(
+            f"the model is a {type(model).__name__} of peft, which wraps the model that has the adapters: give its "
+            f"get_base_model(), and save the adapters with the wrapper's save_pretrained (docs/lora.md)"
+        )
+    families = ", ".join(family.class_name for family in FAMILIES)
+    return ModelRefused(
+        f"the model is a {type(model).__name__}; expected an nn.Sequential, a model of a known family "
+        f"({families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
+        f"that out (docs/models.md), or a list with one module for each stage"
+    )

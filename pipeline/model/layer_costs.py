@@ -1,0 +1,197 @@
+"""Decides where a model is cut by the costs of its layers, so that stages are balanced and have room in memory.
+
+weights 5 1 1 1 4, 3 stages:   5 | 1 1 | 1 4      edges [0, 1, 3, 5]
+
+Memory of a layer is given by names and numbers, since two layers of one stage may share it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate, takewhile
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.plan.keys.training import Balance
+
+Cost = Callable[[int, int, int], int | None]  # of a stage with the layers from one up to another; None: not allowed
+_Found = tuple[int, list[int]]  # the dearest stage's cost, and the edges
+
+
+InFlight = Callable[[int], Sequence[int] | None]  # by the number of stages: microbatches that each holds at most
+
+
+def best_partition(layers: int, stages: int, cost: Cost) -> list[int] | None:
+    """The edges of `stages` parts of which the dearest costs least; of several such, always the same. None if there are
+    none that are allowed."""
+    best: dict[int, _Found] = {0: (0, [0])}
+    for stage in range(stages):
+        last = stage == stages - 1
+        ends = [layers] if last else range(stage + 1, layers)
+        found = ((end, _best_before(best, stage, end, cost)) for end in ends)
+        best = {end: each for end, each in found if each is not None}
+    return best[layers][1] if layers in best else None
+
+
+def _best_before(best: dict[int, _Found], stage: int, end: int, cost: Cost) -> _Found | None:
+    """The best way to divide the layers before `end` into one more stage than `best` does."""
+    ways = (
+        (max(before, own), [*edges, end])
+        for begin, (before, edges) in best.items()
+        if begin < end
+        for own in [cost(stage, begin, end)]
+        if own is not None
+    )
+    return min(ways, default=None)
+
+
+def can_divide(layers: int, stages: int, fits: Callable[[int, int, int], bool]) -> bool:
+    """Whether there are `stages` parts that all fit. A part of what fits in a stage fits in it, too."""
+    ends = {0}
+    for stage in range(stages):
+        most = layers - (stages - stage - 1)
+        ends = {end for begin in ends for end in _fitting(begin, most, partial(fits, stage, begin))}
+    return layers in ends
+
+
+def _fitting(begin: int, most: int, fits: Callable[[int], bool]) -> Iterator[int]:
+    """Where a part from `begin` on that fits can end."""
+    return takewhile(fits, range(begin + 1, most + 1))
+
+
+def by_weight(weights: Sequence[int]) -> Cost:
+    """What a stage costs whose layers cost `weights`."""
+    before = [0, *accumulate(weights)]
+    return lambda stage, begin, end: before[end] - before[begin]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What one layer costs.
+
+    `parameters`: how many. `nanoseconds`: its forward and backward of a microbatch. Bytes: `held` all the time, by
+    name: weights, gradients, the optimizer's state; of them `trained` is kept in versions in asynchronous mode; `saved`
+    by one microbatch, and its `output`, by numbers of memory.
+    """
+
+    parameters: int
+    nanoseconds: int
+    held: Mapping[str, int] = field(default_factory=dict)
+    trained: Mapping[str, int] = field(default_factory=dict)
+    saved: Mapping[int, int] = field(default_factory=dict)
+    output: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CutWish:
+    """How many stages, what is balanced, and the bytes that a stage may take; None: any. `stashes`: asynchronous,
+    with a version of the weights for each microbatch in flight; with `delays`, one version besides the newest."""
+
+    stages: int
+    balance: Balance = "parameters"
+    limit: int | None = None
+    stashes: bool = False
+    delays: bool = False
+
+
+def chosen_edges(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> list[int]:
+    """The number of each stage's first layer, and at the end the number of layers: the best cut among those that fit.
+
+    Raises `ModelRefused` if none does, with what the stages would take at least.
+    """
+    if not 0 < wish.stages <= len(costs):
+        raise ModelRefused(f"model.stages = {wish.stages}, but the model has {len(costs)} layers: at most one each")
+    weights = [_weight(cost, wish.balance) for cost in costs]
+    of_weight, limit = by_weight(weights), wish.limit
+    if limit is None:
+        return best_partition(len(costs), wish.stages, of_weight) or []
+    taken = _memory(costs, wish, in_flight)
+
+    def cost(stage: int, begin: int, end: int) -> int | None:
+        return of_weight(stage, begin, end) if (taken(stage, begin, end) or 0) <= limit else None
+
+    edges = best_partition(len(costs), wish.stages, cost)
+    if edges is None:
+        raise ModelRefused(_refusal(costs, wish, in_flight, limit))
+    return edges
+
+
+def _weight(cost: LayerCost, balance: Balance) -> int:
+    """One more than there are, so that layers that cost nothing are spread too."""
+    return 1 + (cost.nanoseconds if balance == "time" else cost.parameters)
+
+
+def _memory(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> Cost:
+    """The bytes of a stage, as a plan's estimate counts them."""
+    peaks = in_flight(wish.stages) or [1] * wish.stages
+    ranges = LayerRanges(costs)
+
+    def taken(stage: int, begin: int, end: int) -> int:
+        held, trained, saved = ranges.bytes(begin, end)
+        if wish.delays:
+            return held + saved * peaks[stage] + trained
+        stashed = trained * peaks[stage] if wish.stashes and stage < wish.stages - 1 else 0
+        return held + saved * peaks[stage] + stashed
+
+    return taken
+
+
+class LayerRanges:
+    """What ranges of layers hold: by the first layer, those that end after it, as far as they were asked for."""
+
+    def __init__(self, costs: Sequence[LayerCost]) -> None:
+        self._costs = costs
+        self._known: dict[int, list[tuple[int, int, int]]] = {}
+
+    def bytes(self, begin: int, end: int) -> tuple[int, int, int]:
+        """Of all weights with what belongs to them, of those that are trained, and of a microbatch's activations."""
+        if begin not in self._known:
+            self._known[begin] = self._from(begin)
+        return self._known[begin][end - begin - 1]
+
+    def _from(self, begin: int) -> list[tuple[int, int, int]]:
+        held: dict[str, int] = {}
+        trained: dict[str, int] = {}
+        saved: dict[int, int] = {}
+        found, sums = [], [0, 0, 0]
+        for cost in self._costs[begin:]:
+            for place, (known, more) in enumerate(((held, cost.held), (trained, cost.trained), (saved, cost.saved))):
+                sums[place] += _added(known, more)  # type: ignore[arg-type]
+            leaves = sum(size for number, size in cost.output.items() if number not in saved)
+            found.append((sums[0], sums[1], sums[2] + leaves))
+        return found
+
+
+def _added(known: dict[object, int], more: Mapping[object, int]) -> int:
+    """Adds to `known` what it lacks, and returns the bytes of that."""
+    new = {key: size for key, size in more.items() if key not in known}
+    known.update(new)
+    return sum(new.values())
+
+
+def _refusal(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight, limit: int) -> str:
+    taken = _memory(costs, wish, in_flight)
+    edges = best_partition(len(costs), wish.stages, taken) or []
+    sizes = [taken(stage, *edges[stage : stage + 2]) or 0 for stage in range(wish.stages)]
+    largest = max(range(wish.stages), key=sizes.__getitem__)
+    layers = range(len(costs) + 1)[edges[largest] : edges[largest + 1]]
+    more = _stages_that_fit(costs, wish, in_flight, limit)
+    way_out = "no other number of stages fits" if more is None else f"model.stages = {more} would fit"
+    return (
+        f"model.stage_memory = {limit} bytes: no cut into {wish.stages} stages fits. With the best, model.cut = "
+        f"{edges[1:-1]}, the stages take {', '.join(map(str, sizes))} bytes; stage {largest}, of layers "
+        f"{layers[0]} to {layers[-1]}, takes most. At least {max(sizes)} is needed; {way_out}"
+    )
+
+
+def _stages_that_fit(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight, limit: int) -> int | None:
+    """The next larger number, or else the next smaller one; None if there is none, or the schedule is for the wished
+    number alone."""
+    numbers = (*range(wish.stages + 1, len(costs) + 1), *range(wish.stages - 1, 0, -1))
+    return next((stages for stages in numbers if _fit(costs, stages, wish, in_flight, limit)), None)
+
+
+def _fit(costs: Sequence[LayerCost], stages: int, wish: CutWish, in_flight: InFlight, limit: int) -> bool:
+    if in_flight(stages) is None:
+        return False
+    taken = _memory(costs, replace(wish, stages=stages, limit=limit), in_flight)
+    return can_divide(len(costs), stages, lambda *part: (taken(*part) or 0) <= limit)

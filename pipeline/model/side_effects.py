@@ -1,0 +1,89 @@
+"""Finds modules of torch that do more than compute a sample's outputs from that sample.
+
+counts statistics     replicas of a stage, each with its own, would come to differ
+draws, or looks at    the outputs differ each time or in another batch, so a prefix cache cannot keep them by sample
+other rows
+
+Only modules of torch itself are known; effects of a user's module show in a trial.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.stage.layers.layer import joined
+
+from .segment import Segment
+from .ties import ties_of
+
+_EVAL = "call eval() on it in model.factory"
+
+
+def demand_replicable(plan: Plan, segments: Sequence[Segment]) -> None:
+    """Raises `PlanRefused` if a stage with replicas has such a module, or stages share parameters beside it."""
+    replicated = [
+        part for part in segments if (table := (plan.stage or {}).get(str(part.index))) and table.replicas > 1
+    ]
+    tied = list(_tied(segments)) if replicated else []
+    wrong = [
+        plan.refused(f"stage.{part.index}.replicas", reason)
+        for part in replicated
+        for reason in (*tied, *_counting(part))
+    ]
+    if wrong:
+        raise PlanRefused([error for each in wrong for error in each.errors])
+
+
+def _tied(segments: Sequence[Segment]) -> Iterator[str]:
+    for stages in ties_of(segments):
+        yield (
+            f"stages {stages[0]} and {stages[1]} share a parameter, whose gradients are not added over replicas; leave "
+            "replicas out, or cut so that all layers that use it are in one stage"
+        )
+
+
+def _counting(part: Segment) -> Iterator[str]:
+    for name, module in part.parts:
+        for inner, each in module.named_modules():
+            if _counts(each):
+                title = joined(name, inner) if inner else name
+                yield (
+                    f"{title}, a {type(each).__name__}, counts statistics of the microbatches that it sees, and each "
+                    "replica sees others; call eval() on it in model.factory, or use LayerNorm or GroupNorm"
+                )
+
+
+def _counts(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and module.training and module.track_running_stats
+
+
+def impure_modules(segments: Sequence[Segment]) -> Iterator[str]:
+    """Each with its name in the unsplit model, what it does, and the way out."""
+    for part in segments:
+        for name, module in part.parts:
+            for inner, each in module.named_modules():
+                if reason := _reason(each):
+                    title = joined(name, inner) if inner else name
+                    yield f"{title} of stage {part.index}, a {type(each).__name__}, {reason}"
+
+
+def _reason(module: nn.Module) -> str:
+    """Why what it gives does not follow from a sample alone; "" if it does, as far as is known."""
+    match module:
+        case _DropoutNd() if module.training and module.p > 0:
+            return f"is in training mode and draws with p = {module.p:g}; {_EVAL}"
+        case nn.MultiheadAttention() | nn.RNNBase() if module.training and module.dropout > 0:
+            return f"is in training mode and draws with dropout = {module.dropout:g}; {_EVAL}"
+        case nn.RReLU() if module.training:
+            return f"is in training mode and draws; {_EVAL}"
+        case _BatchNorm() if module.training:
+            return f"is in training mode and computes with the other rows of its microbatch; {_EVAL}"
+        case _BatchNorm() if module.running_mean is None:
+            return "has no statistics of its own and computes with the other rows of its microbatch; give it some"
+        case _InstanceNorm() if module.training and module.track_running_stats:
+            return f"is in training mode and counts its statistics; {_EVAL}"
+    return ""

@@ -1,0 +1,46 @@
+"""What `fit` refuses before the first step."""
+
+import re
+from typing import Any
+
+import pytest
+
+from stageline.pipeline.evaluation import Better, Criterion
+from stageline.workers.script.callbacks import Callback, FitOptions, demand_fit
+
+EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"epochs": 0}, "epochs = 0: expected a whole number of at least 1, or None"),
+        ({"steps": 2.5}, "steps = 2.5: expected"),
+        ({**EVALUATES, "patience": True}, "patience = True: expected"),
+        (
+            {**EVALUATES, "metric": "recall"},
+            "metric = 'recall': this line measures loss, accuracy; see metrics=",
+        ),
+        ({**EVALUATES, "metric": "accuracy"}, 'metric = \'accuracy\': pass better="higher" or better="lower"'),
+        ({**EVALUATES, "better": "more"}, 'better = \'more\': expected "lower" or "higher"'),
+        ({"patience": 3}, "patience = 3: say after how many steps to evaluate, with evaluate_every="),
+        ({"held_out": [0]}, "held_out = [0]: say after how many steps"),
+        ({"best": "best"}, "best = 'best': say after how many steps"),
+        ({"evaluate_every": 2}, "evaluate_every = 2: there is nothing to evaluate; pass held_out="),
+        ({"evaluate_every": 2, "held_out": iter([0])}, "can be walked once, and is evaluated again and again"),
+        ({**EVALUATES, "best": "best"}, 'best = "best": there is no disk'),
+        ({"callbacks": Callback}, "callbacks = Callback: expected a list of objects of classes derived from Callback"),
+        ({"callbacks": [print]}, "callbacks[0] = print: expected an object of a class derived from Callback"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value(options: dict[str, Any], named: str):
+    with pytest.raises(ValueError, match=re.escape(named)):
+        demand_fit(FitOptions(**options), ["accuracy"], "there is no disk")
+
+
+def test_of_the_loss_the_lower_is_better():
+    demand_fit(FitOptions(**EVALUATES), [], "")
+    assert FitOptions(**EVALUATES).criterion == Criterion("loss", Better.LOWER, None)
+    assert FitOptions(metric="accuracy", better="higher", patience=3).criterion == (
+        Criterion("accuracy", Better.HIGHER, 3)
+    )

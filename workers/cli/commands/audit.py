@@ -1,0 +1,128 @@
+"""`stageline audit`: what a cut gives away of rows and labels."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from stageline.workers.cli import options
+from stageline.workers.cli.display.output import counted, say, show
+
+if TYPE_CHECKING:  # loads torch
+    from stageline.workers.extras.audit.audit import Picture
+    from stageline.workers.extras.audit.report import AuditReport, CutAudit
+
+_WORDS = (
+    "Splitting alone is not privacy: the R² are shares of the inputs that others can compute from what crosses the "
+    "cut, and an area of 1 is a label that is known. A low number says that these decoders failed, not that every "
+    "one does."
+)
+
+
+@click.command(epilog="Example: stageline audit examples/digits --cut 3 --cut 6 --steps 100 --defences --out audit")
+@options.config
+@options.sets
+@click.option(
+    "--cut",
+    "cuts",
+    multiple=True,
+    type=click.IntRange(min=1),
+    help="Audit only the cut before this layer. May be repeated.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Number of training steps before the audit.",
+)
+@click.option(
+    "--rows", type=click.IntRange(min=20), default=512, show_default=True, help="Number of rows to audit with."
+)
+@click.option("--defences", is_flag=True, help="Audit each cut with each defence too.")
+@click.option(
+    "--noise",
+    type=options.Finite(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Standard deviation of added noise, as a share of that of the activations.",
+)
+@click.option(
+    "--clip",
+    type=options.Finite(min=0, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="Norm to clip rows to, as a share of the median norm.",
+)
+@click.option("--out", type=click.Path(file_okay=False), help="Write audit.json and pictures into this folder.")
+@options.as_json
+def audit(
+    config: str,
+    sets: tuple[str, ...],
+    cuts: tuple[int, ...],
+    steps: int,
+    rows: int,
+    defences: bool,
+    noise: float,
+    clip: float,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """Measure what the cuts of the plan CONFIG give away of inputs and labels, and what defences cost.
+
+    Trains the model unsplit in this process, then tells inputs and labels from what would cross each cut. Nothing of
+    a run is read or written.
+    """
+    from stageline.workers.disk.atomic_file import write_json
+    from stageline.workers.extras.audit.audit import audit as audit_cuts
+    from stageline.workers.extras.audit.report import AuditChoice
+
+    plan = options.plan_of(config, sets)
+    folder = None if out is None else Path(out)
+
+    def found(cut: "CutAudit", picture: "Picture | None") -> None:
+        say(f"stageline: cut {cut.cut}, defence {cut.defence}: measured", err=True)
+        if folder is not None and picture is not None:
+            _write_picture(folder, cut, picture)
+
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with options.user_prints_to_stderr():
+        report = audit_cuts(plan, AuditChoice(tuple(cuts), steps, rows, defences, noise, clip), found)
+    if folder is not None:
+        write_json(folder / "audit.json", report)
+    click.echo(msgspec.json.encode(report)) if as_json else _show(report)
+
+
+def _write_picture(folder: Path, cut: "CutAudit", picture: "Picture") -> None:
+    from stageline.workers.disk.atomic_file import write_file
+    from stageline.workers.extras.audit.png import png
+
+    write_file(folder / f"cut-{cut.cut}-{cut.defence.replace(' ', '-')}.png", png(picture))
+
+
+def _show(report: "AuditReport") -> None:
+    measure = [] if report.measure is None else [report.measure]
+    lossy = any((each.codec, each.codec_back) != ("lossless", "lossless") for each in report.cuts)
+    crossing = ("cut", "after", "features", *(("codec", "codec back") if lossy else ()), "defence")
+    told = ("dCor", "by chance", "linear R²", "conv R²", "norm", "direction")
+    table = [
+        (
+            each.cut,
+            each.layer,
+            each.features,
+            *((each.codec, each.codec_back) if lossy else ()),
+            each.defence,
+            *(f"{value:.2f}" for value in (each.dependence, each.by_chance, each.linear, each.network)),
+            *("-" if value is None else f"{value:.2f}" for value in (each.by_norm, each.by_direction)),
+            *([] if not measure or each.score is None else [f"{each.score:.3f}"]),
+        )
+        for each in report.cuts
+    ]
+    show("what crosses", (*crossing, *told, *measure), table)
+    say(
+        f"after {counted(report.steps, 'step')}; decoders learned from {report.trained} rows and were measured on "
+        f"{report.tested}; norm and direction: areas under the ROC curve of labels, 0.5 is guessing"
+    )
+    say(_WORDS)

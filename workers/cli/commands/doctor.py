@@ -1,0 +1,63 @@
+"""`stageline doctor`: checks this machine, and a plan on it."""
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+import msgspec
+
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process.signals import Signals, exit_at_once
+from stageline.workers.cli import options
+from stageline.workers.cli.display.output import say
+
+if TYPE_CHECKING:
+    from stageline.pipeline.process.fork import SpawnedProcess
+
+_SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
+
+
+@click.command(epilog="Example: stageline doctor examples/digits")
+@click.argument("config", type=click.Path(), required=False)
+@options.sets
+@options.as_json
+def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+    """Check this machine and the plan CONFIG.
+
+    Exits with 1 if something is wrong. Without CONFIG the plan in this folder is checked, if there is one.
+
+    Two machines compute the same bits if they have the same fingerprint, run the same plan, and use deterministic
+    operations. To find operations that are not deterministic, two processes compute a microbatch, and are compared.
+    """
+    config = config or ("." if Path("stageline.toml").exists() else None)
+    plan, arguments = (options.plan_of(config, sets), options.plan_arguments(config, sets)) if config else (None, [])
+    from stageline.workers.extras.preflight.doctor import CheckResult, Health, examine
+    from stageline.workers.launch import template
+    from stageline.workers.launch.trials import try_plan
+
+    def leave(number: int) -> None:
+        to_clean.close()
+        exit_at_once(number)
+
+    findings: list[CheckResult] = []
+    # A signal ends the process at once, also in the middle of a user's code.
+    with ExitStack() as to_clean, Signals(on_first=leave):
+        folder = to_clean.enter_context(tempfile.TemporaryDirectory(prefix="stageline-", ignore_cleanup_errors=True))
+        one, other = (to_clean.enter_context(template.Template()) for _ in range(2))
+        templates = cycle((one, other))  # whose processes hash otherwise, so that sets have other orders
+
+        def spawn(arguments: Sequence[str], log: TextIO) -> "SpawnedProcess":
+            return next(templates)(arguments, log)
+
+        for finding in examine(plan, Path(folder), partial(try_plan, arguments=arguments, spawn=spawn)):
+            findings.append(finding)
+            if not as_json:
+                say(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}")
+    if as_json:
+        click.echo(msgspec.json.encode({"schema": "doctor/1", "findings": findings}))
+    return ExitCode.FAILED if any(finding.health is Health.BAD for finding in findings) else ExitCode.OK

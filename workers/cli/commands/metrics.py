@@ -1,0 +1,181 @@
+"""`stageline metrics`: what a run has measured, from the files in its folder."""
+
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from time import sleep
+
+import click
+import msgspec
+from msgspec import UNSET
+
+from stageline.pipeline.errors import ExitCode
+from stageline.workers.cli import options
+from stageline.workers.cli.asking import folder_of
+from stageline.workers.cli.display.output import say, show
+from stageline.workers.cli.errors import CommandFailed
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics import METRICS, EvaluationMetrics, MetricsLine, MetricsTail, StepMetrics, metrics_in
+from stageline.workers.runs.owner import read_owner
+
+ROWS = 30  # of steps, that a table has unless more are wanted
+COLUMNS = ("step", "loss", "gradient norm", "learning rates", "rows", "time", "evaluation after so many steps")
+_WIDTHS = (9, 12, 13, 14, 6, 19, 0)  # characters, of rows that are printed one by one
+LOOK = 0.5  # seconds between two looks at the files of a run that goes on
+
+Take = Callable[[MetricsLine], object]
+
+
+def every_for(steps: int) -> int:
+    """Which steps a table shows: each 1st, 2nd, 5th, 10th, ... so that there are about `ROWS`."""
+    power = 1
+    while power * 10 * ROWS < steps:
+        power *= 10
+    return next(each * power for each in (1, 2, 5, 10) if each * power * ROWS >= steps)
+
+
+def cells(line: MetricsLine) -> tuple[str, ...]:
+    """One row of the table."""
+    time = f"{datetime.fromtimestamp(line.time):%F %T}"
+    if isinstance(line, EvaluationMetrics):
+        found = ", ".join(f"{name} {_number(value)}" for name, value in line.values.items())
+        return (str(line.step), "", "", "", "", time, found)
+    norm = "" if line.gradient_norm is UNSET else _number(line.gradient_norm)
+    rates = " ".join(f"{rate:g}" for rate in line.learning_rates)
+    return (str(line.step), _number(line.loss), norm, rates, str(line.rows), time, "")
+
+
+def row(of: Iterable[str]) -> str:
+    """A row by itself, of a table whose other rows are not known."""
+    return "  ".join(cell.rjust(width) for cell, width in zip(of, _WIDTHS, strict=True)).rstrip()
+
+
+def as_csv(lines: Iterable[MetricsLine]) -> str:
+    """A row for each line; a column for each learning rate and each metric."""
+    every = list(lines)
+    most = max((len(line.learning_rates) for line in every if isinstance(line, StepMetrics)), default=0)
+    rates = [f"learning_rate_{group}" for group in range(most)]
+    names = {name: None for line in every if isinstance(line, EvaluationMetrics) for name in line.metrics}
+    columns = ["kind", "step", "loss", "gradient_norm", *rates, "rows", "time", "fit", *names]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for line in every:
+        facts = msgspec.to_builtins(line)
+        of_groups = zip(rates, facts.pop("learning_rates", ()), strict=False)
+        evaluated = facts.pop("metrics", {})
+        writer.writerow({**facts, **dict(of_groups), **evaluated})
+    return text.getvalue()
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+@click.command(epilog="Example: stageline metrics runs/digits-20260131-235959-1f0c --csv > metrics.csv")
+@options.where
+@click.option("--every", type=click.IntRange(min=1), help="Show every N-th step. Default: all; about 30 in a table.")
+@click.option("--follow", is_flag=True, help="Print new steps until the run ends.")
+@click.option("--csv", "csv", is_flag=True, help="Print CSV on stdout.")
+@click.option(
+    "--tensorboard", metavar="DIR", type=click.Path(path_type=Path), help="Write event files for TensorBoard into DIR."
+)
+@options.as_json
+def metrics(
+    where: str | None, every: int | None, tensorboard: Path | None, *, follow: bool, csv: bool, as_json: bool
+) -> None:
+    """Show loss, norm of the gradients, learning rates and evaluations of a run, by step.
+
+    WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs. They are read from
+    the folder on the machine of the last stage's worker; what a script has evaluated, from the script's.
+    """
+    if sum((csv, as_json, follow)) > 1 or (tensorboard is not None and (csv or as_json)):
+        raise click.UsageError("of --csv and --json take one, without --follow and --tensorboard")
+    folder = folder_of(where)
+    if tensorboard is not None:
+        _to_tensorboard(folder, tensorboard, every or 1, follow=follow)
+    elif follow:
+        _follow(folder, every or 1)
+    elif as_json:
+        lines = list(_chosen(_lines(folder), every or 1))
+        click.echo(msgspec.json.encode({"schema": "metrics/1", "run": folder.resolve().name, "lines": lines}))
+    elif csv:
+        click.echo(as_csv(_chosen(_lines(folder), every or 1)), nl=False)
+    else:
+        _show(folder, every)
+
+
+def _lines(folder: Path) -> Iterator[MetricsLine]:
+    """All, in order; steps that are missing are told on stderr. Raises `CommandFailed` if there is no file."""
+    try:
+        found = metrics_in(folder)
+    except FileNotFoundError:
+        raise CommandFailed(
+            f"{folder} has no {METRICS}: the worker of the last stage writes it, in the run's folder on its machine",
+            ExitCode.USAGE,
+        ) from None
+    return _gaps_told(found, folder / METRICS)
+
+
+def _gaps_told(lines: Iterable[MetricsLine], file: Path) -> Iterator[MetricsLine]:
+    step = 0
+    for line in lines:
+        if isinstance(line, StepMetrics):
+            if line.step > step:
+                say(
+                    f"stageline: warning: steps {step} to {line.step - 1} are not in {file}: their worker was on "
+                    "another machine, or the run began from a checkpoint",
+                    err=True,
+                )
+            step = line.step + 1
+        yield line
+
+
+def _chosen(lines: Iterable[MetricsLine], every: int) -> Iterator[MetricsLine]:
+    """Each `every`-th step, and all evaluations."""
+    return (line for line in lines if not isinstance(line, StepMetrics) or line.step % every == 0)
+
+
+def _show(folder: Path, every: int | None) -> None:
+    steps = 1 + max((line.step for line in _lines(folder) if isinstance(line, StepMetrics)), default=-1)
+    every = every or every_for(steps)
+    shown = "" if every == 1 else f", of which {every} make a row; --every 1 shows all"
+    show(f"metrics of {folder}: {steps} steps{shown}", COLUMNS, list(map(cells, _chosen(metrics_in(folder), every))))
+
+
+def _to_tensorboard(folder: Path, target: Path, every: int, *, follow: bool) -> None:
+    from stageline.workers.runs.metrics import EventFile  # imports torch
+
+    with ExitStack() as stack:
+        take = stack.enter_context(EventFile(target, 0)).add
+        say(f"stageline: show them with: tensorboard --logdir {target}", err=True)
+        if follow:
+            _follow(folder, every, take)
+        else:
+            for line in _chosen(_lines(folder), every):
+                take(line)
+
+
+def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
+    """Until the run is over; if that cannot be known here, until Ctrl-C."""
+    tail = MetricsTail(folder)
+    say(row(COLUMNS))
+    while True:
+        over = _is_over(folder)  # before the lines are read: none comes after them then
+        for line in _chosen(tail.read(), every):
+            say(row(cells(line)))
+            take(line)
+        if over:
+            return
+        sys.stdout.flush()
+        sleep(LOOK)
+
+
+def _is_over(folder: Path) -> bool:
+    """Its result is there, or its process is gone."""
+    owner = read_owner(folder)
+    return (folder / runs.RESULT).exists() or (owner is not None and owner.alive is False)

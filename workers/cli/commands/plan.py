@@ -1,0 +1,197 @@
+"""`stageline plan`: what a plan comes to, before it runs."""
+
+import json
+from collections.abc import Iterable
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from stageline.pipeline.plan.errors import shown
+from stageline.pipeline.plan.tables import flat
+from stageline.workers.cli import options
+from stageline.workers.cli.display.estimate import show_chosen, tight_lines
+from stageline.workers.cli.display.output import counted, say, share, show, size
+
+if TYPE_CHECKING:  # slow to import
+    from stageline.workers.extras.preflight.trial_result import Estimate
+
+
+@click.command(epilog="Example: stageline plan examples/digits --set schedule.microbatches=16")
+@options.config
+@options.sets
+@options.as_json
+@click.option("--schema", is_flag=True, help="Print the JSON schema of plan files instead, for editors.")
+@click.option(
+    "--fit",
+    "hosts",
+    metavar="HOSTS",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Instead, find the stages for the machines that this file describes.",
+)
+def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts: Path | None) -> None:
+    """Show what the plan CONFIG comes to, or why it cannot work.
+
+    Every key with its origin, how the model is split, what a stage holds in memory, what a queue carries. Loads
+    the model and the data, and trains the first microbatch, in processes of their own.
+
+    With --fit, each layer is measured here, and the stages, their machines and the schedule are chosen by which a
+    step takes least.
+    """
+    if schema:
+        from stageline.pipeline.plan.keys.models import plan_schema
+
+        click.echo(json.dumps(plan_schema(), indent=2))
+        return
+    read = options.plan_of(config, sets)
+    if hosts is not None:
+        from stageline.workers.cli.display.estimate import show_fit
+        from stageline.workers.launch.trials import fitted
+
+        found_fit = fitted(read, options.plan_arguments(config, sets), hosts)
+        if as_json:
+            click.echo(msgspec.json.encode(found_fit))
+        else:
+            show_fit(found_fit)
+        return
+    from stageline.workers.launch import template
+    from stageline.workers.launch.trials import try_plan
+
+    with template.Template() as processes:
+        found = try_plan(read, options.plan_arguments(config, sets), processes).estimate
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+        return
+    options.warn(found.warnings[len(read.warnings) :])
+    chosen = read.undecided_keys(len(found.stages)) if found.memory else ()
+    origins = {**found.origins, **({"model.cut": "measured"} if found.seconds else {})}
+    origins |= dict.fromkeys(chosen, "chosen")
+    keys = [(key, shown(value), origins.get(key, "the model")) for key, value in flat(found.plan).items()]
+    show("plan", ("key", "value", "from"), keys)
+    _show_split(found)
+    _show_queues(found)
+    show_chosen(found.memory)
+    _show_workers(found)
+    _show_schedules(found)
+    if found.prefix_cache is not None:
+        kept = found.prefix_cache
+        idle_stages = "stage 0 does" if kept.stage == 1 else f"stages 0 to {kept.stage - 1} do"
+        say(
+            f"prefix cache: {kept.samples} rows of {size(kept.row_bytes)}, {size(kept.bytes)} on the disk of worker "
+            f"{kept.worker}; from step {kept.replayed_from} on, {idle_stages} not run"
+        )
+    _show_taps(found, dict(flat(found.plan)))
+    idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
+    frozen = " (as one where nothing is trained)" if any(not each.trained for each in found.stages) else ""
+    say(f"idle, if a backward takes as long as two forwards{frozen} and a message no time: {idle}")
+
+
+def _show_split(found: "Estimate") -> None:
+    parts = list(found.stages[0].bytes)
+    freezes = any(each.trained < each.parameters for each in found.stages)
+    rows = [
+        (
+            each.label,
+            each.worker,
+            each.layers[0] if len(each.layers) == 1 else f"{each.layers[0]} to {each.layers[-1]}",
+            each.parameters,
+            *([each.trained] if freezes else []),
+            each.in_flight,
+            *_sizes([*(each.bytes[part] for part in parts), each.total], known=each.group == 1),
+        )
+        for each in (*found.stages, *found.replicas)
+    ]
+    heads = (part.replace("_", " ") for part in parts)
+    of_parameters = ("parameters", "trained") if freezes else ("parameters",)
+    show("stages", ("stage", "worker", "layers", *of_parameters, "in flight", *heads, "total"), rows)
+    for each in found.stages:
+        if each.group > 1:
+            say(
+                f"stage {each.label} is computed by a group of {each.group} processes: what each of them takes is not "
+                f"known. Before it is split, each loads the whole stage, {size(each.bytes['weights'])} of weights"
+            )
+    if found.seconds:
+        times = ", ".join(f"stage {stage} {1000 * each:.3g} ms" for stage, each in enumerate(found.seconds))
+        cut = dict(flat(found.plan))["model.cut"]
+        say(f"cut = {shown(cut)} as measured now; forward and backward of a microbatch: {times}")
+
+
+def _show_schedules(found: "Estimate") -> None:
+    """Between what the run chooses, if it does."""
+    if not found.schedules:
+        return
+    from stageline.pipeline.choice import MOST_HALVING
+    from stageline.pipeline.plan.keys.stages import AUTO_BEGINS_WITH  # slow to import
+
+    rows = [
+        (each.name, "" if not each.in_flight else ",".join(map(str, each.in_flight)), size(each.bytes), each.reason)
+        for each in found.schedules
+    ]
+    show("schedules", ("schedule", "in flight", "a worker takes", "not available"), rows)
+    say(
+        f"auto: the run begins with {AUTO_BEGINS_WITH} and measures stages and links in its first steps. Then it takes "
+        "the fastest of these schedules, or of windows that hide the links' latency and fit into schedule.memory"
+    )
+    if halving := [each.name for each in found.schedules if each.halves and not each.reason]:
+        say(
+            f"auto: {', '.join(halving)} split each backward in two halves. The halves are measured only if such a "
+            f"schedule could be the fastest; it is rejected if they take over {MOST_HALVING} times as long as the whole"
+        )
+
+
+def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:
+    """How much is written of what layers return."""
+    if tapped := [each for each in found.stages if each.tapped]:
+        of_step = sum(each.tapped for each in tapped) * plan["schedule.microbatches"] * plan["schedule.accumulate"]
+        steps = ceil(found.steps / plan["taps.every"])
+        stages = ", ".join(f"stage {each.stage} {size(each.tapped)}" for each in tapped)
+        say(
+            f"taps: {stages} a microbatch; {size(of_step)} a stored step, and {size(of_step * steps)} in the "
+            f"{counted(steps, 'step')} that are stored"
+        )
+
+
+def _show_workers(found: "Estimate") -> None:
+    parts = list(found.workers[0].bytes)
+    grouped = {stage.worker for stage in found.stages if stage.group > 1}
+    limits = ["limit", "tight"] if any(each.limit is not None for each in found.workers) else []
+    rows = [
+        (
+            each.worker,
+            *_sizes([*(each.bytes[part] for part in parts), each.total], known=each.worker not in grouped),
+            *([] if not limits else ["", ""] if each.limit is None else [size(each.limit), _yes(each.tight)]),
+        )
+        for each in found.workers
+    ]
+    show("memory of a worker's process at most, beyond its program", ("worker", *parts, "total", *limits), rows)
+    for line in tight_lines(found.memory, found.workers):
+        say(line)
+
+
+def _yes(it_is: bool) -> str:
+    return "yes" if it_is else "no"
+
+
+def _sizes(counts: Iterable[int], *, known: bool) -> list[str]:
+    """The forecast is of one process: that of a group's process would be a wrong number."""
+    return [size(count) if known else "unknown" for count in counts]
+
+
+def _show_queues(found: "Estimate") -> None:
+    lossy = any(each.codec != "lossless" for each in found.queues)
+    rows = [
+        (
+            each.queue,
+            each.ends,
+            *([each.codec] if lossy else []),
+            each.in_flight,
+            size(each.message),
+            size(each.passed_on),
+            size(each.retained),
+        )
+        for each in found.queues
+    ]
+    codecs = ("codec",) if lossy else ()
+    show("queues", ("queue", "stages", *codecs, "in flight", "a message", "passed on", "retained at most"), rows)

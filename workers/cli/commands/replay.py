@@ -1,0 +1,117 @@
+"""`stageline replay`: runs one microbatch of one stage again, alone, under a debugger if wanted."""
+
+from bdb import BdbQuit
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from stageline.pipeline.errors import ExitCode, cause_of, traceback_text
+from stageline.workers.cli import options
+from stageline.workers.cli.display.output import counted, say
+from stageline.workers.cli.errors import CommandFailed
+
+if TYPE_CHECKING:  # loads torch
+    from stageline.workers.extras.replay.replay import Replayed
+
+_SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: "nothing recorded to compare with"}
+
+
+@click.command(epilog="Example: stageline replay runs/digits-20260131-101500-1f0c --stage 1 --step 118 --microbatch 5")
+@click.argument("where", type=click.Path())
+@options.sets
+@click.option(
+    "--stage", callback=options.stage_label, required=True, help='Which stage, counted from 0, or replica, as "1.0".'
+)
+@click.option("--step", type=click.IntRange(min=0), required=True, help="The step, counted from 0.")
+@click.option("--microbatch", type=click.IntRange(min=0), required=True, help="The microbatch, counted from 0.")
+@options.as_json
+def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch: int, as_json: bool) -> None:
+    """Run one microbatch of one stage again, alone and in this process, and compare its bits with the recorded ones.
+
+    WHERE is a run's folder, or a plan, whose newest run is used. breakpoint() in the model stops at this microbatch,
+    and only there; what the model prints goes to stderr.
+
+    This executes code: the model, data, loss, metrics and optimizer that the plan names. Of a run's folder, the plan is
+    in recorded/stage-N/about.json, and files such as model.py are taken from where it says that the plan's file is.
+    Look at both before you replay a folder from elsewhere. The files are printed before they are executed.
+    """
+    folder, plan = Path(where), None
+    from stageline.workers.runs import folder as runs
+
+    if not runs.is_run(folder):
+        options.require_existence(where)
+        plan = options.plan_of(where, sets)
+        folder = runs.newest(plan)
+    from stageline.pipeline.model.load import code_of
+    from stageline.workers.extras.replay.replay import ReplayTarget, recorded_plan
+    from stageline.workers.extras.replay.replay import replay as run_again
+
+    copy = int(stage) if stage.isdecimal() else _copy(folder, stage)
+    say(f"stageline: executes {', '.join(code_of(plan or recorded_plan(folder, copy)))}", err=True)
+    with options.user_prints_to_stderr():
+        replayed = run_again(folder, ReplayTarget(copy, step, microbatch), plan)
+    _show_error(replayed)
+    if as_json:
+        place = {"stage": copy, "step": step, "microbatch": microbatch}
+        click.echo(msgspec.json.encode({"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}))
+    else:
+        say("\n  ".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
+    if not replayed.reproduced:
+        raise CommandFailed(_verdict(replayed), ExitCode.FAILED, answered=True)
+
+
+def _copy(folder: Path, label: str) -> int:
+    """The number of the replica that is called `label`."""
+    from stageline.pipeline.schedule.replicas import replicas_of
+    from stageline.workers.checkpoint.source import source_in
+
+    plan = source_in(folder).plan
+    found = replicas_of(plan.shares, plan.schedule.in_step).copy_of(label) if plan.shares else None
+    if found is None:
+        raise CommandFailed(f"there is no stage {label}: stages with replicas have such names", ExitCode.USAGE)
+    return found
+
+
+def _show_error(replayed: "Replayed") -> None:
+    cause = None if replayed.error is None else cause_of(replayed.error)
+    if issubclass(type(cause), BdbQuit):  # `isinstance` may ask the exception, whose class may be the user's
+        raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)
+    if cause is not None:
+        say(traceback_text(cause), err=True)
+
+
+def _facts(replayed: "Replayed") -> dict[str, object]:
+    return {
+        "snapshot": replayed.start,
+        "actions_before": replayed.before,
+        "outcomes": [{"action": each.action, "gave": each.found, "same": each.same} for each in replayed.outcomes],
+        "stopped_the_run": None if replayed.reason is None else replayed.reason.reason,
+        "raised": None if replayed.error is None else str(replayed.error),
+        "reproduced": replayed.reproduced,
+    }
+
+
+def _lines(replayed: "Replayed", place: str) -> list[str]:
+    results = [f"{each.action}  {each.found}: {_SAME[each.same]}" for each in replayed.outcomes]
+    before = [] if replayed.reason is None else [f"in the run: {replayed.reason.reason}"]
+    now = [] if replayed.error is None else [f"now: {replayed.error}"]
+    return [f"{place} of run {replayed.run}", _beginning(replayed), *results, *before, *now]
+
+
+def _beginning(replayed: "Replayed") -> str:
+    if replayed.start is None:
+        return "from the state in which the run stopped"
+    origin = f"the snapshot of step {replayed.start}" if replayed.start else "the weights that the run began with"
+    return f"from {origin}, after {counted(replayed.before, 'other action')} of the stage"
+
+
+def _verdict(replayed: "Replayed") -> str:
+    if replayed.error is not None:
+        return str(replayed.error)
+    if replayed.reason is not None and replayed.reason.raised:
+        return "it failed in the run and does not now: the code has changed, or it is not deterministic"
+    return (
+        "the bits are not the recorded ones: something is not deterministic, or the code, software or hardware differ"
+    )

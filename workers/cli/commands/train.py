@@ -1,0 +1,134 @@
+"""`stageline train`: trains a plan on this machine, in one terminal."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process.signals import Signals, exit_at_once
+from stageline.pipeline.process.streams import lost_output
+from stageline.pipeline.schedule.check import Timed
+from stageline.workers.cli import options
+from stageline.workers.cli.display.estimate import chosen_lines, tight_lines
+from stageline.workers.cli.display.output import counted, say, summary
+from stageline.workers.cli.errors import CommandFailed
+from stageline.workers.cli.logs import log_to_stderr
+from stageline.workers.extras import drawing as timetable
+from stageline.workers.runs.folder import RESULT
+from stageline.workers.runs.owner import StartingRun
+
+if TYPE_CHECKING:
+    from stageline.pipeline.plan import Plan
+    from stageline.pipeline.schedule import Schedule
+    from stageline.workers.launch.template import Template
+
+WIDE = 160  # columns of a timetable that is not printed on a terminal
+
+
+@click.command(epilog="Example: stageline train examples/digits --set schedule.name=gpipe")
+@options.config
+@options.sets
+@click.option(
+    "--resume",
+    metavar="[RUN]",
+    is_flag=False,
+    flag_value="",
+    callback=options.run_id,
+    help="Continue a stopped run, also with another cut, schedule or workers. Default: the plan's newest.",
+)
+@click.option(
+    "--spares", type=click.IntRange(min=0), default=0, help="Number of spare workers, each ready to replace a lost one."
+)
+@options.as_json
+def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, as_json: bool) -> None:
+    """Train the plan CONFIG on this machine: the broker and every worker are processes of their own.
+
+    The first Ctrl-C stops the run, after saving the step if recovery is on; the second kills it. Either way no process
+    is left running.
+    """
+    log_to_stderr()
+    from stageline.workers.launch import template
+    from stageline.workers.launch.template import libraries_of
+
+    def leave(number: int) -> None:
+        processes.abandon()
+        exit_at_once(number)
+
+    with template.Template() as processes, Signals(on_first=leave):
+        processes.warm()  # first: reading the plan takes half a second, and the template's imports some seconds
+        plan = options.plan_of(config, sets)
+        if spares:
+            options.require_restarts(plan)
+        processes.preload(libraries_of(plan))
+        _train(plan, config, sets, resume, spares, as_json, processes)
+
+
+def _train(
+    plan: "Plan",
+    config: str,
+    sets: tuple[str, ...],
+    resume: str | None,
+    spares: int,
+    as_json: bool,
+    processes: "Template",
+) -> None:
+    starting = StartingRun(plan, resume)  # before the seconds that the trial takes
+    arguments = options.plan_arguments(config, sets)
+
+    def leave(number: int) -> None:
+        starting.abandon()
+        processes.abandon()
+        exit_at_once(number)
+
+    with starting, Signals(on_first=leave):
+        from stageline.workers.cli.display.progress import progress_of
+        from stageline.workers.launch.launch import prepare_launch, run_launch
+
+        launch = prepare_launch(plan, arguments, processes, resume, spares, starting.id)
+        if launch.run != starting.id:
+            say(f"stageline: run {starting.id} goes on in another layout, as {launch.run}", err=True)
+            starting.move_to(launch.run)
+    options.warn(launch.warnings[len(plan.warnings) :])
+    tight = tight_lines(launch.memory, launch.workers) if launch.memory else ()
+    for line in (*chosen_lines(launch.memory), *tight):
+        say(f"stageline: {line}", err=True)
+    workers = counted(len(launch.plan.workers), "worker")
+    say(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
+    with options.user_prints_to_stderr(), progress_of(launch) as on_status:
+        ended = run_launch(launch, arguments, on_status, processes)
+    if left_out := len(list(launch.folder.glob("skipped/stage-*/*"))):
+        were = counted(left_out, "microbatch was", "microbatches were")
+        say(f"stageline: {were} left out: {launch.folder / 'skipped'} says why", err=True)
+    if ended.code == ExitCode.SAVED:
+        shown = options.plan_arguments(config, options.without_passwords(sets))
+        again = shlex.join(("stageline", "train", *shown, "--resume", launch.run))
+        raise CommandFailed(f"{ended.reason}. Go on with: {again}\nThe logs are in {launch.folder}", ended.code)
+    if ended.result is None:
+        raise CommandFailed(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
+    if as_json:
+        click.echo(msgspec.json.encode(ended.result))
+    else:
+        say(summary(ended.result, launch.folder))
+        if ended.timed:
+            say(_timetable(launch.plan.schedule.name, launch.schedule, ended.timed))
+    sys.stdout.flush()
+    if (lost := lost_output()) is not None:
+        kept = f"The run has finished; its result is in {launch.folder / RESULT}"
+        raise CommandFailed(f"cannot write to stdout: {lost.strerror}. {kept}", ExitCode.FAILED, answered=True)
+
+
+def _timetable(name: str, schedule: "Schedule", timed: Sequence[Timed]) -> str:
+    first, last = min(each.step for each in timed), max(each.step for each in timed)
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    drawn = timetable.draw_text(
+        timed,
+        width=options.width() or WIDE,
+        ascii_only=options.ascii_only(),
+        seconds=True,
+        stage=schedule.label,
+    )
+    return f"\n{name} as it ran, {steps}:\n{drawn}"

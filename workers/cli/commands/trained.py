@@ -1,0 +1,235 @@
+"""Commands that take a run's weights: `predict` and `eval` compute with them, `export` writes them for another program.
+
+`predict` and `eval` compute by the stages of the run's plan, on processes of this machine.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from stageline.pipeline.process.signals import as_interrupts
+from stageline.workers.cli import options
+from stageline.workers.cli.display.output import counted, say, show
+
+if TYPE_CHECKING:
+    from stageline.workers.extras.exchange.load import RunModel
+    from stageline.workers.extras.exchange.stored_weights import StoredWeights
+    from stageline.workers.extras.forward.forward_run import Measured
+    from stageline.workers.script.arguments.script_plan import Workers
+
+_plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
+_batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
+_device = click.option("--device", help='Of all stages, such as "cpu". Default: those of the plan\'s workers.')
+_ema = click.option("--ema", is_flag=True, help="With the averages of the weights, which optimizer.ema_decay keeps.")
+_workers = click.option(
+    "--workers",
+    type=click.Choice(["processes", "inline"]),
+    default="processes",
+    show_default=True,
+    help="Run one process for each worker of the plan, or all stages in this process.",
+)
+FORMATS = ("safetensors", "transformers", "dcp", "stages")
+_SHARD = "5GiB"
+
+
+@click.command(epilog="Example: stageline predict runs/digits-20260131-101500-1f0c --input x.npy --output y.npy")
+@options.run
+@click.option("--input", "source", type=click.Path(), required=True, help="A .safetensors, .npy, .npz or .csv file.")
+@click.option(
+    "--output", "target", type=click.Path(), required=True, help="A .safetensors or .npy file, written whole."
+)
+@_batch_size
+@_workers
+@_device
+@options.step
+@_ema
+@_plan
+def predict(
+    run: str,
+    source: str,
+    target: str,
+    batch_size: int | None,
+    workers: "Workers",
+    device: str | None,
+    step: int | None,
+    ema: bool,
+    plan: str | None,
+) -> None:
+    """Write what the model of RUN returns for the rows of a file, in their order, in evaluation mode."""
+    from stageline.workers.extras.forward.input_file import open_inputs
+    from stageline.workers.extras.forward.output_file import demand_writable
+    from stageline.workers.extras.forward.predict import predict_rows
+
+    demand_writable(Path(target))
+    inputs = open_inputs(Path(source))
+    model = _model(run, step, plan, device, ema=ema)
+    with as_interrupts(), options.user_prints_to_stderr():
+        left_out = predict_rows(model, inputs, Path(target), batch_size, workers, options.tell)
+    for name, value in left_out.items():
+        options.tell(f"the model's {name} is {value}, no tensor: it is left out")
+    say(f"predictions for {counted(inputs.rows, 'row')} by {model.weights.title} are in {target}")
+
+
+@click.command("eval", epilog="Example: stageline eval runs/digits-20260131-101500-1f0c --data data.py:test")
+@options.run
+@click.option("--data", "dataset", metavar="REFERENCE", help="Use all rows of this dataset, named as in data.dataset.")
+@click.option("--source", metavar="REFERENCE", help="Use the held-out rows of this source, named as in data.source.")
+@click.option(
+    "--metrics", metavar="REFERENCE", multiple=True, help="A metric to use in place of the plan's. May be repeated."
+)
+@_batch_size
+@_workers
+@_device
+@options.step
+@_ema
+@_plan
+@options.as_json
+def evaluate(
+    run: str,
+    dataset: str | None,
+    source: str | None,
+    metrics: tuple[str, ...],
+    batch_size: int | None,
+    workers: "Workers",
+    device: str | None,
+    step: int | None,
+    ema: bool,
+    plan: str | None,
+    as_json: bool,
+) -> None:
+    """Measure loss and metrics of the model of RUN on the rows that its plan holds out, or on other data.
+
+    Names of files in REFERENCE, such as data.py:test, begin at the plan's folder.
+    """
+    if dataset is not None and source is not None:
+        raise click.UsageError("--data and --source are two ways to say what to evaluate on: leave one out")
+    from stageline.workers.extras.forward.evaluate import evaluate_run
+    from stageline.workers.extras.forward.held_out import Wanted
+
+    model = _model(run, step, plan, device, ema=ema)
+    wanted = Wanted(dataset, source, metrics or None, batch_size)
+    with as_interrupts(), options.user_prints_to_stderr():
+        data, measured = evaluate_run(model, wanted, workers, options.tell)
+    if as_json:
+        click.echo(msgspec.json.encode({"schema": "eval/1", **_facts(model, data, measured)}))
+        return
+    found = {"rows": measured.rows, **_numbers(measured)}
+    cells = [value if isinstance(value, int) else f"{value:.6g}" for value in found.values()]
+    show(f"{model.weights.title}, on {data}", list(found), [cells])
+
+
+def _model(run: str, step: int | None, plan: str | None, device: str | None, *, ema: bool) -> "RunModel":
+    """With the user's code, which may print."""
+    from stageline.workers.extras.exchange.load import run_model
+
+    with options.user_prints_to_stderr():
+        place = None if plan is None else Path(plan)
+        model = run_model(Path(run), place=place, step=step, ema=ema, tell=options.tell)
+    return model if device is None else model.on(device)
+
+
+def _facts(model: "RunModel", data: str, measured: "Measured") -> dict[str, object]:
+    values = {name: value if math.isfinite(value) else str(value) for name, value in _numbers(measured).items()}
+    loss = values.pop("loss", None) if measured.loss is not None else None
+    ema = bool(model.weights.averages)
+    facts = {"run": model.run, "step": model.weights.step, "ema": ema, "data": data, "rows": measured.rows}
+    return {**facts, "loss": loss, "metrics": values}
+
+
+def _numbers(measured: "Measured") -> dict[str, float]:
+    return {**({} if measured.loss is None else {"loss": measured.loss}), **measured.metrics}
+
+
+@click.command(epilog="Example: stageline export runs/digits-20260131-101500-1f0c digits.safetensors")
+@options.run
+@click.argument("out", type=click.Path())
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="One file; for from_pretrained; for torch.distributed.checkpoint.load; a file for each stage. Default: the "
+    "first, for an OUT that ends with .safetensors.",
+)
+@options.step
+@click.option("--best", is_flag=True, help="The checkpoint of the best evaluation, which evaluation.keep_best keeps.")
+@click.option("--ema", is_flag=True, help="The averages of the weights, which optimizer.ema_decay keeps.")
+@click.option(
+    "--config",
+    type=click.Path(),
+    help="For transformers: config.json, or a folder with it. Default: that of what the plan's factory returns.",
+)
+@click.option(
+    "--max-shard-size",
+    "most",
+    type=options.Bytes(),
+    default=_SHARD,
+    show_default=True,
+    help="For transformers: the most that a file may have, such as 500MiB.",
+)
+@click.option("--plan", type=click.Path(), help="For transformers, without --config: the plan. Default: the run's.")
+def export(
+    run: str,
+    out: str,
+    *,
+    form: str | None,
+    step: int | None,
+    best: bool,
+    ema: bool,
+    config: str | None,
+    most: int,
+    plan: str | None,
+) -> None:
+    """Write the weights of RUN to OUT, which must not exist, under the unsplit model's names.
+
+    RUN is the folder of a run, or of what Line.save has saved. Its weights are those that it ended with, or of its
+    newest checkpoint.
+    """
+    form = form or _form_of(out)
+    from stageline.workers.extras.exchange import export as forms
+    from stageline.workers.extras.exchange.stored_weights import take_weights
+
+    target = Path(out)
+
+    def write(weights: "StoredWeights") -> None:
+        match form:
+            case "safetensors":
+                forms.export_file(weights, target)
+            case "stages":
+                forms.export_stages(weights, target)
+            case "dcp":
+                forms.export_dcp(weights, target)
+            case _:
+                forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
+
+    weights = take_weights(Path(run), _chosen(run, step, best=best), write, options.tell, ema=ema)
+    say(f"{weights.title} are in {out}")
+
+
+def _chosen(run: str, step: int | None, *, best: bool) -> int | None:
+    """The step whose checkpoint is meant; None: the newest."""
+    from stageline.workers.checkpoint.source import source_in
+
+    if not best:
+        return step
+    if step is not None:
+        raise click.UsageError("--step and --best name two checkpoints; give one of them")
+    return source_in(Path(run)).best_step()
+
+
+def _form_of(out: str) -> str:
+    if out.endswith(".safetensors"):
+        return "safetensors"
+    raise click.UsageError(f"--format says what {out} is to be: {', '.join(FORMATS)}")
+
+
+def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[str, object]:
+    from stageline.workers.extras.exchange.configuration import planned_configuration, read_configuration
+
+    if config is not None:
+        return read_configuration(Path(config))
+    with options.user_prints_to_stderr():
+        return planned_configuration(options.plan_of_run(run, plan, ()))

@@ -1,0 +1,246 @@
+"""What a run has measured, in its folder: a line of JSON for each training step, and for each evaluation.
+
+metrics.jsonl        {"kind":"step","step":0,"loss":2.31,"learning_rates":[0.1],"rows":32,"time":1795415517.2}
+                     {"kind":"step","step":1,"loss":2.29,"learning_rates":[0.1],"rows":32,"time":1795415517.3}
+                     {"kind":"evaluation","step":2,"loss":2.4,"metrics":{"accuracy":0.31},"time":1795415517.5}
+evaluations.jsonl    the same, of the evaluations that a script has called for; written by the script
+
+`step` of a training step counts from 0; of an evaluation, it is how many steps were trained before. So the lines after
+C steps are those of steps before C, and of evaluations up to C. A writer that was killed may leave half a line.
+
+`MetricsTail` reads them while the run goes on; `EventFile` hands them to TensorBoard.
+"""
+
+import heapq
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from math import isfinite
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync
+
+METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+
+Value = float | Literal["nan", "inf", "-inf"] | None  # a text where JSON has no number; None where there were no rows
+
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
+    """Training step `step`: its loss, None without rows; the norm of its gradients, where they are clipped; the
+    learning rates of the last stage's groups in it; its rows; its end there, in seconds since the epoch."""
+
+    step: int
+    loss: float | None
+    gradient_norm: float | UnsetType = UNSET
+    learning_rates: tuple[float, ...] = ()
+    rows: int = 0
+    time: float
+
+
+class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation", tag_field="kind"):
+    """An evaluation after `step` training steps: means over its rows. `fit`: it belongs to that call of `Line.fit` in
+    its script, counted from 1."""
+
+    step: int
+    loss: Value = None
+    metrics: Mapping[str, Value] = {}
+    time: float
+    fit: int | UnsetType = UNSET
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """The loss ("loss") and the metrics."""
+        found = {"loss": self.loss, **self.metrics}
+        return {name: None if value is None else float(value) for name, value in found.items()}
+
+
+MetricsLine = StepMetrics | EvaluationMetrics
+_DECODER: msgspec.json.Decoder[MetricsLine] = msgspec.json.Decoder(MetricsLine)
+
+
+def evaluation_line(step: int, values: Mapping[str, float | None], time: float, fit: int | None) -> EvaluationMetrics:
+    """Of `values` by metric, "loss" among them or not."""
+    written = {name: _written(value) for name, value in values.items()}
+    loss = written.pop("loss", None)
+    return EvaluationMetrics(step=step, loss=loss, metrics=written, time=time, fit=UNSET if fit is None else fit)
+
+
+def encoded(line: MetricsLine) -> bytes:
+    """As it stands in the file."""
+    return _ENCODER.encode(line) + b"\n"
+
+
+def decoded(text: bytes) -> MetricsLine | None:
+    """None if `text` is no whole line of a file of metrics."""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return _DECODER.decode(text) if text.endswith(b"\n") else None
+    return None
+
+
+def lines_in(file: BinaryIO) -> Iterator[MetricsLine]:
+    """The whole lines from where `file` stands; others are left out."""
+    return (line for line in map(decoded, file) if line is not None)
+
+
+def metrics_in(folder: Path) -> Iterator[MetricsLine]:
+    """All lines in the folder of a run, in the order of training. Raises `FileNotFoundError` if it has none."""
+    files = [folder / name for name in (METRICS, EVALUATIONS) if (folder / name).exists()]
+    if not files:
+        raise FileNotFoundError(folder / METRICS)
+    return heapq.merge(*map(_lines_of, files), key=place_of)
+
+
+def place_of(line: MetricsLine) -> tuple[int, bool]:
+    """Lines in the order of training ascend in it: an evaluation after 2 steps comes before step 2."""
+    return line.step, isinstance(line, StepMetrics)
+
+
+def is_after(line: MetricsLine, step: int) -> bool:
+    """Whether more than `step` steps had to be trained for `line`."""
+    return line.step > step or (line.step == step and isinstance(line, StepMetrics))
+
+
+def keep_lines(source: Path, step: int, target: Path) -> int:
+    """Replaces `target` by the lines in `source` that are not after `step` training steps, in one instant for readers.
+    Returns the newest step of an evaluation among them, -1 without one. Raises `OSError`; then nothing has changed."""
+    newest = -1
+    make_folder(target.parent)
+    draft = draft_of(target)
+    try:
+        with draft.open("xb") as file:
+            for line in _kept(source, step):
+                newest = line.step if isinstance(line, EvaluationMetrics) else newest
+                file.write(encoded(line))
+        sync(draft)
+        publish(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return newest
+
+
+def _kept(source: Path, step: int) -> Iterable[MetricsLine]:
+    return (line for line in _lines_of(source) if not is_after(line, step))
+
+
+def _lines_of(path: Path) -> Iterator[MetricsLine]:
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        yield from lines_in(file)
+
+
+def _written(value: float | None) -> Value:
+    if value is None or isfinite(value):
+        return value
+    return "nan" if value != value else "inf" if value > 0 else "-inf"
+
+
+class MetricsTail:
+    """Of the run in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = [_FileTail(folder / name) for name in (METRICS, EVALUATIONS)]
+
+    def read(self) -> list[MetricsLine]:
+        """The lines since the last time, in the order of training as far as they are there."""
+        return list(heapq.merge(*(file.read() for file in self._files), key=place_of))
+
+
+class _FileTail:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = self._offset = 0
+        self._newest = self._known = (-1, False)  # what was read last; up to where a file that was replaced is known
+
+    def read(self) -> list[MetricsLine]:
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    self._inode, self._offset, self._known = found.st_ino, 0, self._newest
+                file.seek(self._offset)
+                lines = [line for text in file if (line := self._next(text)) is not None]
+        except FileNotFoundError:
+            return []
+        return lines
+
+    def _next(self, text: bytes) -> MetricsLine | None:
+        if not text.endswith(b"\n"):  # the rest is still to be written
+            return None
+        self._offset += len(text)
+        line = decoded(text)
+        if line is None or place_of(line) <= self._known:
+            return None
+        self._newest = place_of(line)
+        return line
+
+
+class TensorBoardMissing(StagelineError):
+    """The package tensorboard is not installed."""
+
+    exit_code = ExitCode.USAGE
+
+
+def writer_class() -> Any:
+    """torch's `SummaryWriter`. Raises `TensorBoardMissing`."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise TensorBoardMissing(
+            f"the package tensorboard is not installed, or not whole ({error}); install it with: "
+            'pip install "stageline[tensorboard]"'
+        ) from error
+    return SummaryWriter
+
+
+class EventFile(AbstractContextManager["EventFile"]):
+    """In `folder`, from step `start` on: TensorBoard drops what earlier files there have from that step on.
+
+    Scalars: "train/loss" and "train/gradient_norm" by training step, "train/learning_rate/0" by group,
+    "evaluation/loss" and "evaluation/accuracy" by how many steps were trained. Raises `TensorBoardMissing`.
+    """
+
+    def __init__(self, folder: Path, start: int) -> None:
+        self._writer = writer_class()(folder, purge_step=start)
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def flush(self) -> None:
+        """What was written can be read."""
+        self._writer.flush()
+
+    def add(self, line: MetricsLine) -> None:
+        """A line of a run's metrics."""
+        if isinstance(line, EvaluationMetrics):
+            self.add_evaluation(line.step, line.values, line.time)
+            return
+        norm = None if line.gradient_norm is UNSET else line.gradient_norm
+        self.add_step(line.step, line.loss, norm, line.learning_rates, line.time)
+
+    def add_step(
+        self,
+        step: int,
+        loss: float | None,
+        gradient_norm: float | None = None,
+        learning_rates: Iterable[float] = (),
+        time: float | None = None,
+    ) -> None:
+        """`time` is in seconds since the epoch; None: now."""
+        rates = {f"learning_rate/{group}": rate for group, rate in enumerate(learning_rates)}
+        self._add("train", step, {"loss": loss, "gradient_norm": gradient_norm, **rates}, time)
+
+    def add_evaluation(self, step: int, values: Mapping[str, float | None], time: float | None = None) -> None:
+        """After `step` training steps."""
+        self._add("evaluation", step, values, time)
+
+    def _add(self, part: str, step: int, values: Mapping[str, float | None], time: float | None) -> None:
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(f"{part}/{name}", value, step, walltime=time)

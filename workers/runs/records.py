@@ -1,0 +1,191 @@
+"""What is recorded of a run in its folder, for those who ask when no broker answers.
+
+    process.json     which process the run belongs to: `owner.py`
+    plan.json        its plan, resolved
+    broker.sqlite    the broker's records; or at a Redis server, as `broker.store` says
+    result.json      the result of a finished run
+
+Reading changes nothing, and locks nothing out.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from time import time
+from typing import Any
+
+import msgspec
+
+from stageline.broker.coordinator.records import OBSERVED
+from stageline.broker.coordinator.run import RunOutcome, RunPhase
+from stageline.broker.stores.base import MemoryStore, Store, StoredRun
+from stageline.broker.stores.sqlite import SqliteReader
+from stageline.broker.transports.base import backend_of
+from stageline.pipeline.addresses import masked
+from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
+from stageline.workers.runs import folder as runs
+
+from .owner import RunOwner, read_owner
+from .result import Result
+
+SNAPSHOTS = "checkpoints"  # the folder of the stages' snapshots
+FRESH = 10.0  # seconds for which records count as those of a living run, if its process is on another machine
+PATIENCE = 3.0  # seconds to wait for a Redis server that has the records
+
+
+class RecordsDamaged(StagelineError):
+    """A record of the run cannot be read; the text names the file, and what is wrong with it."""
+
+
+class RecordedState(StrEnum):
+    """What has become of a run."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"  # on request
+    KILLED = "killed"  # no end is recorded, and its process is gone
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """What the files in `folder` say; None and empty where there is no such file. `now`: seconds since the epoch."""
+
+    folder: Path
+    now: float
+    owner: RunOwner | None
+    alive: bool | None  # the owner's process; None if that is not known
+    plan: Mapping[str, Any] | None
+    result: Result | None
+    store: Store = field(default_factory=MemoryStore)
+    stored: StoredRun = field(default_factory=StoredRun)
+
+    @property
+    def id(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def as_of(self) -> float:
+        """When the records were last written, in seconds since the epoch."""
+        if observed := self.stored.facts.get(OBSERVED):
+            return float(str(observed["at"]))
+        found = (self.folder / name for name in (runs.RESULT, runs.STORE, runs.PLAN, runs.OWNER))
+        return max((file.stat().st_mtime for file in found if file.exists()), default=self.now)
+
+    @property
+    def outcome(self) -> RunOutcome | None:
+        """How the run ended; None if no end is recorded, or if the run has been resumed since."""
+        if self.result is not None:
+            early, digest = self.result.stopped_early, self.result.weights_sha256
+            return RunOutcome(RunPhase.FINISHED, early or "all steps are done", ExitCode.OK, digest, early=bool(early))
+        kept = self.stored.facts.get("outcome")
+        resumed = self.alive and self.owner is not None and self.owner.began > self.as_of
+        if kept and not resumed:
+            return msgspec.convert(kept, RunOutcome)
+        ended = self.owner is not None and not self.alive and self.owner.ended
+        return RunOutcome(RunPhase.FAILED, self.owner.ended, self.owner.code) if self.owner and ended else None
+
+    @property
+    def state(self) -> RecordedState:
+        outcome = self.outcome
+        if outcome is not None and outcome.phase is RunPhase.FINISHED:
+            return RecordedState.FINISHED
+        if outcome is not None:
+            asked = outcome.code in (ExitCode.SAVED, ExitCode.INTERRUPTED)
+            return RecordedState.STOPPED if asked else RecordedState.FAILED
+        if self.alive or (self.alive is None and abs(self.now - self.as_of) < FRESH):
+            return RecordedState.RUNNING if self.progress.get("begun") else RecordedState.STARTING
+        return RecordedState.KILLED
+
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        """The records of places and checkpoints; empty before the first worker."""
+        return self.stored.facts.get("registry", {})
+
+    @property
+    def complete(self) -> int:
+        """The step of the newest complete checkpoint, 0 if there is none."""
+        return int(self.progress["checkpoints"]["complete"]) if self.progress else 0
+
+    @property
+    def training_steps(self) -> int | None:
+        """How many steps the run trains, None if that is not known."""
+        if self.result is not None:
+            return self.result.steps
+        observed = self.stored.facts.get(OBSERVED, {}).get("training_steps")
+        planned = (self.plan or {}).get("run", {}).get("steps")
+        return next((int(str(steps)) for steps in (observed, planned) if steps is not None), None)
+
+    @property
+    def scripted(self) -> bool:
+        """Whether a script calls the workers: how many steps it trains is known at its end."""
+        source = (self.plan or {}).get("data", {}).get("source")
+        return source == SCRIPT_BATCHES or (self.owner is not None and self.owner.command == "script")
+
+    @property
+    def steps(self) -> int:
+        """The training steps that every stage has finished."""
+        if self.result is not None:
+            return self.result.steps
+        stages = len(self.progress["checkpoints"]["newer"]) if self.progress else 0
+        finished = min((max(self.stored.finished.get(stage, 0), self.complete) for stage in range(stages)), default=0)
+        return finished if self.training_steps is None else min(finished, self.training_steps)
+
+
+@contextmanager
+def recorded_run(folder: Path, store: str | None = None) -> Iterator[RecordedRun]:
+    """A context whose value is what is recorded in `folder`. `store`: an address in place of the plan's `broker.store`,
+    which is recorded without its password.
+
+    Raises `RecordsDamaged`, in the context too if what it asks of the records is damaged, or `StoreUnusable`.
+    """
+    with explained(str(folder / runs.OWNER)):
+        owner = read_owner(folder)
+    alive = owner.alive if owner is not None else None
+    plan, result = _read_plan(folder), runs.result_in(folder)
+    with explained(str(folder / runs.PLAN)):
+        opened = _open_store(folder, plan, store)
+    with closing(opened), explained(place_of(folder, plan)):
+        stored = opened.load()
+        if not (stored.facts or alive or result) and (folder / SNAPSHOTS).exists():
+            raise RecordsDamaged(
+                f"{place_of(folder, plan)} holds no records, although the run has snapshots; resume it: they are enough"
+            )
+        yield RecordedRun(folder, time(), owner, alive, plan, result, opened, stored)
+
+
+@contextmanager
+def explained(place: str) -> Iterator[None]:
+    """Turns what records of a wrong shape lead to into `RecordsDamaged`, which names their `place`."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, struct.error) as error:
+        raise RecordsDamaged(f"{place} is damaged: {type(error).__name__}: {error}") from error
+
+
+def place_of(folder: Path, plan: Mapping[str, Any] | None) -> str:
+    """Where the broker's records of a run are, for people."""
+    address = _store_address(plan)
+    return str(folder / runs.STORE) if address == runs.IN_FOLDER else f"the broker's store at {masked(address)}"
+
+
+def _read_plan(folder: Path) -> Mapping[str, Any] | None:
+    file = folder / runs.PLAN
+    with explained(str(file)):
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
+
+
+def _open_store(folder: Path, plan: Mapping[str, Any] | None, address: str | None) -> Store:
+    address = address or _store_address(plan)
+    if address == runs.IN_FOLDER:
+        return SqliteReader(folder / runs.STORE) if (folder / runs.STORE).exists() else MemoryStore()
+    return backend_of(address).open_store(address, folder.resolve().name, PATIENCE, lambda reason: None)
+
+
+def _store_address(plan: Mapping[str, Any] | None) -> str:
+    return str((plan or {}).get("broker", {}).get("store", runs.IN_FOLDER))

@@ -1,0 +1,164 @@
+"""A script's calls, numbered; each worker's part of a call; the replies, and a step's loss, read when it is needed.
+
+calls            0 TRAIN   1 TRAIN   2 EVALUATE   3 TRAIN   4 STOP
+step             0         1         2            2         3
+evaluation       0         0         0            1         1
+"""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.errors import DataError
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.program.calls import Call, CallKind, Position, encode_call
+from stageline.workers.runtime.program.program import Program
+
+WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_dict entries; in no order: hashes differ
+
+
+class CallLog:
+    """Begins at `start`: the position of the checkpoint that the run goes on from. For any thread."""
+
+    def __init__(self, start: Position) -> None:
+        self._lock = threading.Lock()
+        self._next = start
+        self._after = {start.step: start}  # the position after so many steps, from the newest checkpoint on
+
+    @property
+    def position(self) -> Position:
+        """After all calls so far."""
+        return self._next
+
+    def call(
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
+    ) -> Call:
+        """The next call, numbered."""
+        with self._lock:
+            here, self._next = self._next, self._next.after(kind)
+            if kind is CallKind.TRAIN:
+                self._after[self._next.step] = self._next
+        return Call(kind, here.calls, here.step, here.evaluations, inputs, targets, state, ema)
+
+    def trim(self, step: int) -> Position | None:
+        """The position of the checkpoint of `step`; older ones are forgotten. None if it is not one of this log."""
+        with self._lock:
+            self._after = {each: position for each, position in self._after.items() if each >= step}
+            return self._after.get(step)
+
+
+def messages(call: Call, program: Program, names: WeightNames, run: str, incarnation: int) -> Iterator[Message]:
+    """`call` as each worker gets it: a batch goes only where it is needed, and of the weights its own."""
+    for worker, owned in enumerate(program.schedule.placement):
+        addressed = Call(
+            call.kind,
+            call.number,
+            call.step,
+            call.evaluation,
+            call.inputs if 0 in owned or not call.kind.takes_batch else None,
+            call.targets if program.last in owned else None,
+            None if call.state is None else {name: call.state[name] for name in sorted(names[worker])},
+            call.ema,
+        )
+        number = call.number
+        yield Message(run, Flow.CALL, number, 0, worker, incarnation, number, encode_call(addressed))
+
+
+Replies = Mapping[int, Tree]  # to one call, by worker
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call that is put, and the replies that have come. `done` has them all, in the end."""
+
+    call: Call
+    missing: deque[QueueKey]  # the queues of the replies that have not come yet, in the order in which they are taken
+    replies: dict[int, Tree] = field(default_factory=dict)
+    done: "Future[Replies]" = field(default_factory=Future)
+
+
+def only(replies: Replies) -> Any:
+    """The one reply that says something: that of the last stage's owner."""
+    return next((reply for reply in replies.values() if reply is not None), None)
+
+
+def total(replies: Iterable[Replies]) -> dict[str, float]:
+    """The sums of evaluated batches over all their rows: "rows", "loss", and the metrics. Raises `DataError` if there
+    are no rows."""
+    sums: dict[str, float] = {}
+    for each in replies:
+        found: Mapping[str, float | None] = only(each)
+        for name, value in found.items():
+            if value is not None:  # in a batch without rows there is nothing to measure
+                sums[name] = sums.get(name, 0.0) + value
+    if not sums.get("rows"):
+        raise DataError("there are no rows to evaluate. Give at least one batch with rows")
+    return sums
+
+
+class StepLoss:
+    """What `Line.step` returns. `item()`, `float(loss)`, `print(loss)` and `f"{loss:.4f}"` wait for it.
+
+    A batch without rows has no loss: `item()` is None, `float(loss)` is nan. When it is there, the workers without the
+    last stage may still compute the step. Reading it raises what ended the run before; what one of those workers raises
+    later comes with a later call, or with `close`. Inline, the step is over when it is returned.
+    """
+
+    __slots__ = ("_found", "_wait")
+
+    def __init__(self, wait: Callable[[], tuple[float | None, float | None]]) -> None:
+        self._wait: Callable[[], tuple[float | None, float | None]] | None = wait
+        self._found: tuple[float | None, float | None] = None, None
+
+    def item(self) -> float | None:
+        return self._measured()[0]
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm of all gradients before they were clipped, for which it waits as for the loss; None without
+        `clip_norm`."""
+        return self._measured()[1]
+
+    def _measured(self) -> tuple[float | None, float | None]:
+        if self._wait is not None:
+            self._found = self._wait()
+            self._wait = None
+        return self._found
+
+    def __float__(self) -> float:
+        value = self.item()
+        return math.nan if value is None else value
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else str(self)
+
+    def __str__(self) -> str:
+        return str(self.item())
+
+    def __repr__(self) -> str:
+        return f"StepLoss({self.item()})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.item() == (other.item() if isinstance(other, StepLoss) else other)
+
+    def __lt__(self, other: "float | StepLoss") -> bool:
+        return float(self) < float(other)
+
+    def __gt__(self, other: "float | StepLoss") -> bool:
+        return float(self) > float(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to a number, whose hash would need the value

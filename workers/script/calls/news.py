@@ -1,0 +1,173 @@
+"""News of a script's run for people: lost workers, what a run waits for, and its end before its time.
+
+Each line on stderr is marked as stageline's. Each question to the broker has a connection of its own, so any thread may
+ask; a broker that does not answer is gone, or busy: then nothing is known, which is no error.
+"""
+
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import time
+from typing import Any, Protocol
+
+from stageline.broker.ledger.registry import worker_label
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.printable import printable_line
+from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.runs.listing import ending_of
+from stageline.workers.runs.records import RecordedState, recorded_run
+from stageline.workers.runs.result import Facts
+from stageline.workers.runtime.progress import Progress
+
+ANSWER_TIMEOUT = 2.0  # seconds for the broker to answer
+PATIENCE = 1.5  # seconds that a call or the script's own code may take before it is said what the run waits for
+LONG = 5.0  # seconds that an empty place is waited for before it is told
+
+LostProcess = tuple[int, int]  # the worker's index, and the pid of the process that was lost
+GO_ON = "go on with: "
+
+
+def say(*lines: str) -> None:
+    """Writes the lines at once."""
+    for line in lines:
+        print(f"stageline: {line}", file=sys.stderr, flush=True)
+
+
+def ask(url: str, what: str) -> dict[str, Any] | None:
+    """The facts of the broker's answer; None if it gives none."""
+    try:
+        with Client(url) as client:
+            return client.ask(what, timeout=ANSWER_TIMEOUT)
+    except (BrokerUnreachable, ValueError):
+        return None
+
+
+def waits_for(progress: Progress, url: str) -> str:
+    """What a run has waited for longer than `PATIENCE`, as far as its script or its broker know; "" for nothing.
+    `progress` is the script's."""
+    if time() - progress.since < PATIENCE:
+        return ""
+    if not progress.waits:
+        return f"the script {progress.said}"
+    facts = ask(url, "why")
+    return "the broker does not answer" if facts is None else printable_line(str(facts["text"]))
+
+
+def worker_lines(url: str) -> list[str]:
+    """What each worker is and does, as the broker knows it; nothing if there is no broker any more."""
+    facts = ask(url, "status")
+    return [] if facts is None else [_worker(row) for row in facts["workers"]]
+
+
+def _worker(row: dict[str, Any]) -> str:
+    stages = f"worker {row['index']}, stage {', '.join(map(str, row['stages']))}"
+    process = f", process {row['pid']} on {row['host']}" if "pid" in row else ""
+    return printable_line(f"{stages}{process}: {row.get('now') or row['standing']}")
+
+
+class Run(Protocol):
+    """What can be left open."""
+
+    def abort(self, reason: str) -> None:
+        """Ends the run with what it can save, and says where it is."""
+
+
+def watch_for_close(run: Run, folder: Path, progress: Progress) -> "weakref.finalize[..., object]":
+    """To be detached when `run` is closed: else it is ended when this process is, and stderr is told, as also when it
+    is forgotten."""
+    return weakref.finalize(run, _leave, os.getpid(), weakref.ref(run), folder, progress)
+
+
+def _leave(owner: int, run: "weakref.ref[Run]", folder: Path, progress: Progress) -> None:
+    if os.getpid() != owner:  # in a fork
+        return
+    saved = ""
+    if (left := run()) is None:
+        saved = f"; {_saved(folder, progress.complete)}"
+    else:
+        with suppress(KeyboardInterrupt):  # once more: then nothing is saved any longer
+            left.abort("the script has ended without closing its line")
+    print(
+        f"stageline: the line of {folder} was not closed, so its weights were not kept{saved}. Use it in a `with`, or "
+        "call close()",
+        file=sys.stderr,
+    )
+
+
+def _saved(folder: Path, complete: int) -> str:
+    if not complete:
+        return "nothing is saved yet"
+    return f"the state after {complete} steps is saved, and Line.resume({str(folder)!r}, ...) goes on there"
+
+
+class LostWorkers:
+    """What is new in each status, as lines for people. `start`: how a replacement is started."""
+
+    def __init__(self, start: str) -> None:
+        self._start = start
+        self._told: dict[LostProcess, dict[str, Any]] = {}
+        self._awaited: set[LostProcess] = set()  # those of which the long wait was told
+        self._finished = 0  # steps, as of the last status
+
+    def lines(self, facts: Facts) -> Iterator[str]:
+        """Each loss is told once, once more if its place is empty for long, and once more when it is made good."""
+        rows = {(row["index"], row["pid"]): row for row in facts["recovering"]}
+        for loss, row in rows.items():
+            if loss not in self._told:
+                yield printable_line(f"{_label(row)} {row['how']}{self._next(facts)}")
+            if loss not in self._awaited and not row["given"] and row["since"] >= LONG:
+                self._awaited.add(loss)
+                yield printable_line(self._waiting(row))
+        lost = {index for index, _ in rows}
+        for loss, row in self._told.items():
+            if loss not in rows and row["index"] not in lost:
+                yield printable_line(_replaced(row, facts))
+        self._told = rows  # a process of the same pid may take the place later
+        self._awaited &= set(rows)
+        self._finished = facts["finished_floor"]
+
+    def _next(self, facts: Facts) -> str:
+        """Where the replacement begins, and why the steps that are finished become fewer then."""
+        step, finished = facts["checkpoint"] or 0, max(self._finished, facts["finished_floor"])
+        again = f", so that {_counted(finished - step)} done again" if finished > step else ""
+        return f"; its replacement begins at step {step}{again}"
+
+    def _waiting(self, row: dict[str, Any]) -> str:
+        return (
+            f"waiting for {_label(row)}, lost {row['since']:.0f} s ago. {self._start}. The run ends with its newest "
+            f"checkpoint if none joins within {row['left']:.0f} s"
+        )
+
+
+def _replaced(row: dict[str, Any], facts: Facts) -> str:
+    process = next((f", in process {each['pid']}" for each in facts["workers"] if _has_place(each, row)), "")
+    return f"{_label(row)} computes again{process}, {row['since']:.1f} s after it was lost"
+
+
+def _has_place(worker: dict[str, Any], row: dict[str, Any]) -> bool:
+    return worker["index"] == row["index"] and "pid" in worker
+
+
+def _counted(steps: int) -> str:
+    return "1 step is" if steps == 1 else f"{steps} steps are"
+
+
+def _label(row: dict[str, Any]) -> str:
+    return worker_label(row["index"], row["stages"])
+
+
+def early_end(folder: Path, store: str, *, knows_failure: bool = False) -> str:
+    """Of the run in `folder`, whose broker has ended and kept its records at `store`; in the words of `stageline
+    why`. Records that cannot be read leave the place alone. A failure is named unless the script knows it."""
+    where = f"the run is in {folder}"
+    try:
+        with recorded_run(folder, store) as run:
+            ending, complete = ending_of(run), run.complete
+            failure = f"it has failed: {ending.text}; " if run.state is RecordedState.FAILED else ""
+    except (StagelineError, OSError):
+        return where
+    begins = f". It begins at step {complete}" if complete and GO_ON in ending.action else ""
+    return f"{where}; {'' if knows_failure else failure}{ending.action}{begins}"

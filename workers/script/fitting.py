@@ -1,0 +1,259 @@
+"""The loop of `Line.fit`: steps through batches, evaluates every so many steps, keeps the best, and stops early.
+
+step 0 1 2 3 | evaluate | step 4 5 6 7 | evaluate | ...      evaluate_every = 4
+             note, best                note, best: stop?
+
+Two steps are under way while the next batch is drawn: a loss is read when it is two steps old, at an evaluation, or at
+the end, so callbacks are told of it after the same calls in every run. Decisions follow from the evaluations alone, in
+`pipeline/evaluation.py`; a fit that goes on begins with those that are noted:
+
+evaluations.jsonl    {"kind":"evaluation","step":200,"loss":0.41,"metrics":{"accuracy":0.8},"time":...,"fit":1}
+
+An evaluation of a fit is on the disk before its next step is called. So where a run goes on after `position` steps, all
+that a fit has evaluated until then is there; what came later is cut off, and evaluated again. A fit is known by its
+number in the script.
+
+best -> .best-step-400-5fa0c1d2          a link, replaced by one rename once the new checkpoint is whole
+        .best-step-400-5fa0c1d2/         as `Line.save` makes it; what the link has named before is removed then
+"""
+
+import os
+import re
+import secrets
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from time import time
+from typing import Protocol
+
+from stageline.pipeline.data import Batch
+from stageline.pipeline.evaluation import Standing
+from stageline.pipeline.tree import Tree
+from stageline.workers.checkpoint.saved import is_saved, read_saved
+from stageline.workers.disk.atomic_file import draft_of, keep_trying, publish, sync
+from stageline.workers.runs.metrics import (
+    EVALUATIONS,
+    EvaluationMetrics,
+    encoded,
+    evaluation_line,
+    keep_lines,
+    lines_in,
+)
+from stageline.workers.runtime.program.program import AHEAD
+from stageline.workers.script.calls.calls import StepLoss
+
+from .callbacks import Callback, FitOptions, Fitted, named
+from .fit_batches import one_pass
+
+Found = Mapping[str, float | None]
+
+
+class EvaluationLog:
+    """Of the run in `folder`, which goes on after `position` steps; without a folder, of this process alone. Raises
+    `OSError`."""
+
+    def __init__(self, folder: Path | None, position: int) -> None:
+        self._path = None if folder is None else folder / EVALUATIONS
+        self._lines: list[EvaluationMetrics] = []
+        if self._path is not None and self._path.exists():
+            keep_trying(partial(keep_lines, self._path, position, self._path), self._path)
+            with self._path.open("rb") as file:
+                self._lines = [line for line in lines_in(file) if isinstance(line, EvaluationMetrics)]
+
+    def of_fit(self, number: int) -> list[tuple[int, Found]]:
+        """(step, values) of each evaluation of that fit, in order."""
+        return [(line.step, line.values) for line in self._lines if line.fit == number]
+
+    def note(self, step: int, found: Found, fit: int | None = None) -> None:
+        """An evaluation after `step` steps; one of a fit survives a power failure when this returns."""
+        line = evaluation_line(step, found, time(), fit)
+        if fit is not None:
+            self._lines.append(line)
+        if self._path is not None:
+            size = self._path.stat().st_size if self._path.exists() else 0
+            keep_trying(partial(_append, self._path, size, encoded(line), durable=fit is not None), self._path)
+
+
+def _append(path: Path, size: int, text: bytes, *, durable: bool) -> None:
+    """Adds `text` to the first `size` bytes of a file."""
+    with path.open("ab") as file:
+        file.truncate(size)
+        file.write(text)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    if durable and not size:
+        sync(path.parent)
+
+
+class BestCheckpoint:
+    """At the path `link`; `save` writes a checkpoint into a folder. Raises `ValueError` if something else is there."""
+
+    def __init__(self, link: Path, save: Callable[[Path], object]) -> None:
+        self._link = link.absolute()
+        self._save = save
+        if os.path.lexists(self._link) and not self._link.is_symlink():
+            raise ValueError(f'best = "{link}": something is there that no fit has made. Name a path that is free')
+
+    @property
+    def step(self) -> int | None:
+        """After how many steps the checkpoint is; None if there is none."""
+        return read_saved(self._link).step if is_saved(self._link) else None
+
+    def keep(self, step: int) -> None:
+        """The line has trained `step` steps: this is the best from now on. Raises `NotSaved`, or `OSError`."""
+        folder = self._link.with_name(f"{self._prefix}{step}-{secrets.token_hex(4)}")
+        self._save(folder)
+        draft = draft_of(self._link)
+        draft.symlink_to(folder.name)
+        publish(draft, self._link)
+        self._remove_others(folder)
+
+    @property
+    def _prefix(self) -> str:
+        return f".{self._link.name}-step-"
+
+    def _remove_others(self, kept: Path) -> None:
+        """Also what a script that was killed has left."""
+        own = re.compile(rf"{re.escape(self._prefix)}\d+-[0-9a-f]{{8}}")
+        for folder in list(self._link.parent.iterdir()):
+            if own.fullmatch(folder.name) and folder != kept and is_saved(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+class Steps(Protocol):
+    """What a fit needs of a line."""
+
+    @property
+    def position(self) -> int:
+        """How many steps have been called."""
+
+    def step(self, x: Tree, y: Tree) -> StepLoss:
+        """Trains on one batch."""
+
+    def save(self, folder: str | Path) -> None:
+        """Saves a checkpoint."""
+
+
+class Fit:
+    """Fit `number` of the script, of `line` with the batches of `steps`; `measure` evaluates and notes nothing. `end`:
+    after how many steps it is over at the latest, None if that is not known."""
+
+    def __init__(
+        self,
+        line: Steps,
+        steps: Iterator[Batch],
+        options: FitOptions,
+        record: EvaluationLog,
+        number: int,
+        measure: Callable[[Iterable[Batch]], Found],
+        end: int | None = None,
+    ) -> None:
+        self._line = line
+        self._steps = steps
+        self._options = options
+        self._record = record
+        self._number = number
+        self._measure = measure
+        self._end = end
+        self._called: deque[tuple[int, StepLoss]] = deque()  # whose losses were not told
+        self._loss: float | None = None
+        self._best = None if options.best is None else BestCheckpoint(Path(options.best), line.save)
+        self._found = dict(record.of_fit(number))
+        self._standing = Standing(options.criterion).after_all(self._found.items())
+
+    def run(self) -> Fitted:
+        """Raises what the line and the callbacks raise."""
+        ended: Fitted | None = None
+        try:
+            self._train()
+            self._tell_losses(0)
+            ended = self._ended()
+        finally:
+            self._tell_end(ended)
+        return ended
+
+    def _tell_end(self, ended: Fitted | None) -> None:
+        """Each callback is told, also if another raises: it may have a file to close."""
+        with ExitStack() as stack:
+            for callback in reversed(self._options.callbacks):
+                stack.callback(_end, callback, ended)
+
+    def _train(self) -> None:
+        if self._standing.stops:
+            return
+        self._catch_up()
+        while not self._standing.stops and (batch := next(self._steps, None)) is not None:
+            step = self._line.position
+            self._called.append((step, self._line.step(*batch)))
+            self._tell_losses(AHEAD)
+            if self._is_due(step + 1):
+                self._evaluate(step + 1)
+
+    def _catch_up(self) -> None:
+        """What a fit that ended here had still to do. One that was over before has nothing: the line has since been
+        trained by what came after it."""
+        position = self._line.position
+        if self._end is not None and position > self._end:
+            return
+        if self._is_due(position) and position not in self._found:
+            self._evaluate(position)
+        elif self._standing.improved and self._standing.step == position:
+            self._keep_best(told=False)
+
+    def _is_due(self, step: int) -> bool:
+        every = self._options.evaluate_every
+        return every is not None and step > 0 and step % every == 0
+
+    def _evaluate(self, step: int) -> None:
+        found = self._measure(one_pass(self._options.held_out or ()))
+        self._tell_losses(0)
+        self._record.note(step, found, self._number)
+        self._found[step] = found
+        self._standing = self._standing.after(step, found)
+        for callback in self._options.callbacks:
+            with named(callback, "on_evaluation", step):
+                callback.on_evaluation(step, found)
+        if self._standing.improved:
+            self._keep_best(told=True)
+
+    def _keep_best(self, *, told: bool) -> None:
+        best = self._standing.best
+        if best is None:
+            return
+        if self._best is not None and (told or self._best.step != best.step):
+            self._best.keep(best.step)
+        for callback in self._options.callbacks if told else ():
+            with named(callback, "on_best", best.step):
+                callback.on_best(best.step, best.value)
+
+    def _tell_losses(self, left: int) -> None:
+        """Of all steps but the `left` newest. Waits for what is not there yet."""
+        while len(self._called) > left:
+            step, loss = self._called.popleft()
+            self._loss = loss.item()
+            for callback in self._options.callbacks:
+                with named(callback, "on_step", step):
+                    callback.on_step(step, loss)
+
+    def _ended(self) -> Fitted:
+        stopped, position = self._standing.stops, self._line.position
+        reason = self._standing.reason if stopped else _why(position, self._options)
+        return Fitted(position, self._loss, reason, stopped, self._found, self._standing.best)
+
+
+def _end(callback: Callback, ended: Fitted | None) -> None:
+    with named(callback, "on_end"):
+        callback.on_end(ended)
+
+
+def _why(position: int, options: FitOptions) -> str:
+    """Why there are no more steps."""
+    if options.steps is not None and position >= options.steps:
+        return f"all of {options.steps} steps are trained"
+    if options.steps is not None:
+        return f"the batches ended after step {position}, before steps = {options.steps}"
+    return f"the batches ended after step {position}"

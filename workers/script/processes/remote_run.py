@@ -1,0 +1,271 @@
+"""A script's run whose workers are on other machines, and join its broker.
+
+script ──forks──> launcher ──forks──> template ──forks──> broker (bound to `Line`'s broker=)
+                                                             ▲
+on each other machine:  stageline worker --join ADDRESS ─────┘  gets the plan, compares the code, and works
+
+The script sees neither their snapshots nor the weights that they save. So it keeps the positions of checkpoints itself,
+and has the weights sent before the run ends.
+
+positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluated batches were done
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, cast
+
+import msgspec
+import structlog
+from torch import Tensor
+
+from stageline.broker.control.messages import Assigned
+from stageline.broker.coordinator.run import RunPhase, ScriptCode
+from stageline.pipeline.addresses import EVERY_INTERFACE, host_of
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.printable import printable_line
+from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.tree import Tree
+from stageline.workers.checkpoint.saved import NotSaved
+from stageline.workers.checkpoint.snapshot import SnapshotDamaged
+from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.disk.atomic_file import persist_json, write_json
+from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.program.calls import CallKind, Position
+from stageline.workers.script.arguments.checks import command_there
+from stageline.workers.script.calls.calls import Replies, WeightNames
+from stageline.workers.script.calls.driver import Driver
+from stageline.workers.script.calls.news import say
+from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
+from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
+
+log = structlog.get_logger()
+
+NAME = "positions.json"
+_CHECKPOINTS = 8  # newest, of which one is complete or none was long ago
+_STEPS = 16  # newest: the run may be stopped after any of them
+LOOK = 0.05  # seconds between two looks at the broker, and at who is missing
+ANSWER_TIMEOUT = 1.0  # seconds for the broker to answer a question
+
+
+class PositionFile:
+    """In the run's `folder`, which has snapshots of every `every` steps. One thread notes; any may write."""
+
+    def __init__(self, folder: Path, every: int) -> None:
+        self._file = folder / NAME
+        self._every = every
+        self._kept = self._written = self._read()
+        self._writing = threading.Lock()
+
+    def note(self, position: Position) -> None:
+        """Comes before the call that leads to `position`. On the disk if a snapshot of it is due."""
+        kept = {step: each for step, each in self._kept.items() if self._may_matter(step, position.step)}
+        self._kept = {**kept, position.step: position}
+        if self._every and position.step % self._every == 0:
+            self._write(persist_json)
+
+    def keep(self) -> None:
+        """Writes all, since the run ends and may be gone on from after any step. In one attempt: a disk that cannot be
+        written to is logged, and does not keep the run from ending."""
+        try:
+            self._write(write_json)
+        except OSError as error:
+            log.warning("positions not written", reason=f"the run cannot be resumed at its last steps: {error}")
+
+    def _write(self, write: Callable[[Path, object], None]) -> None:
+        with self._writing:
+            kept = self._kept
+            if kept != self._written:
+                write(self._file, {str(step): (each.calls, each.evaluations) for step, each in kept.items()})
+                self._written = kept
+
+    def read(self, step: int) -> Position:
+        """Of the checkpoint of `step`. Raises `SnapshotDamaged` if it is not known."""
+        if not step:
+            return Position()
+        if step not in self._kept:
+            raise SnapshotDamaged(self._file, [f"it does not say how many calls came before step {step}"])
+        return self._kept[step]
+
+    def _may_matter(self, step: int, newest: int) -> bool:
+        """Also false for what was called before the run went back to a checkpoint."""
+        ahead = newest - step
+        of_checkpoint = bool(self._every) and step % self._every == 0 and ahead <= _CHECKPOINTS * self._every
+        return 0 < ahead <= _STEPS or (ahead > 0 and of_checkpoint)
+
+    def _read(self) -> dict[int, Position]:
+        try:
+            found = msgspec.json.decode(self._file.read_bytes(), type=dict[int, tuple[int, int]])
+        except FileNotFoundError:
+            return {}
+        except msgspec.MsgspecError as error:
+            raise SnapshotDamaged(self._file, [str(error)]) from error
+        return {step: Position.of_checkpoint(step, *counts) for step, counts in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """The workers that are missing; why the broker did not answer when it was last asked, "" if it did; and what is
+    known of processes that cannot join."""
+
+    workers: list[int]
+    unreachable: str
+    declined: tuple[str, ...] = ()
+
+
+def await_workers(
+    client: Client,
+    workers: int,
+    patience: float,
+    ended: threading.Event,
+    tell: Callable[[str], object] = lambda line: None,
+) -> Absence | None:
+    """Returns None once all `workers` are there, or the run has `ended`; else, after `patience` seconds, what is
+    missing: all of them until the broker has said otherwise. Each process that cannot join is told once."""
+    missing, unreachable, deadline = list(range(workers)), "", monotonic() + patience
+    told: dict[str, None] = {}  # in order
+    while not ended.is_set() and monotonic() < deadline:
+        try:
+            status = client.ask("status", timeout=ANSWER_TIMEOUT)
+        except BrokerUnreachable as error:  # it is started again
+            unreachable = str(error)
+        else:
+            if status["phase"] != RunPhase.WAITING:
+                return None
+            missing, unreachable = status["missing"], ""
+            for line in (_declined_line(row) for row in status["declined"]):
+                if line not in told:
+                    told[line] = None
+                    tell(line)
+        ended.wait(LOOK)
+    return None if ended.is_set() else Absence(missing, unreachable, tuple(told))
+
+
+def _declined_line(row: Mapping[str, Any]) -> str:
+    """What the script says of a process that cannot join; what it says itself comes from the network."""
+    return printable_line(f"a worker (process {row['pid']} on {row['host']}) cannot join: {row['reason']}")
+
+
+def missing_line(missing: list[int], broker: str) -> str:
+    """What the script says of workers that are `missing` at `broker`."""
+    return (
+        f"waiting for {workers_named(missing)}. On each machine, in the folder with your code: {command_there(broker)}"
+    )
+
+
+def workers_named(missing: list[int]) -> str:
+    """ "worker 0", "workers 0 and 1"."""
+    names = list(map(str, missing))
+    if len(names) < 2:
+        return f"worker {''.join(names)}"
+    return f"workers {', '.join(names[:-1])} and {names[-1]}"
+
+
+class RemoteRun(ProcessRun):
+    """Like `ProcessRun`, but the broker alone is started, at `broker.url` of `plan`; the workers have `code`."""
+
+    def __init__(
+        self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None, code: ScriptCode
+    ) -> None:
+        self._code = code
+        self._weights: dict[bool, dict[str, Tensor]] = {}  # at the end; those of True are averages
+        self._workers_timeout = plan.broker.patience
+        super().__init__(plan, schedule, names, resume)
+        self.cannot_save = (
+            "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
+            f"with the run itself: Line.resume({str(self.folder)!r}, ...)"
+        )
+
+    def submit(
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
+    ) -> "Future[Replies]":
+        if kind is CallKind.TRAIN:
+            self._positions.note(self._driver.position.after(kind))
+        return super().submit(kind, inputs, targets, state, ema=ema)
+
+    def close(self) -> None:
+        self._open.detach()
+        try:
+            self._weights = {ema: self._fetched(ema=ema) for ema in (False, self._plan.averages)}
+        except BaseException:
+            self._stack.close()
+            raise
+        super().close()
+
+    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        raise NotSaved(self.cannot_save)
+
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        return dict(self._weights[ema])
+
+    def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
+        try:
+            self._positions.keep()
+        finally:
+            super().abort(reason, knows_failure=knows_failure, interrupted=interrupted)
+
+    def _fetched(self, *, ema: bool) -> dict[str, Tensor]:
+        parts = cast("Mapping[int, dict[str, Tensor]]", self.submit(CallKind.STATE, ema=ema).result())
+        return {name: tensor for part in parts.values() for name, tensor in part.items()}
+
+    def _start(self, run: str, *, resume: bool) -> LocalProcesses:
+        self._positions = PositionFile(self.folder, self._plan.recovery.snapshot_every)
+        runs.remove_broker_url(self.folder)  # of a broker that was killed
+        return start_processes(self._plan, run, resume=resume, code=self._code)
+
+    def _join(self) -> Assigned:
+        """Not before the broker listens: at an address that is in use, another one answers."""
+        deadline = monotonic() + JOIN_TIMEOUT
+        while runs.read_broker_url(self.folder) is None:
+            if (outcome := self._processes.poll()) is not None:
+                raise self._failure(outcome.reason, outcome.code)
+            if monotonic() > deadline:
+                raise self._failure(f"the broker does not listen after {JOIN_TIMEOUT:g} s", ExitCode.NO_BROKER)
+            sleep(LOOK)
+        every = list(range(len(self._plan.workers)))  # none can have joined yet
+        say(*(f"warning: {warning}" for warning in self._plan.warnings), missing_line(every, self._plan.broker.url))
+        return super()._join()
+
+    def _drive(self, stack: ExitStack) -> Driver:
+        """However the run ends, it may be resumed at any step's end: also by the broker, while the script computes."""
+        driver = super()._drive(stack)
+        driver.at_end = self._positions.keep
+        stack.callback(self._positions.keep)
+        return driver
+
+    def _await_workers(self) -> None:
+        patience, broker = self._plan.broker.patience, self._plan.broker.url
+        with Client(self._processes.broker, lambda: runs.read_control_secret(self.folder)) as client:
+            absence = await_workers(client, len(self._plan.workers), patience, self._driver.ended, say)
+        self._driver.raise_failure()
+        if absence is None:
+            return
+        said = f"{workers_named(absence.workers)} did not join within {patience:g} s (broker.patience)"
+        if absence.unreachable:
+            raise self._failure(f"{said}: {absence.unreachable}", ExitCode.NO_BROKER)
+        if absence.declined:
+            said += f"; {'; '.join(absence.declined)}"
+        raise self._failure(
+            f"{said}. Start it on its machine, in the folder with your code: {command_there(broker)}",
+            ExitCode.NO_WORKER,
+        )
+
+    def _position_of(self, assigned: Assigned) -> Position:
+        return self._positions.read(assigned.step)
+
+    def _reachable(self, endpoint: str) -> str:
+        """At all interfaces of the broker's machine, others find it where they find the broker."""
+        everywhere = EVERY_INTERFACE
+        beside = host_of(endpoint) in everywhere and host_of(self._plan.broker.url) in everywhere
+        return endpoint if beside else super()._reachable(endpoint)
