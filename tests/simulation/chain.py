@@ -159,7 +159,6 @@ class ChainExecutor:
         self.stages = {stage: Chain(stage, stage in frozen, delays) for stage in schedule.placement[worker]}
         self.loss: float | None = None
         self.gradient_norm: float | None = None
-        self.prefix: None = None  # a forward that is given nothing works on a text that follows from its place
         self.feed = feed
         self.sums = Sums()
         self.gives_up = False

@@ -44,7 +44,7 @@ class SimulatedScript(SimulatedMember):
 
     def __str__(self) -> str:
         driver, who = self._driver, f"script (pid {self.name.pid}, incarnation {self.incarnation or '-'})"
-        return f"{who}: {'has no place' if driver is None else (driver.position, driver.progress.said)}"
+        return f"{who}: {'has no place' if driver is None else (driver.position, driver.progress.activity().said)}"
 
     def _main(self) -> None:
         environment, name = self._environment, self.name
@@ -89,7 +89,7 @@ class SimulatedScript(SimulatedMember):
         fail = partial(_failed, folder=Path(RUN))
         self._driver = driver = Driver(program, names, assigned, start, queues, control.commands, fail)
         with closing(queues):
-            control.start(assigned, queues.endpoint, driver, steps=None, ring=queues.ring)
+            control.start(assigned, queues.endpoint, driver.progress, steps=None, wake=queues.ring)
             self.spawn(driver._serve)
             self._call(driver)
 

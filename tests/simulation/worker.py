@@ -3,7 +3,7 @@ simulated: the channel to the broker, the queues' connections, the disk, and the
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +22,11 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.queues.ends import QueueOptions
 from stageline.pipeline.schedule.check import check_schedule
 from stageline.workers.checkpoint.directory import SnapshotFailed
-from stageline.workers.checkpoint.hooks import SnapshotHooks, restore
-from stageline.workers.control.commands import CommandHandler
+from stageline.workers.checkpoint.hooks import Announced, Rhythm, SnapshotHooks, restore
+from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
-from stageline.workers.process.worker_process import failures_reported
+from stageline.workers.process.failures import failures_reported
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.program.instruction import Instruction
@@ -107,27 +107,41 @@ class SimulatedWorker(SimulatedMember):
         self.queues = queues = SimulatedQueues(
             self, environment, self.name.endpoint, assigned.incarnation, self._options(program, assigned.index)
         )
-        incarnation, step = assigned.incarnation, assigned.step
-        self.loop = loop = WorkerLoop(
-            program,
-            assigned.index,
-            executor,
-            queues,
-            run=RUN,
-            incarnation=incarnation,
-            start=step,
-            orders=orders_of(environment, assigned),
-            clock=self,
-        )
+        orders = orders_of(environment, assigned)
+        where = assigned.index, assigned.step
+        progress = Progress.of(program, where[0], start=where[1], orders=orders, queues=queues, now=self.time())
+        handler: CommandHandler | None = None
+
+        def wake() -> None:
+            if self.loop is not None:
+                self.loop.attend()
+            queues.ring()
+
+        def announced() -> Iterable[Announced]:
+            return () if handler is None else handler.announced()
+
         reported = failures_reported(control, assigned.incarnation, str, replaced=True)
         with closing(queues), reported:
             steps = None if scenario.calls else scenario.steps
-            control.start(assigned, queues.endpoint, loop, steps=steps, ring=queues.ring)
+            control.start(assigned, queues.endpoint, progress, steps=steps, wake=wake)
             self.sleep(environment.soon(LOADING))
-            start = restore(executor.stages, loop.progress, environment.disk.load, assigned.step)
-            with self._hooks(program, assigned, start, executor, loop.progress, queues) as hooks:
-                commands = CommandHandler(assigned, control, queues, hooks, loop, self)
-                commands.run(partial(_digests, executor), workers_timeout=FOREVER, lease=scenario.lease)
+            start = restore(executor.stages, progress, environment.disk.load, assigned.step)
+            with self._hooks(program, assigned, start, executor, progress, queues, announced) as hooks:
+                self.loop = loop = WorkerLoop(
+                    program,
+                    where[0],
+                    executor,
+                    queues,
+                    run=RUN,
+                    incarnation=assigned.incarnation,
+                    start=where[1],
+                    orders=orders,
+                    clock=self,
+                    progress=progress,
+                    keep=hooks.keep,
+                )
+                handler = CommandHandler(assigned, control, queues, hooks, loop, self)
+                handler.run(partial(_digests, executor), workers_timeout=FOREVER, lease=scenario.lease)
 
     def _hooks(
         self,
@@ -137,20 +151,19 @@ class SimulatedWorker(SimulatedMember):
         executor: ChainExecutor,
         progress: Progress,
         queues: SimulatedQueues,
+        announced: Callable[[], Iterable[Announced]],
     ) -> "CheckedHooks":
         environment, scenario = self._environment, self._environment.scenario
+        due = scenario.rounds.due if scenario.keeps_best else lambda step: False
         hooks = CheckedHooks(
             executor.stages,
             progress,
             environment.disk,
             SimulatedWriter(self, environment.rng, scenario.disk),
+            Rhythm(program.steps, scenario.every, LOG_EVERY, due),
             incarnation=assigned.incarnation,
             start=start,
-            steps=program.steps,
-            last=program.last,
-            every=scenario.every,
-            log_every=LOG_EVERY,
-            due=scenario.rounds.due if scenario.keeps_best else lambda step: False,
+            announced=announced,
         )
         hooks.watch(environment, program, assigned.index, queues)
         return hooks
@@ -180,8 +193,8 @@ def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
     return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=program.queues.local(worker))
 
 
-def _digests(executor: ChainExecutor) -> dict[str, tuple[str, tuple[int, ...], str]]:
-    return named({index: digest(stage) for index, stage in executor.stages.items()})
+def _digests(executor: ChainExecutor) -> SavedWeights:
+    return named({index: digest(stage) for index, stage in executor.stages.items()}), {}
 
 
 class CheckedHooks(SnapshotHooks):

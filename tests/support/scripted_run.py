@@ -56,6 +56,7 @@ class ScriptedRun:
     schedule: str = "1f1b"
     window: Sequence[int] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    saving: Callable[[], object] = lambda: None  # what a worker does when the script calls for a checkpoint
 
     def __post_init__(self) -> None:
         microbatches = self.recipe.microbatches
@@ -226,6 +227,7 @@ class ScriptedRun:
             run=RUN,
             incarnation=incarnation,
             start=start,
+            save=lambda folder, position: self.saving(),
         )
 
     def _snapping(self, executor: Executor) -> CarryOut:

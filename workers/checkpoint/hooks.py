@@ -12,6 +12,7 @@ disk, is late, and so is its checkpoint: nothing is trimmed before.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from threading import Event
 from time import monotonic
@@ -24,21 +25,19 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import persist, reason_of
 from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.disk.background_writer import BackgroundWriter
+from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.disk_wait import in_turns, is_written
-from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.worker_feature import SNAPSHOTS, WorkerFeature, WorkerPlace
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed, beginning_of
 from .snapshot import Origin, Snapshot, SnapshotDamaged
 
-LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails
 LONGEST_LOOK = 5.0  # seconds that snapshots which cannot be read now are tried, for a broker that asks about them
-SOURCE = "snapshots"  # of the faults that are noted
 
 Announced = tuple[int, int | None]  # the step of a complete checkpoint, and of the best one
 
@@ -64,10 +63,6 @@ class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
     def may_be_complete(self, step: int) -> bool:
         """False if the checkpoint of `step` cannot be complete: this worker has no snapshot of it, nor a newer one."""
         return True
-
-    def learns_from(self, announced: Callable[[], Iterable[Announced]]) -> None:
-        """What the broker has announced and `forget` has yet to be called for: looked at while the disk is waited for,
-        which may need the room of older snapshots."""
 
     def flush(self) -> None:
         """Waits until all snapshots are on the disk. Raises `SnapshotFailed`."""
@@ -121,16 +116,39 @@ class LocalSnapshots:
         return self._plan.placement[index] if index < len(self._plan.workers) else ()
 
 
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """The steps at which snapshots are due, and whose losses these hold.
+
+    Args:
+        steps: Of the whole run; after the last, a snapshot is due.
+        every: So many steps are between two snapshots.
+        log_every: So many are between two losses that are kept.
+        due: Returns True for other steps after which a snapshot is due.
+    """
+
+    steps: int
+    every: int
+    log_every: int
+    due: Callable[[int], bool] = lambda step: False
+
+
 class SnapshotHooks(CheckpointHooks):
     """Recovery by snapshots of one worker's `stages`, whose state is that of the checkpoint at `start`.
 
-    A snapshot is written every `every` steps, after the last of `steps`, and where it is `due` besides; on stage
-    `last` it holds the losses of every `log_every`-th step. `writer`, whose limit is 1, runs what writes to
-    `snapshots`; nothing else may write those of `stages`. What else the writer was given before a snapshot is on the
-    disk when that is. `forgotten(step)` is called when snapshots of steps before `step` need not be kept; `settle()`
-    before each is written: what else the worker needs, if it begins there, is then on the disk; `measured()` before a
-    snapshot of stage `last` is written: it raises `OSError` while what was measured until then is not on the disk. The
-    compute loop `waits_for` the snapshots of some stages: memory has no room for their copies beside another step.
+    Args:
+        stages: The worker's.
+        progress: Is told of all that is on the disk.
+        snapshots: The folder; nothing else may write the snapshots of `stages`.
+        writer: Runs what writes there; its limit is 1. All that it was given before a snapshot is on the disk then.
+        rhythm: Says when snapshots are due.
+        incarnation: The worker's.
+        start: The position of the checkpoint that was restored.
+        features: Are settled before each snapshot is written, and forget what was before older ones.
+        waits_for: The stages whose snapshots the compute loop waits for: memory has no room for their copies beside
+            another step.
+        announced: Gives the checkpoints that the broker has announced and `forget` has yet to be called for: looked at
+            while the disk is waited for, which may need the room of older snapshots.
     """
 
     def __init__(
@@ -139,40 +157,29 @@ class SnapshotHooks(CheckpointHooks):
         progress: Progress,
         snapshots: SnapshotDirectory,
         writer: BackgroundWriter,
+        rhythm: Rhythm,
         *,
         incarnation: int,
         start: Position,
-        steps: int,
-        last: int,
-        every: int,
-        log_every: int,
-        forgotten: Callable[[int], None] = lambda step: None,
-        settle: Callable[[], None] = lambda: None,
-        measured: Callable[[], object] = lambda: None,
-        due: Callable[[int], bool] = lambda step: False,
+        features: Sequence[WorkerFeature] = (),
         waits_for: Collection[int] = (),
+        announced: Callable[[], Iterable[Announced]] = tuple,
     ) -> None:
-        self._settle = settle
         self._stages = stages
         self._progress = progress
         self._snapshots = snapshots
         self._writer = writer
+        self._rhythm = rhythm
         self._incarnation = incarnation
         self.start = start
         self._newest = start.step  # the newest complete checkpoint that was announced
         self._taken = dict.fromkeys(stages, start.step)  # of which step each stage's newest snapshot is
         self._written = dict.fromkeys(stages, start.step)  # likewise, of those on the disk; set by the writing thread
         self._loss: float | None = None  # of the newest step; on the last stage
-        self._steps = steps
         self._stop_at: int | None = None
-        self._last = last
-        self._every = every
-        self._log_every = log_every
-        self._forgotten = forgotten
-        self._measured = measured
-        self._due = due
+        self._features = features
         self._waits_for = waits_for
-        self._announced: Callable[[], Iterable[Announced]] = tuple
+        self._announced = announced
         for stage in stages:
             writer.submit(partial(snapshots.delete_drafts, stage), what=f"look into {snapshots.folder}")
 
@@ -180,12 +187,12 @@ class SnapshotHooks(CheckpointHooks):
         self._writer.close(0.0 if error else PATIENCE)
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
-        done = step + 1
-        if stage == self._last:
+        done, rhythm = step + 1, self._rhythm
+        if stage == self._progress.last:
             self._loss = loss
-            if step % self._log_every == 0:
-                self._progress.losses[step] = loss
-        if not done % self._every or done in (self._steps, self._stop_at) or self._due(done):
+            if step % rhythm.log_every == 0:
+                self._progress.keep_loss(step, loss)
+        if not done % rhythm.every or done in (rhythm.steps, self._stop_at) or rhythm.due(done):
             self._take(stage, done)
 
     def stop_at(self, step: int) -> None:
@@ -203,17 +210,17 @@ class SnapshotHooks(CheckpointHooks):
         self._taken[stage] = done
         # The loss of the last step, which may be the run's last, is kept too. The same losses in every incarnation.
         losses = self._progress.losses
-        kept = {each: losses[each] for each in losses if each % self._log_every == 0} | {done - 1: self._loss}
+        kept = {each: losses[each] for each in losses if each % self._rhythm.log_every == 0} | {done - 1: self._loss}
         state, position = self._stages[stage].snapshot(), self._progress.position(done)
         snapshot = Snapshot(
             stage,
             done,
             self._incarnation,
             state,
-            kept if stage == self._last else {},
+            kept if stage == self._progress.last else {},
             position.calls,
             position.evaluations,
-            tuple(self._progress.evaluations) if stage == self._last else (),
+            tuple(self._progress.evaluations) if stage == self._progress.last else (),
         )
         path = self._snapshots.path(stage, done)
         self._writer.submit(
@@ -226,9 +233,6 @@ class SnapshotHooks(CheckpointHooks):
     def _wait_for(self, stage: int) -> None:
         forget = self._forget_announced
         self._require(is_written(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE, forget))
-
-    def learns_from(self, announced: Callable[[], Iterable[Announced]]) -> None:
-        self._announced = announced
 
     def _forget_announced(self) -> None:
         """The compute loop, which carries out what the broker says, waits for the disk: it may be full of these."""
@@ -243,7 +247,8 @@ class SnapshotHooks(CheckpointHooks):
                 delete = partial(self._snapshots.delete_before, stage, self._newest, best)
                 what = f"delete snapshots of stage {stage} before step {self._newest} in {self._snapshots.folder}"
                 self._writer.submit(delete, first=True, what=what)
-            self._forgotten(self._newest)
+            for feature in self._features:
+                feature.forget(self._newest)
             self._newest = complete
 
     def may_be_complete(self, step: int) -> bool:
@@ -265,9 +270,8 @@ class SnapshotHooks(CheckpointHooks):
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
-            self._settle()
-            if snapshot.stage == self._last:
-                self._measured()
+            for feature in self._features:
+                feature.settle(snapshot.stage)
         except OSError as error:
             raise SnapshotFailed(
                 f"stage {snapshot.stage} could not write its snapshot of step {snapshot.step}, since what comes before "
@@ -279,20 +283,26 @@ class SnapshotHooks(CheckpointHooks):
 
 
 def open_snapshots(
-    job: Job,
+    place: WorkerPlace,
     assigned: Assigned,
-    executor: Executor,
-    progress: Progress,
-    forgotten: Callable[[int], None] = lambda step: None,
-    measured: Callable[[], object] = lambda: None,
-    writer: BackgroundWriter | None = None,
-) -> SnapshotHooks:
-    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten`, `measured` and `writer` as
-    they take them. Without a writer they have one of their own.
+    features: Sequence[WorkerFeature] = (),
+    announced: Callable[[], Iterable[Announced]] = tuple,
+) -> CheckpointHooks:
+    """Restore the checkpoint that the worker at `place` begins at, and return its hooks; these do nothing in a run
+    without recovery.
+
+    Args:
+        place: The worker's; its writer writes the snapshots.
+        assigned: The place as the broker has given it.
+        features: As `SnapshotHooks` takes them.
+        announced: Likewise.
 
     Raises `SnapshotDamaged` and `ForeignState`.
     """
-    checkpoints, note = _checkpoints(job.plan, assigned.run), partial(progress.note_fault, SOURCE)
+    job, executor, progress = place.job, place.executor, place.progress
+    if not job.plan.recovery.on:
+        return CheckpointHooks()
+    checkpoints = _checkpoints(job.plan, assigned.run)
 
     def load(stage: int, step: int) -> Snapshot:
         found = beginning_of(stage, step, job.schedule, checkpoints)
@@ -301,30 +311,25 @@ def open_snapshots(
             return persist(
                 partial(checkpoints.load, found, step, empty if memory is None else memory.empty),
                 f"read its snapshot {path}",
-                note,
+                progress.noting(SNAPSHOTS),
                 now=monotonic,
                 wait=Event().wait,
             )
         except OSError as error:
             raise SnapshotDamaged(path, [f"it could not be read for a minute: {reason_of(error)}"]) from error
 
-    start = restore(executor.stages, progress, load, assigned.step)
+    due = job.rounds.due if job.plan.keeps_best else (lambda step: False)
     return SnapshotHooks(
         executor.stages,
         progress,
         checkpoints,
-        writer or BackgroundWriter("snapshots", limit=1, note=note),
+        place.writer,
+        Rhythm(job.steps, job.plan.recovery.snapshot_every, job.plan.run.log_every, due),
         incarnation=assigned.incarnation,
-        start=start,
-        steps=job.steps,
-        last=job.program.last,
-        every=job.plan.recovery.snapshot_every,
-        log_every=job.plan.run.log_every,
-        forgotten=forgotten,
-        measured=measured,
-        settle=(lambda: None) if executor.prefix is None else executor.prefix.sync,
-        due=job.rounds.due if job.plan.keeps_best else (lambda step: False),
+        start=restore(executor.stages, progress, load, assigned.step),
+        features=features,
         waits_for=_without_room(job, assigned.index, executor.stages),
+        announced=announced,
     )
 
 

@@ -53,11 +53,8 @@ def save_stages(
     A stage that cannot be written is lacking, and the folder has the reason if it takes that: the run need not fail
     for it. `step` steps are done; `progress` has the losses.
     """
-    progress.waits, progress.writes = True, "a snapshot is"
-    try:
+    with progress.writing("a snapshot is"):
         _write(folder, plan, assigned, stages, step, progress)
-    finally:
-        progress.writes = ""
 
 
 def _write(

@@ -13,7 +13,6 @@ from stageline.broker.control.messages import Assigned, Finished, Peers, Refused
 from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
-from stageline.pipeline.features.ties import copies_in
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 from stageline.workers.runtime.program.calls import LAST_REPLIES, Position
@@ -23,6 +22,8 @@ from .session import Stopped
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
 CONFIRMATION = 1.0  # seconds that the broker gets to confirm the last snapshot, and again to say that all have
+
+SavedWeights = tuple[dict[str, TensorDigest], dict[str, str]]  # digests; names of shared ones, with their first names
 
 log = structlog.get_logger()
 
@@ -55,20 +56,22 @@ class CommandHandler:
         self._inbound = [queues.inbound(key) for key in loop.program.queues.inbound(assigned.index)]
         self._outbound = [queues.outbound(key) for key in loop.program.queues.outbound(assigned.index)]
 
-    def run(self, save: Callable[[], dict[str, TensorDigest]], *, workers_timeout: float, lease: float) -> None:
-        """Returns when the run has finished. `save` writes the weights and gives their digests. Times in seconds.
+    def run(self, save: Callable[[], SavedWeights], *, workers_timeout: float, lease: float) -> None:
+        """Return when the run has finished.
+
+        Args:
+            save: Writes the weights.
+            workers_timeout: Seconds for which the other workers are awaited.
+            lease: Seconds that a broker may be away in the end.
 
         Raises `Stopped`, and what computing, the queues and the snapshots raise.
         """
-        self._loop.keeps_with(self._hooks.keep)
-        self._hooks.learns_from(self._look_meanwhile)
         self._begin_at(self._hooks.start or Position(self._assigned.step))
         self._wait_for_workers(workers_timeout)
         self._loop.run(self.handle, self._hooks.stepped)
-        digests = save()
+        digests, copies = save()
         self._hooks.flush()
         self._finished = True
-        copies = copies_in(self._loop.progress.stages.values())
         self._control.send(Finished(self._assigned.incarnation, digests, copies))
         self._serve_until_stopped(lease)
 
@@ -113,7 +116,7 @@ class CommandHandler:
             )
         self._refused = True
 
-    def _look_meanwhile(self) -> list[Announced]:
+    def announced(self) -> list[Announced]:
         """The announced checkpoints among the commands, while the loop waits for the disk. Raises `Stopped` if that
         refuses to write, the run is to end, and the time for its last step is over."""
         commands = list(self._control.commands)
@@ -198,12 +201,12 @@ class CommandHandler:
     def _end_with_the_step(self, stop: Stop, deadline: float) -> None:
         done = self._loop.step is None or (stop.step is not None and self._loop.step >= stop.step)
         if not done and self._clock.monotonic() < deadline:
-            self._loop.attention = True  # to look again before the next turn
+            self._loop.attend()  # to look again before the next turn
             return
         if done:
             self._hooks.flush()
             self._wait_for_replies(CONFIRMATION)
-        self._loop.progress.answered = {}  # a script that goes on with the run begins after the newest snapshot
+        self._loop.progress.forget_answers()
         self._control.wait_until_confirmed(CONFIRMATION)
         raise self._stopped(self._newest(stop, CONFIRMATION if done else 0.0))
 

@@ -13,7 +13,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -44,19 +43,13 @@ from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable, Sealer
+from .reporter import Reporter
 from .session import BEAT, JOIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
 
 log = structlog.get_logger()
 
 IGNORED = 12.0  # seconds that the compute loop gets to exit when the broker says so; finishing a step takes part of it
 CLOSING = 2.0  # seconds that the thread gets to send what is left
-
-
-class ReportsProgress(Protocol):
-    """What does the work: a worker's loop, or a script's driver. `attention`: set when there are commands for it."""
-
-    attention: bool
-    progress: Progress
 
 
 def start_thread(target: Callable[[], None]) -> threading.Thread:
@@ -136,18 +129,28 @@ class ControlThread:
         )
 
     def start(
-        self, assigned: Assigned, endpoint: str, loop: ReportsProgress, *, steps: int | None, ring: Callable[[], None]
+        self,
+        assigned: Assigned,
+        endpoint: str,
+        progress: Progress,
+        *,
+        steps: int | None,
+        wake: Callable[[], None],
+        where: Callable[[int], str] = lambda stage: "",
     ) -> None:
-        """Begin to report on the progress of `loop`, which gets attention for commands; `ring` ends its waiting."""
+        """Begin to report on `progress`.
 
-        def wake() -> None:
-            loop.attention = True
-            ring()
-
+        Args:
+            assigned: This process's place.
+            endpoint: The address of its queues.
+            progress: Of its loop, or of a script.
+            steps: How many are trained; None: as many as a script likes.
+            wake: Has the loop look at `commands`, whatever it waits for.
+            where: Gives the layer that a stage is in.
+        """
         now, clock = self._clock.monotonic(), self._clock.time
-        session = Session(
-            self._identity, assigned, endpoint, loop.progress, self._outbox, steps=steps, now=now, clock=clock
-        )
+        reporter = Reporter(progress, assigned.incarnation, steps, clock, where)
+        session = Session(self._identity, assigned, endpoint, reporter, self._outbox, now=now)
         self._session, self._wake = session, wake
         self._thread = self._spawn(lambda: self._serve(session))
 

@@ -4,13 +4,11 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
-from stageline.broker.codec.message import TO_SCRIPT, Flow
-from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, WAITS, Report, StepDigest, is_full
-from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
+from stageline.broker.codec.message import Flow
+from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, Report, StepDigest, is_full
+from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.ledger.ledger import MicrobatchState
-from stageline.broker.queues.base import QueueKey, Trouble
 from stageline.pipeline.schedule import Kind
-from stageline.workers.runtime.machine import AwaitCredit
 from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
@@ -29,13 +27,24 @@ class Reporter:
     """Finished steps and snapshots must arrive: they are sent, and sent again until they are confirmed; only then comes
     what followed them. So a confirmed report means that all before it were.
 
-    `steps`: how many are trained; None: as many as a script likes. `clock` gives the seconds since the epoch.
+    Args:
+        progress: Whose news are reported.
+        incarnation: Under which they are.
+        steps: How many steps are trained; None: as many as a script likes.
+        clock: Gives the seconds since the epoch.
+        where: Gives the layer that a stage is in: "layer 3", "the loss".
     """
 
     def __init__(
-        self, progress: Progress, incarnation: int, steps: int | None, clock: Callable[[], float] = time
+        self,
+        progress: Progress,
+        incarnation: int,
+        steps: int | None,
+        clock: Callable[[], float] = time,
+        where: Callable[[int], str] = lambda stage: "",
     ) -> None:
-        self._progress = progress
+        self.progress = progress
+        self._where = where
         self.incarnation = incarnation
         self._steps = steps
         self._clock = clock
@@ -54,7 +63,7 @@ class Reporter:
 
     def report(self, now: float) -> Report:
         """What is new. `now` is monotonic, in seconds."""
-        progress = self._progress
+        progress = self.progress
         if (self._records or self._snapshots or self._rounds or self._digests) and now - self._sent < AGAIN:
             return self.heartbeat(now)
         while progress.reportable:  # first: the steps, rounds and digests that they come after are there by now
@@ -93,11 +102,11 @@ class Reporter:
     def resend_all(self, incarnation: int) -> None:
         """There may be another broker, whose records are old, or lost: sends all that it must know of this worker."""
         self.incarnation = incarnation
-        self._resent = deque(self._progress.records(self._steps))
-        written = {each for each in self._progress.written if self._progress.may_report(each[1])}
+        self._resent = deque(self.progress.records(self._steps))
+        written = {each for each in self.progress.written if self.progress.may_report(each[1])}
         self._snapshots = sorted({*self._snapshots, *written})
         self._rounds, self._confirmed_rounds = [], 0
-        position = self._progress.position(self._progress.complete)
+        position = self.progress.position(self.progress.complete)
         self._resent_digests.extend(each for each in self._confirmed_digests if _is_from(position, each))
         self._confirmed_digests.clear()
         self._sent = float("-inf")
@@ -105,24 +114,22 @@ class Reporter:
     @property
     def all_confirmed(self) -> bool:
         """Whether nothing is left to send."""
-        progress = self._progress
+        progress = self.progress
         moved = progress.digests or self._digests or self._resent_digests
         new = progress.steps or progress.reportable or self._confirmed_rounds < len(progress.evaluations)
         return not (self._records or self._resent or self._snapshots or moved or new)
 
     def _report(self, now: float, number: int) -> Report:
-        progress, must_arrive = self._progress, number > 0
-        depths, progress.depths_wanted = progress.depths, True
-        trouble = progress.queues.trouble if progress.queues is not None else None
-        fault = progress.fault
+        progress, must_arrive, activity = self.progress, number > 0, self.progress.activity()
+        depths, trouble, fault = progress.take_depths(), progress.trouble, progress.fault
         orders, closed = ((), None) if progress.orders is None else progress.orders.known
         return Report(
             incarnation=self.incarnation,
             number=number,
             actions=progress.actions,
-            now=self._doing(trouble, blocked=bool((fault and fault.blocks) or progress.writes)),
+            now=activity.said,
             since=progress.since,
-            idle=self._idle(),
+            idle=self._idle(activity.computing),
             steps=list(self._records) if must_arrive else [],
             events=self._events(),
             retained_bytes=sum(depth.bytes for depth in depths.values()),
@@ -134,8 +141,8 @@ class Reporter:
             snapshots=list(self._snapshots) if must_arrive and not self._holds_snapshots else [],
             evaluations=list(self._rounds) if must_arrive else [],
             complete=progress.complete,
-            waits=self._waits(),
-            layer=self._layer(),
+            waits=list(activity.waits),
+            layer="" if activity.stage is None else self._where(activity.stage),
             trouble=trouble.reason if trouble else "",
             troubled=max(0.0, now - trouble.since) if trouble else 0.0,
             fault=fault.told(now) if fault else "",
@@ -145,71 +152,17 @@ class Reporter:
             digests=list(self._digests) if must_arrive else [],
         )
 
-    def _waits(self) -> list[Wait]:
-        progress, full = self._progress, self._progress.full
-        if progress.said:
-            return [] if progress.wants is None else [progress.wants]
-        if progress.writes or progress.over or progress.unordered is not None:
-            return []
-        if progress.waits and progress.call is not None:
-            (key, number), room = progress.call, progress.call[0].flow in TO_SCRIPT
-            return [Wait(str(key), number, f"call {number}", number, progress.since, room=room)]
-        lacking = progress.lacking if progress.waits or full is not None else None
-        if lacking is None:
-            return []
-        instruction, since = lacking.instruction, progress.since if full is None else full
-        place = instruction.number, instruction.name, instruction.step
-        if isinstance(lacking, AwaitCredit):
-            return [Wait(str(lacking.key), *place, since, room=True, source=lacking.key.stage)]
-        source = progress.tied_sources.get(lacking.key)
-        return [Wait(str(lacking.key), *place, since, room=full is not None, source=source)]
-
-    def _doing(self, trouble: Trouble | None, *, blocked: bool) -> str:
-        """What the compute loop does now, in words. `blocked`: it waits for something else than messages."""
-        progress, instruction = self._progress, self._progress.instruction
-        if blocked:
-            return f"{WAITS} {f'until {progress.writes} written' if progress.writes else 'to try again what failed'}"
-        if progress.over:
-            return f"{WAITS} for the others to finish"
-        if trouble is not None and (progress.waits or progress.full is not None):
-            return f"{WAITS} for the server of its queues: {trouble.reason}"
-        if progress.waits and progress.call is not None:
-            return _of_script(*progress.call)
-        if progress.unordered is not None:
-            return f"{WAITS} for the broker to tell by which schedule step {progress.unordered} goes"
-        if progress.said:
-            return progress.said
-        if instruction is None:
-            return f"{WAITS} for the other workers"
-        action = str(instruction)
-        if progress.full is not None:
-            return f"{WAITS} for room in {instruction.gives} to put what {action} gives"
-        if not progress.waits:
-            return action
-        if isinstance(progress.lacking, AwaitCredit):
-            return f"{WAITS} for credit in {instruction.gives} to run {action}"
-        return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {action}"
-
-    def _layer(self) -> str:
-        """What is being computed: "layer 3", "the loss"; "" if nothing is."""
-        progress, instruction = self._progress, self._progress.instruction
-        if progress.waits or progress.full is not None or instruction is None or not progress.stages:
-            return ""
-        return progress.stages[instruction.action.stage].where
-
-    def _idle(self) -> float:
-        now, progress = self._clock(), self._progress
-        full = progress.full
-        until = now if full is None else full
-        computing = 0.0 if progress.waits else max(0.0, until - max(progress.since, self._at))
-        busy = progress.busy - self._busy + computing
+    def _idle(self, computing: tuple[float, float | None] | None) -> float:
+        now, progress = self._clock(), self.progress
+        since, until = computing or (now, now)
+        busy = progress.busy - self._busy + max(0.0, (now if until is None else until) - max(since, self._at))
         idle = 1 - busy / max(now - self._at, 1e-9)
         self._busy, self._at = progress.busy, now
         return min(1.0, max(0.0, idle))
 
     def _events(self) -> list[Event]:
         """The states that the open steps' microbatches entered: by actions that are done, and by the current one."""
-        progress = self._progress
+        progress = self.progress
         stages = [list(stage) for stage in list(progress.open.values())]  # the loop goes on meanwhile
         actions: list[tuple[Instruction, tuple[float, ...]]] = [
             (done.instruction, (done.start, done.end)) for stage in stages for done in stage
@@ -223,7 +176,7 @@ class Reporter:
         ]
 
     def _states(self, instruction: Instruction) -> tuple[MicrobatchState, ...]:
-        forward_only = instruction.action.stage < self._progress.first_trainable
+        forward_only = instruction.action.stage < self.progress.first_trainable
         if forward_only and instruction.action.kind is Kind.FORWARD:
             return MicrobatchState.FORWARD, MicrobatchState.DONE
         return _STATES.get(instruction.action.kind, ())
@@ -233,10 +186,3 @@ def _is_from(position: Position, digest: StepDigest) -> bool:
     """Return True if a worker that begins at `position` puts or takes the messages of this digest."""
     queue, step, _ = digest
     return step >= position.of(Flow(queue.partition("-")[0]))
-
-
-def _of_script(key: QueueKey, number: int) -> str:
-    """What the compute loop waits for the script to do, in words."""
-    if key.flow in TO_SCRIPT:
-        return f"{WAITS} for the script to take its replies: there is no room for the one to call {number}"
-    return f"{WAITS} for call {number} of the script"

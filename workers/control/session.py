@@ -28,7 +28,6 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.records import Inspection
 from stageline.pipeline.errors import ExitCode, documented
-from stageline.workers.runtime.progress import Progress
 
 from .reporter import Reporter
 
@@ -147,8 +146,7 @@ class Session:
     """Of a worker that is `assigned` its place, and whose queues are at `endpoint`.
 
     `outbox`: what is to be sent before the next report, in order; `Finished` is sent after all reports, until the
-    broker stops the run. `last_received`: when the broker's last message came. `clock` gives the seconds since the
-    epoch.
+    broker stops the run. `last_received`: when the broker's last message came.
     """
 
     def __init__(
@@ -156,19 +154,17 @@ class Session:
         identity: WorkerIdentity,
         assigned: Assigned,
         endpoint: str,
-        progress: Progress,
+        reporter: Reporter,
         outbox: deque[Failed | Finished | Goodbye],
         *,
-        steps: int | None,
         now: float,
-        clock: Callable[[], float],
     ) -> None:
         self.last_received = now
         self._identity = identity
         self._assigned = assigned
         self._endpoint = endpoint
-        self._progress = progress
-        self.reporter = Reporter(progress, assigned.incarnation, steps, clock)
+        self._progress = reporter.progress
+        self.reporter = reporter
         self._known = False  # whether the broker has answered the Hello that was sent over this connection
         self._hello_sent = float("-inf")
         self._outbox = outbox
@@ -218,7 +214,7 @@ class Session:
                 self._finished = message
             else:
                 message = msgspec.structs.replace(message, incarnation=self.reporter.incarnation)
-                if not self._progress.said:  # a script that leaves goes on to report until the run is over
+                if not self._progress.leaves_before_its_end:
                     self._parting = message
                 yield message
 

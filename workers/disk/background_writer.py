@@ -7,15 +7,14 @@ compute loop  --submit(job, key, size)-->  backlog, at most `limit` for each key
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
-from types import MappingProxyType
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import Note, Retry, lacks_memory
 
-_NO_LIMITS: Mapping[Hashable, int] = MappingProxyType({})
+LONGEST_WRITE = 120.0  # seconds that a compute loop waits for the disk before the run fails
 
 
 class WriteFailed(StagelineError):
@@ -35,7 +34,7 @@ class BackgroundWriter:
     """Runs jobs one after the other on a thread called `name`.
 
     The jobs that wait under one key are limited: a key has room while their sizes add up to less than `limit`, or to
-    less than it has in `limits`.
+    less than it was granted.
     A job that is stopped by a fault that may pass runs again, for a minute at most; `note` gets the fault meanwhile.
     Another exception of a job is the `failure` that ends the writing: no other job runs, later ones are dropped.
     `failed(error)` is called from the thread then. Without `patience`, a fault ends the writing once a job has to wait
@@ -50,13 +49,12 @@ class BackgroundWriter:
         *,
         note: Note = lambda fault: None,
         patience: bool = True,
-        limits: Mapping[Hashable, int] = _NO_LIMITS,
     ) -> None:
         self.failure: Exception | None = None
         self.tried = 0.0  # seconds for which the job that failed was tried
         self.doing = ""  # what the newest job does, continuing "cannot"
         self._limit = limit
-        self._limits = limits
+        self._limits: dict[Hashable, int] = {}
         self._failed = failed
         self._note = note
         self._patience = patience
@@ -69,6 +67,10 @@ class BackgroundWriter:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def grant(self, key: Hashable, limit: int) -> None:
+        """Give `key` a limit of its own."""
+        self._limits[key] = limit
 
     def has_room(self, key: Hashable = None, timeout: float | None = 0.0) -> bool:
         """Whether a job can be submitted under `key` without waiting; waits for that up to `timeout` seconds.

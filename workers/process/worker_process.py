@@ -9,19 +9,17 @@ import secrets
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import structlog
 import torch
 
-from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Failed, Goodbye, Hello
+from stageline.broker.control.messages import CONTROL_VERSION, Hello
 from stageline.broker.control.records import LONGEST_NAME
-from stageline.broker.errors import BrokerError, EndpointTaken
-from stageline.broker.queues.base import WorkerQueues
+from stageline.broker.errors import BrokerError
 from stageline.pipeline.errors import (
     DataError,
     ExitCode,
@@ -37,7 +35,6 @@ from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.client import BrokerUnreachable
-from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.disk.background_writer import WriteFailed
@@ -49,12 +46,9 @@ from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.program.calls import CallRefused
 
-from .assigned_worker import AssignedWorker
-from .failures import failures_reported, lacks_resources, plain, why_it_leaves, withheld
-from .group.group import StageGroups
-from .join import note_own, tell_script, why_not_own
-from .open_queues import open_queues, reachable
-from .stand_ins import StandIns, elastic_stages
+from .failures import lacks_resources, why_it_leaves
+from .join import tell_script, why_not_own
+from .worker import Worker, WorkerOptions
 
 EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused"}
 EXPECTED = (
@@ -71,32 +65,6 @@ EXPECTED = (
 )
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """How a worker process is to behave. Times in seconds.
-
-    `claim`: the worker of the plan it wants to be (None: any). `broker_timeout`: how long it looks for the broker.
-    `workers_timeout`: how long it then waits for the other workers. `lifeline`: a pipe at
-    whose end it exits, so that a killed supervisor leaves nothing behind (-1: none). `sockets`: the folder for its
-    sockets (None: one of its own), which is cleared if it was killed. `spare`: it waits until another worker is lost.
-    `joined`: its plan is that of a script on another machine, for which it writes files in `run.dir` alone.
-    `command`: by which other workers of the plan are started here, where the plan wants that. `standing_in`: another
-    worker has started this one, for the place of a lost replica: if it cannot do that, the run goes on without it.
-    """
-
-    broker: str
-    name: str
-    claim: int | None = None
-    broker_timeout: float = 10.0
-    workers_timeout: float = 600.0
-    lifeline: int = NONE
-    sockets: str | None = None
-    spare: bool = False
-    joined: bool = False
-    command: tuple[str, ...] = ()
-    standing_in: bool = False
 
 
 def run_worker(plan: Plan, options: WorkerOptions) -> int:
@@ -170,7 +138,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
         with ExitStack() as stack:
             own = stack.enter_context(OwnedFolder()).path if options.sockets is None else options.sockets
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-", dir=own))
-            _work(job, assigned, control, options, Path(folder))
+            Worker(stack, job, assigned, control, options, Path(folder)).run()
     finally:
         control.close()
     return ExitCode.OK
@@ -221,66 +189,6 @@ def _exit_on_signals(control: ControlThread) -> None:
         control.command(Stopped(f"interrupted by {signal.Signals(number).name}", ExitCode.INTERRUPTED))
 
     Signals(interrupt, exit_at_once)
-
-
-def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerOptions, folder: Path) -> None:
-    groups = StageGroups(job)
-    work = AssignedWorker(job, assigned, joined=options.joined, make=groups.make)
-    texts = plain if job.plan.data.stays is None else withheld
-    reported = failures_reported(
-        control, assigned.incarnation, work.explain, replaced=job.plan.recovery.on, texts=texts
-    )
-    with (
-        closing(_open_queues(job, assigned, control, folder, options, work.make_room)) as queues,
-        groups,
-        reported,
-    ):
-        if options.joined:
-            note_own(job.plan, assigned.run)
-        work.make_loop(queues)
-        here = reachable(queues.endpoint, options.broker)
-        control.start(assigned, here, work.loop, steps=job.training_steps, ring=queues.ring)
-        work.open_cache()
-        with (
-            work.scratch or nullcontext(),
-            work.metrics or nullcontext(),
-            work.recorder or nullcontext(),
-            _stand_ins(job, assigned.index, options),
-            work.taps or nullcontext(),
-            work.hooks() as hooks,
-        ):
-            work.commands = CommandHandler(assigned, control, queues, hooks, work.loop)
-            work.serve_others()
-            work.commands.run(work.save, workers_timeout=options.workers_timeout, lease=job.plan.recovery.lease)
-
-
-def _stand_ins(job: Job, index: int, options: WorkerOptions) -> AbstractContextManager[object]:
-    if elastic_stages(job.plan) and options.command:
-        return StandIns(job.schedule, job.plan, index, options.broker, options.command)
-    return nullcontext()
-
-
-def _open_queues(
-    job: Job,
-    assigned: Assigned,
-    control: ControlThread,
-    folder: Path,
-    options: WorkerOptions,
-    make_room: Callable[[str], None],
-) -> WorkerQueues:
-    """The worker's queues. If they cannot be opened, the run fails, since a replacement could do no better; unless a
-    predecessor that hangs still has the address, or this machine is not the place's own."""
-    try:
-        return open_queues(job.plan, job.program, job.windows(), assigned, folder, make_room)
-    except (BrokerError, OSError) as error:  # OSError: a name that cannot be resolved
-        reason = f"its queues cannot be opened: {error}"
-        later_free = isinstance(error, EndpointTaken) and assigned.step > 0
-        control.send(
-            Goodbye(assigned.incarnation, reason)
-            if later_free or options.standing_in
-            else Failed(assigned.incarnation, reason, ExitCode.FAILED)
-        )
-        raise
 
 
 def _identity(job: Job, options: WorkerOptions) -> WorkerIdentity:

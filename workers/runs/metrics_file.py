@@ -40,8 +40,8 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
     lines wait in memory. Raises `MetricsNotWritten`.
     """
 
-    def __init__(self, folder: Path, start: int) -> None:
-        self.note: Note = lambda fault: None
+    def __init__(self, folder: Path, start: int, note: Note = lambda fault: None) -> None:
+        self._note = note
         path = folder / METRICS
         self._what = f"write {path}"
         self._retry = Retry(self._what)
@@ -59,8 +59,11 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         self._thread = Thread(target=self._serve, name="metrics", daemon=True)
         self._thread.start()
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """What still waits is written in one attempt, for which it waits a second at most."""
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what still waits in one attempt, for which this waits a second at most."""
         self._closing.set()
         self._thread.join(EVERY)
         if not self._thread.is_alive():
@@ -93,7 +96,7 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
     def finish(self, wait: Callable[[float], object] = sleep) -> None:
         """`flush`, tried again for a minute after a fault that may pass; `wait` waits for so many seconds."""
         try:
-            persist(self.flush, self._what, self.note, now=monotonic, wait=wait)
+            persist(self.flush, self._what, self._note, now=monotonic, wait=wait)
         except OSError as error:
             raise self._not_written(error) from error
 
@@ -113,11 +116,11 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         except OSError as error:
             pause = self._retry.failed(error, monotonic())
             self._failure = error if pause is None else None
-            self.note(None if pause is None else self._retry.fault)
+            self._note(None if pause is None else self._retry.fault)
             return pause
         if self._retry.fault is not None:
             self._retry = Retry(self._what)
-            self.note(None)
+            self._note(None)
         return EVERY
 
     def _write(self, text: bytes) -> None:

@@ -23,20 +23,29 @@ from .program.program import Program
 from .program.queue_keys import call_key
 
 SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
+Keep = Callable[[int], object]  # saves the state after so many steps
 
 
 class CallSequence:
     """The calls to one worker from `start` on, of which those before `position` are done. `open` is the one that is
-    carried out, None between two calls; once it is `over`, no other comes."""
+    carried out, None between two calls; once it is `over`, no other comes. `keep` is told before the state changes."""
 
-    def __init__(self, program: Program, worker: int, executor: Executor, position: Position) -> None:
+    def __init__(
+        self,
+        program: Program,
+        worker: int,
+        executor: Executor,
+        position: Position,
+        keep: Keep | None = None,
+        save: SaveStages | None = None,
+    ) -> None:
         self.calls = call_key(worker)
         self.replies = [key for key in program.queues.outbound(worker) if key.flow in TO_SCRIPT]
         self.position = self.start = position
         self.open: Call | None = None
         self.over = False
-        self.save: SaveStages = _cannot_save
-        self.keep: Callable[[int], object] = lambda step: None  # the state after so many steps, which is to change
+        self._keep = keep or (lambda step: None)
+        self._save = save or (lambda folder, position: None)
         self._program = program
         self._worker = worker
         self._executor = executor
@@ -115,10 +124,10 @@ class CallSequence:
             case Call(CallKind.STATE) as call:
                 return {name: copied(tensor.detach()) for name, tensor in self._weights(ema=call.ema).items()}
             case Call(CallKind.LOAD) as call:
-                self.keep(self.position.step)
+                self._keep(self.position.step)
                 self._load(call)
             case Call(CallKind.SAVE, inputs=str(folder)):
-                self.save(Path(folder), self.position)  # how that went is no reply: repeated, it may go otherwise
+                self._save(Path(folder), self.position)  # how that went is no reply: repeated, it may go otherwise
         return None
 
     def close(self) -> None:
@@ -148,7 +157,3 @@ class CallSequence:
                 stage.load_state_dict(state)
             except RuntimeError as error:
                 raise CallRefused(f"the weights to load do not fit stage {stage.index}: {error}") from error
-
-
-def _cannot_save(folder: Path, position: Position) -> None:
-    """This worker has no snapshots."""

@@ -46,8 +46,5 @@ def _told(
 ) -> bool:
     if wait(PATIENCE):
         return True
-    progress.waits, progress.writes = True, what
-    try:
+    with progress.writing(what):
         return in_turns(wait, longest, meanwhile)
-    finally:
-        progress.writes = ""

@@ -29,7 +29,6 @@ from stageline.pipeline.stage.stage import Stage
 
 from .executor.executor import Executor
 from .executor.metric_value import Metric
-from .executor.skipping import SkipLog, SkippingExecutor
 from .program.calls import CallFeed
 from .program.program import ENDLESS, NO_ROUNDS, Program
 from .sample_order import made_order, order_of
@@ -113,18 +112,14 @@ class Job:
         segments = [part if part.index in kept else replace(part, layers=()) for part in self.segments]
         return replace(self, segments=segments)
 
-    def executor(
-        self, stages: Iterable[int], decisions: SkipLog | None = None, *, make: Callable[[int], Stage] | None = None
-    ) -> Executor:
-        """The stages, as `make` makes them, by default `stage`, with data and metrics. With `decisions`, bad
-        microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""
+    def executor(self, stages: Iterable[int], *, make: Callable[[int], Stage] | None = None) -> Executor:
+        """Return the stages, as `make` makes them, by default `stage`, with data and metrics. Raises `ModelRefused` for
+        a wrong optimizer or loss."""
         made = {stage: (make or self.stage)(stage) for stage in stages}
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
         parts = made, feed, self.program.last, self.metrics
-        if decisions is not None and self.plan.recovery.on_bad_microbatch == "skip" and not self.schedule.shares:
-            return SkippingExecutor(*parts, ema=ema, decisions=decisions)
         return Executor(*parts, ema=ema, replicas=self.schedule.replicas if self.schedule.shares else None)
 
     @property

@@ -26,7 +26,7 @@ from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.runs.metrics import MetricsLine, StepMetrics, evaluation_line
 
-from .call_sequence import CallSequence, SaveStages
+from .call_sequence import CallSequence, Keep, SaveStages
 from .executor.executor import Executor
 from .machine import AwaitCredit, AwaitOrder, Command, Compute, Finish, Machine, Take
 from .outbound_queues import OutboundQueues
@@ -34,12 +34,12 @@ from .program.calls import CallKind, Position
 from .program.instruction import Instruction
 from .program.orders import LONGEST, OrderMissing, StepOrders
 from .program.program import Program
-from .program.replays import CacheUse
 from .progress import Progress
 
 CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
 Measured = Callable[[MetricsLine], object]
+
 
 _NO_CODECS: Mapping[QueueKey, Codec] = MappingProxyType({})
 
@@ -62,8 +62,22 @@ class Clock(Protocol):
 class WorkerLoop:
     """Runs the program of one worker from step `start` on. `run` and `incarnation` are written into its messages.
 
-    `carry_out` replaces the executor's method, and calls it. `codecs` are those of queues that have one.
-    Set `attention` to have `run` call `between` before its next turn; from any thread, or a signal handler.
+    Args:
+        program: The run's program.
+        worker: The worker's place.
+        executor: Computes.
+        queues: The worker's.
+        carry_out: Replaces the executor's method, and calls it.
+        codecs: Of the queues that have one.
+        run: Written into the worker's messages, as `incarnation` is.
+        incarnation: The worker's.
+        start: The step that is next.
+        orders: Of a run that chooses its schedule.
+        clock: Gives the time of events.
+        progress: Is told of all that happens; by default the loop makes it.
+        measured: Takes the metrics of each training step and each evaluation, on the worker of the last stage.
+        keep: Saves the state after so many steps: before a script sets other weights, and where a run ends early.
+        save: Carries out a script's call to save the worker's stages.
     """
 
     def __init__(
@@ -80,20 +94,20 @@ class WorkerLoop:
         start: int = 0,
         orders: StepOrders | None = None,
         clock: Clock = time,
+        progress: Progress | None = None,
+        measured: Measured | None = None,
+        keep: Keep | None = None,
+        save: SaveStages | None = None,
     ) -> None:
-        finished = dict.fromkeys(program.schedule.placement[worker], start)
-        self.progress = Progress(clock.time(), complete=start, last=program.last, finished=finished)
-        self.progress.tied_sources = program.queues.tied_sources
-        self.progress.first_trainable = program.schedule.first_trainable
-        if not program.scripted:
-            self.progress.position_after = program.position
+        self.progress = progress or Progress.of(program, worker, start=start, orders=orders, now=clock.time())
         self.program = program
-        self.attention = True
+        self._attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
-        self._measured: Measured | None = None
-        self.orders = self.progress.orders = orders
+        self._measured = measured
+        self.orders = orders
         self._machine = Machine(program.instructions(worker, start, orders))
-        self._script = CallSequence(program, worker, executor, Position(start)) if program.scripted else None
+        position = Position(start)
+        self._script = CallSequence(program, worker, executor, position, keep, save) if program.scripted else None
         self._executor = executor
         self._carry_out = carry_out or executor.carry_out
         self._queues = queues
@@ -101,7 +115,7 @@ class WorkerLoop:
         self._inbound = cache(queues.inbound)
         self._outbound = OutboundQueues(queues, program.queues, codecs, run=run, incarnation=incarnation)
         self._evaluation = [key for key in program.queues.outbound(worker) if key.flow is Flow.EVALUATION]
-        self._keep: Callable[[int], object] = lambda step: None
+        self._keep = keep or (lambda step: None)
         self._standing = Standing(program.criterion or Criterion())
         self._judged = 0  # rounds of evaluation that the standing is of
         self._received: list[Tree] = []
@@ -111,36 +125,23 @@ class WorkerLoop:
         `on_step` after each update with the stage, the step and its loss; what they raise ends the loop."""
         self._on_step = on_step
         while not self.finished:
-            if self.attention:
-                self.attention = False
+            if self._attention:
+                self._attention = False
                 between()
             if self.progress.depths_wanted:
-                self.progress.depths = self._outbound.depths()
-                self.progress.depths_wanted = False
+                self.progress.counted(self._outbound.depths())
             self.poll(PATIENCE)
-        self.progress.waits = self.progress.over = True
+        self.progress.ended()
+
+    def attend(self) -> None:
+        """Has `run` call `between` before its next turn. For any thread, and for signal handlers."""
+        self._attention = True
 
     def begin_at(self, position: Position) -> None:
         """A scripted run goes on from there: its checkpoint has been restored. Another one knows where it is."""
         if self._script is not None:
             self._script.begin_at(position)
-            self.progress.positions[position.step] = position
-            self.progress.answered = {key.flow: position.of(key.flow) for key in self._script.replies}
-
-    def saves_with(self, save: SaveStages) -> None:
-        """How the worker carries out a script's call to save its stages."""
-        if self._script is not None:
-            self._script.save = save
-
-    def keeps_with(self, keep: Callable[[int], object]) -> None:
-        """What saves the state after so many steps: before a script sets other weights, and where a run ends early."""
-        self._keep = keep
-        if self._script is not None:
-            self._script.keep = keep
-
-    def measures_with(self, measured: Measured) -> None:
-        """What takes the metrics of each training step, on the worker of the last stage; it takes evaluations too."""
-        self._measured = measured
+            self.progress.begins_at(position, {key.flow: position.of(key.flow) for key in self._script.replies})
 
     @property
     def finished(self) -> bool:
@@ -186,7 +187,7 @@ class WorkerLoop:
             if script is not None and (outbound := self._outbound.opened.get(str(key))) is not None:
                 depth, flow = outbound.depth(), key.flow
                 arrived = script.position.of(flow) - depth.ready - depth.in_flight
-                self.progress.answered[flow] = max(script.start.of(flow), arrived)
+                self.progress.arrived(flow, max(script.start.of(flow), arrived))
 
     def lacks_room(self) -> None:
         """To be called while a `put` of this loop waits for room: a worker that waits does not hang."""
@@ -236,7 +237,7 @@ class WorkerLoop:
         """In a turn in which commands have come, or after `timeout` seconds, it is looked at again."""
         step, now = wanted.instruction.step, self._now()
         if self.orders is None or self.orders.is_open(step):
-            self.progress.unordered = None
+            self.progress.ordered()
             return self._machine.ordered()
         self.progress.waiting_for_order(step, now)
         if now - self.progress.since > LONGEST:
@@ -257,8 +258,6 @@ class WorkerLoop:
 
     def _compute(self, instruction: Instruction) -> None:
         self.progress.computing(instruction, self._now())
-        if instruction.cache is not None:
-            self._use_cache(instruction, instruction.cache)
         verdict = instruction.action.kind is Kind.VERDICT
         result = self._verdict() if verdict else self._carry_out(instruction, self._received)
         self._received.clear()
@@ -272,13 +271,6 @@ class WorkerLoop:
             if instruction.action.kind is Kind.UPDATE:
                 self._end_step(instruction.action.stage, instruction.step)
         self._machine.computed()
-
-    def _use_cache(self, instruction: Instruction, use: CacheUse) -> None:
-        cached, place = self._executor.prefix, (instruction.step, instruction.action.microbatch)
-        if cached is not None and use is CacheUse.KEPT:
-            cached.keep(*place, self._received[0])
-        elif cached is not None:
-            self._received.append(cached.rows(*place))
 
     def _end_evaluation(self, instruction: Instruction, result: Tree) -> None:
         stage, batch, program = instruction.action.stage, instruction.step, self.program
@@ -343,7 +335,7 @@ class WorkerLoop:
         reply, key = script.reply(), script.answer
         if key is not None:
             self._outbound.put_reply(key, script.position.of(key.flow), reply)
-            self.progress.full = None
+            self.progress.replied()
         trained = script.open is not None and script.open.kind is CallKind.TRAIN
         script.close()
         if not trained:  # the end of a training step has just done so
@@ -359,10 +351,8 @@ class WorkerLoop:
         if message is None:
             return False
         instructions = script.begin(message)
-        self.progress.call = None
-        if script.open is not None and script.open.kind is CallKind.TRAIN:
-            after = script.position.after(CallKind.TRAIN)
-            self.progress.positions[after.step] = after
+        trains = script.open is not None and script.open.kind is CallKind.TRAIN
+        self.progress.called_to(script.position.after(CallKind.TRAIN) if trains else None)
         for batch in script.take_settled():
             for key in self._evaluation:
                 self._outbound.of(key).empty(batch)

@@ -1,29 +1,36 @@
-"""What the compute loop leaves behind for the reports: plain attributes and lists, never a lock or a call.
+"""What a worker's loop, or a script's driver, tells of its way through the run, kept for the reports.
 
-The loop writes, one other thread reads (`ControlThread`, which sends reports of it). A reader sees each value whole,
-though perhaps a moment old; nothing in here ever makes the loop wait.
+    loop, snapshots, queues ──events──> Progress ──Doing, records──> Reporter (control thread) ──> broker
+
+The loop writes and the control thread reads, without a lock: a reader sees each value whole, though perhaps a moment
+old, and nothing here ever makes the loop wait. Fields are changed by methods of this class alone, but for the deques
+`steps`, `snapshots` and `digests`, from which the reporter takes what it sends.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import time
+from typing import ClassVar
 
 import msgspec
 
-from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import StepDigest
+from stageline.broker.codec.message import TO_SCRIPT, Flow
+from stageline.broker.control.messages import WAITS, StepDigest
 from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait, WorkerRecord
 from stageline.broker.ledger.ledger import packed_times
-from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
-from stageline.pipeline.retry import ResourceFault
-from stageline.pipeline.stage.stage import Stage
+from stageline.broker.queues.base import Depth, QueueKey, Trouble, WorkerQueues
+from stageline.pipeline.retry import Note, ResourceFault
 
-from .executor.stage_bytes import HeldBytes
 from .machine import AwaitCredit, Take
 from .program.calls import Position
 from .program.instruction import Instruction
 from .program.orders import StepOrders
+from .program.program import Program
+
+HeldBytes = tuple[int, int, int | None]  # of a stage: lasting; of a microbatch in flight; more between its halves
 
 
 class Done(msgspec.Struct):
@@ -34,23 +41,38 @@ class Done(msgspec.Struct):
     end: float
 
 
+class Doing(msgspec.Struct, frozen=True):
+    """What a process does at one instant, for a report.
+
+    `said` is that in words, `waits` what it waits for. `computing` says from when on it has computed without a break,
+    and until when if that is over; None while it waits. `stage` is the stage that computes, if one does.
+    """
+
+    said: str
+    waits: tuple[Wait, ...] = ()
+    computing: tuple[float, float | None] | None = None
+    stage: int | None = None
+
+
 @dataclass(slots=True)
 class Progress:
-    """`instruction`, `waits` and `since` (seconds since the epoch) say what the loop does, `actions` how many it has
-    completed, `busy` for how many seconds it has computed in all. `open` holds, for each stage, the actions of its
-    open step; `steps` the records of finished steps, taken away by the reader. `depths` is filled in by the loop when
-    the reader wants it, since only the loop may look into its queues."""
+    """How far a process has come in the run. Times are in seconds since the epoch.
 
-    since: float = field(default_factory=time)
+    `busy` says for how many seconds it has computed in all, `open` the actions of each stage's open step. `depths` are
+    filled in by the loop when the reader wants them, since only the loop may look into its queues.
+    """
+
+    since: float = field(default_factory=time)  # when the loop began what it does now
     waits: bool = True
     over: bool = False  # the program is over; what is left is to save the weights
     actions: int = 0
     busy: float = 0.0
+    leaves_before_its_end: ClassVar[bool] = False  # a script, which goes on to report until the run is over
     instruction: Instruction | None = None
     open: defaultdict[int, list[Done]] = field(default_factory=lambda: defaultdict(list))
-    steps: deque[StepRecord] = field(default_factory=deque)
+    steps: deque[StepRecord] = field(default_factory=deque)  # finished ones; taken away by the reader
     evaluations: list[EvaluationRecord] = field(default_factory=list)  # of all rounds, in order; on the last stage
-    depths: dict[str, Depth] = field(default_factory=dict)
+    depths: Mapping[str, Depth] = field(default_factory=dict)
     depths_wanted: bool = False
     lacking: Take | AwaitCredit | None = None  # what the loop waits for, if `waits`, or wants room for
     full: float | None = None  # since when it waits for room for what it has computed; None: it does not
@@ -61,16 +83,13 @@ class Progress:
     losses: dict[int, float | None] = field(default_factory=dict)  # by step, those that are kept; on the last stage
     newest: tuple[int, float | None] | None = None  # the newest finished step and its loss; on the last stage
     written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
-    stages: Mapping[int, Stage] = field(default_factory=dict)  # for the layer that they are in
     queues: WorkerQueues | None = None  # for the trouble that they have
     digests: deque[StepDigest] = field(default_factory=deque)  # of what they put and take; taken away by the reader
     writes: str = ""  # what the loop waits for until it is written, "a snapshot is"; "" if it does not
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
     call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take
     answered: dict[Flow, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent
-    called_for: int = 0  # training steps, by a script
-    said: str = ""  # what a script does, in words; "" for a worker
-    wants: Wait | None = None  # the reply that a script waits for
+    called: int | None = None  # training steps, once a script makes no more calls
     first_trainable: int = 0  # stages below it run forward only
     tied_sources: Mapping[QueueKey, int] = field(default_factory=dict)  # stages, by queues of what is shared
     orders: StepOrders | None = None  # of a run that chooses its schedule
@@ -78,6 +97,40 @@ class Progress:
     stage_bytes: dict[int, HeldBytes] = field(default_factory=dict)  # by stage
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
     position_after: Callable[[int], Position] = Position  # so many steps, where none of those is
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        worker: int,
+        *,
+        start: int = 0,
+        orders: StepOrders | None = None,
+        queues: WorkerQueues | None = None,
+        now: float | None = None,
+    ) -> "Progress":
+        """The progress of a worker that begins its `program` at step `start`.
+
+        Args:
+            program: The run's program.
+            worker: The worker's place.
+            start: How many steps come before.
+            orders: Of a run that chooses its schedule.
+            queues: The worker's, for their digests and the trouble that they have; None where they have neither.
+            now: Seconds since the epoch; by default, the time of the system.
+        """
+        return cls(
+            time() if now is None else now,
+            complete=start,
+            last=program.last,
+            finished=dict.fromkeys(program.schedule.placement[worker], start),
+            queues=queues,
+            digests=deque() if queues is None else queues.digests,
+            first_trainable=program.schedule.first_trainable,
+            tied_sources=program.queues.tied_sources,
+            orders=orders,
+            position_after=Position if program.scripted else program.position,
+        )
 
     def computing(self, instruction: Instruction, now: float) -> None:
         """The loop starts on `instruction`."""
@@ -93,6 +146,10 @@ class Progress:
         if self.unordered != step:
             self.since = now
         self.unordered, self.waits, self.lacking = step, True, None
+
+    def ordered(self) -> None:
+        """The schedule of the next step is known."""
+        self.unordered = None
 
     def lacks_room(self, wanting: Take, now: float) -> None:
         """The loop has computed what it cannot put yet, message `wanting`: there is no room to keep it."""
@@ -113,44 +170,28 @@ class Progress:
         if self.full is None:
             self.full = now
 
-    @property
-    def called(self) -> int | None:
-        """All training steps that a script has called for, once it makes no more calls; None before, and of a
-        worker."""
-        return self.called_for if self.said and self.over else None
+    def replied(self) -> None:
+        """The reply to the open call was put."""
+        self.full = None
 
-    def is_after(self, step: int, stage: int) -> bool:
-        """Whether `stage` has finished the steps before `step`, and begun nothing of those from there on."""
-        instruction = self.instruction
-        begun = not self.waits and instruction is not None and instruction.counted and instruction.step >= step
-        return self.finished[stage] == step and not self.open[stage] and not begun
+    def called_to(self, after: Position | None) -> None:
+        """A call has come; `after` is the position after it, if it trains."""
+        self.call = None
+        if after is not None:
+            self.positions[after.step] = after
 
-    def position(self, step: int) -> Position:
-        """The position after `step` steps. A scripted run that has not come there, or is beyond it, knows the step
-        alone: nothing is trimmed then but what is counted by steps. A run that no script calls always knows it."""
-        known = self.positions.get(step)
-        return self.position_after(step) if known is None else known
+    def begins_at(self, position: Position, answered: Mapping[Flow, int]) -> None:
+        """A scripted run goes on from `position`, before which the script has taken the `answered` replies."""
+        self.positions[position.step] = position
+        self.answered = dict(answered)
 
-    def may_report(self, step: int) -> bool:
-        """Whether a snapshot of `step` may become part of a checkpoint: not before the script has the replies to all
-        calls up to there. A worker that begins there gives no reply to those."""
-        position = self.positions.get(step)
-        return position is None or all(position.of(flow) <= count for flow, count in self.answered.items())
+    def arrived(self, flow: Flow, count: int) -> None:
+        """The script has taken `count` messages of `flow`."""
+        self.answered[flow] = count
 
-    @property
-    def reportable(self) -> bool:
-        """Whether there is a snapshot to report."""
-        return bool(self.snapshots) and self.may_report(self.snapshots[0][1])
-
-    @property
-    def held_back(self) -> bool:
-        """Whether there is a snapshot that cannot be reported yet."""
-        return any(not self.may_report(step) for _, step in list(self.snapshots))
-
-    def completed(self, step: int) -> None:
-        """The checkpoint of `step` is complete."""
-        self.complete = max(step, self.complete)
-        self.positions = {each: position for each, position in self.positions.items() if each >= self.complete}
+    def forget_answers(self) -> None:
+        """The script begins after the newest snapshot, whatever it has taken: all may be reported."""
+        self.answered = {}
 
     def done(self, instruction: Instruction, now: float) -> None:
         """The loop has carried out `instruction`, on which it started at `since`, and put what it gives."""
@@ -161,7 +202,7 @@ class Progress:
         self.since, self.full = now, None
 
     def evaluated(self, now: float) -> None:
-        """The same, of an instruction that belongs to none of the run's steps."""
+        """The loop has carried out an instruction that belongs to none of the run's steps."""
         self.actions += 1
         self.busy += (now if self.full is None else self.full) - self.since
         self.since, self.full = now, None
@@ -180,39 +221,118 @@ class Progress:
         if stage == self.last:
             self.newest = step, loss
 
+    def counted(self, depths: Mapping[str, Depth]) -> None:
+        """The reader wanted the `depths` of the queues."""
+        self.depths, self.depths_wanted = depths, False
+
+    def ended(self) -> None:
+        """The program is over."""
+        self.waits = self.over = True
+
     def restored(self, losses: Mapping[int, float | None], evaluations: Iterable[EvaluationRecord]) -> None:
         """The loop has begun with a snapshot in which these are; the broker's records may have lost them."""
         self.losses.update(losses)
         self.steps.extend(self._of_losses(losses))
         self.evaluations.extend(evaluations)
 
+    def keep_loss(self, step: int, loss: float | None) -> None:
+        """The loss of `step` belongs into all later snapshots."""
+        self.losses[step] = loss
+
     def durable(self, stage: int, step: int) -> None:
         """A snapshot is on disk. For the thread that writes them."""
         self.written.append((stage, step))
         self.snapshots.append((stage, step))
 
+    def completed(self, step: int) -> None:
+        """The checkpoint of `step` is complete."""
+        self.complete = max(step, self.complete)
+        self.positions = {each: position for each, position in self.positions.items() if each >= self.complete}
+
+    def takes(self, stage: int, held: HeldBytes) -> None:
+        """The memory that `stage` takes was measured."""
+        self.stage_bytes[stage] = held
+
+    @contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """The loop waits within until `what` written: "a snapshot is"."""
+        before = self.waits
+        self.waits, self.writes = True, what
+        try:
+            yield
+        finally:
+            self.waits, self.writes = before, ""
+
     def note_fault(self, source: str, fault: ResourceFault | None) -> None:
-        """What `source` cannot do now; None: nothing. For any thread."""
+        """`source` cannot do something now; with None, it can. For any thread."""
         if fault is None:
             self.faults.pop(source, None)
         else:
             self.faults[source] = fault
 
+    def noting(self, source: str) -> Note:
+        """Return what takes the faults of `source`."""
+        return partial(self.note_fault, source)
+
+    def is_after(self, step: int, stage: int) -> bool:
+        """Return True if `stage` has finished the steps before `step`, and begun nothing of those from there on."""
+        instruction = self.instruction
+        begun = not self.waits and instruction is not None and instruction.counted and instruction.step >= step
+        return self.finished[stage] == step and not self.open[stage] and not begun
+
+    def position(self, step: int) -> Position:
+        """The position after `step` steps. A scripted run that has not come there, or is beyond it, knows the step
+        alone: nothing is trimmed then but what is counted by steps. A run that no script calls always knows it."""
+        known = self.positions.get(step)
+        return self.position_after(step) if known is None else known
+
+    def may_report(self, step: int) -> bool:
+        """Return True if a snapshot of `step` may become part of a checkpoint: not before the script has the replies to
+        all calls up to there. A worker that begins there gives no reply to those."""
+        position = self.positions.get(step)
+        return position is None or all(position.of(flow) <= count for flow, count in self.answered.items())
+
+    @property
+    def reportable(self) -> bool:
+        """True if there is a snapshot to report."""
+        return bool(self.snapshots) and self.may_report(self.snapshots[0][1])
+
+    @property
+    def held_back(self) -> bool:
+        """True if there is a snapshot that cannot be reported yet."""
+        return any(not self.may_report(step) for _, step in list(self.snapshots))
+
     @property
     def fault(self) -> ResourceFault | None:
-        """What cannot be done now: first of all what the loop waits for."""
+        """A thing that cannot be done now: first of all what the loop waits for."""
         faults = list(self.faults.values())
         return next((fault for fault in faults if fault.blocks), faults[0] if faults else None)
 
+    @property
+    def trouble(self) -> Trouble | None:
+        """The trouble that the queues have now."""
+        return None if self.queues is None else self.queues.trouble
+
+    def take_depths(self) -> Mapping[str, Depth]:
+        """The depths of the queues when they were last counted; they will be counted again. For the reader."""
+        depths, self.depths_wanted = self.depths, True
+        return depths
+
+    def activity(self) -> Doing:
+        """What the loop does now. For the reader."""
+        computing = None if self.waits else (self.since, self.full)
+        busy = not self.waits and self.full is None and self.instruction is not None
+        stage = self.instruction.action.stage if busy and self.instruction is not None else None
+        return Doing(self._doing(), tuple(self._wanted()), computing, stage)
+
     def memory(self, run: str, index: int) -> WorkerRecord:
-        """What a broker that has lost its records must know at once. For the reader."""
+        """All that a broker which has lost its records must know at once. For the reader."""
         orders = [] if self.orders is None else list(self.orders.known[0])
-        step = min(self.finished.values(), default=self.called_for)
-        return WorkerRecord(run, index, self.complete, step, orders)
+        return WorkerRecord(run, index, self.complete, min(self.finished.values(), default=0), orders)
 
     def records(self, steps: int | None) -> list[StepRecord]:
-        """What it must know next: how far each stage is, of the `steps` that are trained (None: as many as a script
-        likes), and the losses before."""
+        """The records that such a broker must have next: how far each stage is, of the `steps` that are trained (None:
+        as many as a script likes), and the losses before. For the reader."""
         losses = dict(self.losses) | dict([self.newest] if self.newest else [])
         trained = {stage: done if steps is None else min(done, steps) for stage, done in self.finished.items()}
         others = [(stage, done) for stage, done in trained.items() if stage != self.last]
@@ -220,3 +340,55 @@ class Progress:
 
     def _of_losses(self, losses: Mapping[int, float | None]) -> list[StepRecord]:
         return [StepRecord(self.last, step, b"", loss) for step, loss in sorted(losses.items())]
+
+    def _doing(self) -> str:
+        """What the loop does now, in words."""
+        fault, instruction, trouble = self.fault, self.instruction, self.trouble
+        if self.writes:
+            return f"{WAITS} until {self.writes} written"
+        if fault is not None and fault.blocks:
+            return f"{WAITS} to try again what failed"
+        if self.over:
+            return f"{WAITS} for the others to finish"
+        if trouble is not None and (self.waits or self.full is not None):
+            return f"{WAITS} for the server of its queues: {trouble.reason}"
+        if self.waits and self.call is not None:
+            return _of_script(*self.call)
+        if self.unordered is not None:
+            return f"{WAITS} for the broker to tell by which schedule step {self.unordered} goes"
+        if instruction is None:
+            return f"{WAITS} for the other workers"
+        action = str(instruction)
+        if self.full is not None:
+            return f"{WAITS} for room in {instruction.gives} to put what {action} gives"
+        if not self.waits:
+            return action
+        if isinstance(self.lacking, AwaitCredit):
+            return f"{WAITS} for credit in {instruction.gives} to run {action}"
+        return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {action}"
+
+    def _wanted(self) -> Iterator[Wait]:
+        """The message, credit or room that the loop waits for, if it does."""
+        if self.writes or self.over or self.unordered is not None:
+            return
+        if self.waits and self.call is not None:
+            (key, number), room = self.call, self.call[0].flow in TO_SCRIPT
+            yield Wait(str(key), number, f"call {number}", number, self.since, room=room)
+            return
+        full, lacking = self.full, self.lacking
+        if lacking is None or not (self.waits or full is not None):
+            return
+        instruction, since = lacking.instruction, self.since if full is None else full
+        place = instruction.number, instruction.name, instruction.step
+        if isinstance(lacking, AwaitCredit):
+            yield Wait(str(lacking.key), *place, since, room=True, source=lacking.key.stage)
+        else:
+            source = self.tied_sources.get(lacking.key)
+            yield Wait(str(lacking.key), *place, since, room=full is not None, source=source)
+
+
+def _of_script(key: QueueKey, number: int) -> str:
+    """What the loop waits for the script to do, in words."""
+    if key.flow in TO_SCRIPT:
+        return f"{WAITS} for the script to take its replies: there is no room for the one to call {number}"
+    return f"{WAITS} for call {number} of the script"

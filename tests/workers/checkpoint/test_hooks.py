@@ -2,7 +2,7 @@
 
 import errno
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,12 @@ from stageline.pipeline.plan import read_plan
 from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.workers.checkpoint import hooks as checkpoint_hooks
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
-from stageline.workers.checkpoint.hooks import LocalSnapshots, SnapshotHooks, restore
+from stageline.workers.checkpoint.hooks import LocalSnapshots, Rhythm, SnapshotHooks, restore
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.progress import Done, Progress
+from stageline.workers.runtime.worker_feature import WorkerFeature
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
@@ -70,10 +71,10 @@ class Watched(SnapshotHooks):
         snapshots: SnapshotDirectory,
         stages: tuple[int, ...],
         durable: Callable[[int, int], None] | None = None,
-        waits_for: Collection[int] = (),
+        **options: object,
     ) -> None:
         self.states = {stage: KnownStage(SMALL) for stage in stages}
-        self.progress = Progress()
+        self.progress = Progress(last=9)
         self.writer = BackgroundWriter("snapshots", limit=1)
         if durable is not None:
             self.progress.snapshots = Calling(durable)
@@ -82,13 +83,10 @@ class Watched(SnapshotHooks):
             self.progress,
             snapshots,
             self.writer,
+            Rhythm(steps=1000, every=20, log_every=1),
             incarnation=1,
             start=Position(20),
-            steps=1000,
-            last=9,
-            every=20,
-            log_every=1,
-            waits_for=waits_for,
+            **options,
         )
 
     def write(self, step: int, stage: int = 0, state: StageState = SMALL) -> None:
@@ -138,7 +136,6 @@ def test_the_compute_loop_goes_on_while_a_snapshot_is_written_up_to_the_next_of_
     for call in (lambda: hooks.write(40), hooks.flush):
         with pytest.raises(SnapshotFailed, match=busy):
             call()
-    assert hooks.progress.waits
     gate.open.release()
     assert hooks.writer.is_done(0, 30)
     hooks.write(40)
@@ -157,7 +154,6 @@ def test_where_memory_has_a_limit_the_compute_loop_goes_on_once_its_snapshot_is_
     hooks.progress.waits = False
     with pytest.raises(SnapshotFailed, match=r"still busy after 0\.01 s"):
         hooks.write(20)
-    assert hooks.progress.waits
     gate.open.release(2)
     assert hooks.writer.flush(30)
     monkeypatch.setattr(checkpoint_hooks, "LONGEST_WRITE", 30)
@@ -223,10 +219,11 @@ def test_a_full_disk_gets_the_room_of_older_snapshots_while_the_compute_loop_wai
     """The loop, which alone heard that they may go, waited for the disk that was full of them: the run failed."""
     monkeypatch.setattr(retry, "BOUND", 5.0)
     checkpoints = FullDirectory(tmp_path)
-    with Watched(checkpoints, (0,), waits_for=waits_for) as hooks:
+    announced: list[tuple[int, None]] = []
+    with Watched(checkpoints, (0,), waits_for=waits_for, announced=lambda: announced) as hooks:
         for step in (20, 40, 60):
             hooks.write(step)
-        hooks.learns_from(lambda: [(40, None), (60, None)])
+        announced += [(40, None), (60, None)]
         hooks.write(80)
         hooks.flush()
         assert checkpoints.steps(0) == [40, 60, 80]
@@ -282,13 +279,14 @@ def test_a_state_that_cannot_be_written_is_a_failure_like_others(tmp_path):
 def test_a_disk_that_does_not_take_what_was_measured_before_a_snapshot_is_a_failure_like_others(tmp_path):
     """It was told as a bug of stageline."""
 
-    def read_only() -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
+    class ReadOnlyMetrics(WorkerFeature):
+        def settle(self, stage: int) -> None:
+            if stage == 9:  # measurements are the last stage's
+                raise OSError(errno.EROFS, "Read-only file system")
 
     snapshots = SnapshotDirectory(tmp_path / "checkpoints", ORIGIN)
-    with Watched(snapshots, (0, 9)) as hooks:
-        hooks._measured = read_only
-        hooks.write(40, stage=0)  # measurements are the last stage's
+    with Watched(snapshots, (0, 9), features=[ReadOnlyMetrics()]) as hooks:
+        hooks.write(40, stage=0)
         hooks.write(40, stage=9)
         with pytest.raises(SnapshotFailed, match=r"stage 9 could not write .* step 40, .*Read-only file system"):
             hooks.flush()

@@ -1,7 +1,7 @@
 """One worker under the broker's commands, over queues in memory, with an executor that computes nothing."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -58,6 +58,10 @@ class AnsweringBroker:
         self.confirmed += 1
 
 
+def nothing_saved() -> tuple[dict, dict]:
+    return {}, {}
+
+
 class NotedHooks(CheckpointHooks):
     """What was asked of them."""
 
@@ -84,15 +88,12 @@ class WaitingHooks(NotedHooks):
         self.worker, self.commands = worker, commands
         self.seen: list[list[Announced]] = []
 
-    def learns_from(self, announced: Callable[[], Iterable[Announced]]) -> None:
-        self.look = announced
-
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
         if (stage, step) == (0, 1):
             self.worker.broker.commands.extend(self.commands)
-            self.seen.append([*self.look()])
+            self.seen.append([*self.worker.handler.announced()])
             self.worker.loop.progress.note_fault("snapshots", ResourceFault("write", "full", 0.0, 60.0))
-            self.seen.append([*self.look()])
+            self.seen.append([*self.worker.handler.announced()])
             raise AssertionError("the disk is waited for")
 
 
@@ -112,13 +113,14 @@ class CommandedWorker:
         self.steps.append(instruction.step)
         if (command := self._at.pop(instruction.step, None)) is not None:
             self.broker.commands.append(command)
-            self.loop.attention = True
+            self.loop.attend()
         return None
 
     def run(self, workers_timeout: float = 10.0) -> None:
-        handler = CommandHandler(Assigned("run", 0, 7, 0), self.broker, self.queues, self.hooks, self.loop)
+        assigned = Assigned("run", 0, 7, 0)
+        self.handler = CommandHandler(assigned, self.broker, self.queues, self.hooks, self.loop)
         try:
-            handler.run(dict, workers_timeout=workers_timeout, lease=1.0)
+            self.handler.run(nothing_saved, workers_timeout=workers_timeout, lease=1.0)
         finally:
             self.queues.close()
 
@@ -234,7 +236,8 @@ class CalledWorker:
         self.hooks, self.broker = NotedHooks(), AnsweringBroker(JOINED)
         self.hooks.start = start
         self.program = Program(make_schedule("gpipe", ((0, 1),), 1), ENDLESS, scripted=True)
-        self.loop = WorkerLoop(self.program, 0, self, self.queues, run="run", incarnation=7, start=start.step)
+        names = {"run": "run", "incarnation": 7, "start": start.step}
+        self.loop = WorkerLoop(self.program, 0, self, self.queues, **names, keep=lambda step: self.hooks.keep(step))
         self.feed, self.stages, self.sums = CallFeed(1), {}, None
         self.loss = self.gradient_norm = None
         self.retained: dict[int, list[int]] = {}
@@ -246,15 +249,18 @@ class CalledWorker:
             self.queues.outbound(key).put(Message("run", key.flow, number, 0, 0, 1, number, encode_call(call)))
             position = position.after(kind)
 
+    def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
+        """Nothing is computed."""
+
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         if instruction.counted and (command := self._commands.pop(instruction.step, None)) is not None:
             self.broker.commands.append(command)
-            self.loop.attention = True
+            self.loop.attend()
         return None
 
     def run(self) -> None:
         handler = CommandHandler(Assigned("run", 0, 7, self.hooks.start.step), *self.parts)
-        handler.run(dict, workers_timeout=10.0, lease=1.0)
+        handler.run(nothing_saved, workers_timeout=10.0, lease=1.0)
 
     @property
     def parts(self):

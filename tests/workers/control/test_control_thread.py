@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from threading import Event
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -73,15 +72,15 @@ def broker() -> Iterator[BrokerEnd]:
 
 
 @pytest.fixture
-def start(broker: BrokerEnd) -> Iterator[Callable[..., tuple[ControlThread, SimpleNamespace, Event]]]:
-    """Starts the thread of a worker that has its place; its loop, and what ends the loop's waiting."""
+def start(broker: BrokerEnd) -> Iterator[Callable[..., tuple[ControlThread, Event]]]:
+    """Starts the thread of a worker that has its place; and what wakes its loop."""
     opened: list[ControlThread] = []
 
-    def started(lifeline: Lifeline | None = None) -> tuple[ControlThread, SimpleNamespace, Event]:
-        loop, rung = SimpleNamespace(progress=Progress(), attention=False), Event()
+    def started(lifeline: Lifeline | None = None) -> tuple[ControlThread, Event]:
+        rung = Event()
         opened.append(ControlThread(broker.server.endpoint, IDENTITY, lifeline=lifeline))
-        opened[-1].start(PLACE, "ipc://0", loop, steps=10, ring=rung.set)
-        return opened[-1], loop, rung
+        opened[-1].start(PLACE, "ipc://0", Progress(), steps=10, wake=rung.set)
+        return opened[-1], rung
 
     yield started
     for control in opened:
@@ -105,12 +104,11 @@ def test_a_worker_reports_as_soon_as_it_has_its_place(broker: BrokerEnd) -> None
     assert done.is_set()
 
 
-def test_a_command_gets_the_loops_attention_and_ends_its_waiting(broker: BrokerEnd, start) -> None:
-    control, loop, rung = start()
+def test_a_command_wakes_the_loop(broker: BrokerEnd, start) -> None:
+    control, rung = start()
     broker.until(Hello)
     broker.send(Trim(3))
     assert rung.wait(PATIENCE)
-    assert loop.attention
     assert control.commands.popleft() == Trim(3)
 
 
@@ -119,9 +117,9 @@ def placed(broker: BrokerEnd) -> Iterator[tuple[ControlThread, Event]]:
     """A worker that has joined with a secret, and has been answered; and what ends its loop's waiting."""
     joining = threading.Thread(target=lambda: (broker.until(Hello), broker.send(SEALED_PLACE)))
     joining.start()
-    loop, rung = SimpleNamespace(progress=Progress(), attention=False), Event()
+    rung = Event()
     with closing(ControlThread(broker.server.endpoint, IDENTITY)) as control:
-        control.start(control.join(PATIENCE), "ipc://0", loop, steps=10, ring=rung.set)
+        control.start(control.join(PATIENCE), "ipc://0", Progress(), steps=10, wake=rung.set)
         joining.join()
         broker.until(Report)
         broker.send(SEALED_PLACE, SECRET)
@@ -151,9 +149,9 @@ def test_a_broker_that_has_lost_the_secrets_is_obeyed_until_one_has_proven_that_
 ) -> None:
     joining = threading.Thread(target=lambda: (broker.until(Hello), broker.send(SEALED_PLACE)))
     joining.start()
-    loop, rung = SimpleNamespace(progress=Progress(), attention=False), Event()
+    rung = Event()
     with closing(ControlThread(broker.server.endpoint, IDENTITY)) as control:
-        control.start(control.join(PATIENCE), "ipc://0", loop, steps=10, ring=rung.set)
+        control.start(control.join(PATIENCE), "ipc://0", Progress(), steps=10, wake=rung.set)
         joining.join()
         broker.until(Report)
         broker.send(renewal)
@@ -167,7 +165,7 @@ def test_a_broker_that_has_lost_the_secrets_is_obeyed_until_one_has_proven_that_
 
 
 def test_what_the_compute_loop_sends_goes_out_with_its_reports(broker: BrokerEnd, start) -> None:
-    control, _, _ = start()
+    control, _ = start()
     broker.until(Hello)
     control.send(Goodbye(7, "interrupted"))
     assert broker.until(Goodbye) == Goodbye(7, "interrupted")
@@ -183,9 +181,8 @@ def cut() -> Iterator[Lifeline]:
 
 
 def test_a_worker_whose_lifeline_is_cut_stops(broker: BrokerEnd, start, cut: Lifeline) -> None:
-    control, loop, rung = start(lifeline=cut)
+    control, rung = start(lifeline=cut)
     assert rung.wait(PATIENCE)
-    assert loop.attention
     assert [type(command) for command in control.commands] == [Stopped]
 
 

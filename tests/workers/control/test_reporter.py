@@ -124,8 +124,8 @@ def test_time_that_room_was_waited_for_is_not_time_computed() -> None:
 
 def test_a_worker_that_waits_for_room_is_in_no_layer() -> None:
     stage = Stage(nn.Linear(1, 1), names=["layers.3"])
-    progress = Progress(stages={0: stage})
-    reporter = Reporter(progress, 1, 10)
+    progress = Progress()
+    reporter = Reporter(progress, 1, 10, where=lambda index: stage.where)
     progress.computing(instruction(), 100.0)
     assert reporter.report(0.0).layer == "layer layers.3"
     progress.lacks_room(Take(FORWARD, instruction()), 102.0)

@@ -65,7 +65,8 @@ def identity(*steps: int, folder: Folder | None = None) -> WorkerIdentity:
 
 
 def new_session(identity: WorkerIdentity, progress: Progress, outbox: Outbox) -> Session:
-    return Session(identity, PLACE, "ipc://0", progress, outbox, steps=100, now=0.0, clock=lambda: 0.0)
+    reporter = Reporter(progress, PLACE.incarnation, 100, lambda: 0.0)
+    return Session(identity, PLACE, "ipc://0", reporter, outbox, now=0.0)
 
 
 @pytest.fixture

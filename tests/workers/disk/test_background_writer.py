@@ -218,7 +218,8 @@ def test_a_full_disk_ends_the_writing_at_once_where_a_job_would_have_to_wait_for
 
 def test_a_key_may_have_a_limit_of_its_own():
     gate = Gate()
-    with closing(BackgroundWriter("test", limit=1, limits={"large": 100})) as writer:
+    with closing(BackgroundWriter("test", limit=1)) as writer:
+        writer.grant("large", 100)
         writer.submit(gate)
         assert gate.begun.wait(30)
         writer.submit(lambda: None, "large", 99)

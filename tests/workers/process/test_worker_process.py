@@ -1,6 +1,7 @@
 """How a worker process begins and ends, as far as one process shows it; whole runs are in tests/integration."""
 
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from stageline.broker.errors import EndpointTaken
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process import worker_process as process
-from stageline.workers.process.worker_process import WorkerOptions, run_worker, warm_up
+from stageline.workers.process.worker import Worker, WorkerOptions
+from stageline.workers.process.worker_process import run_worker, warm_up
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import prepare
 from support.paths import EXAMPLES
@@ -35,8 +37,8 @@ def test_an_address_in_use_ends_the_run_unless_it_may_be_a_predecessors_that_han
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         job = prepare(read_plan(EXAMPLES / "mlp", sets=[f"queues.url={url}"], environment={}))
         sent = Sent()
-        with pytest.raises(EndpointTaken):
-            process._open_queues(job, Assigned("run-1", 0, 7, step), sent, tmp_path, options, lambda reason: None)
+        with pytest.raises(EndpointTaken), ExitStack() as stack:
+            Worker(stack, job, Assigned("run-1", 0, 7, step), sent, options, tmp_path)
     [message] = sent
     assert isinstance(message, kind)
     assert f"its queues cannot be opened: cannot listen at {url}: it is in use" in message.reason

@@ -440,9 +440,7 @@ def test_each_step_of_a_run_has_one_position(make) -> None:
 
 def test_the_reply_to_a_call_to_save_is_the_same_however_it_went(make) -> None:
     run = make(placement=PLACEMENTS["alone"])
-    (loop,) = run.loops
-    found = []
-    for said in ("No space left on device", None):
-        loop.saves_with(lambda folder, position, said=said: said)
-        found.append(run.reply(run.put(CallKind.SAVE, "folder"), of_last_stage=True))
-    assert found == [None, None]
+    said = ["No space left on device", None]
+    run.saving = said.pop
+    found = [run.reply(run.put(CallKind.SAVE, "folder"), of_last_stage=True) for _ in range(2)]
+    assert (found, said) == ([None, None], [])

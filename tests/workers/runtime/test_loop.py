@@ -1,6 +1,6 @@
 """One worker's loop over queues in memory, with an executor that computes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -46,10 +46,15 @@ def queues():
 
 
 def loops(
-    queues: MemoryQueues, start: int = 0, rounds: Rounds = NO_ROUNDS, criterion: Criterion | None = None
+    queues: MemoryQueues,
+    start: int = 0,
+    rounds: Rounds = NO_ROUNDS,
+    criterion: Criterion | None = None,
+    keep: Callable[[int], object] | None = None,
 ) -> list[WorkerLoop]:
     program = Program(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, rounds, criterion=criterion)
-    return [WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1, start=start) for each in range(2)]
+    names = {"run": "run", "incarnation": 1, "start": start}
+    return [WorkerLoop(program, each, Echo(), queues, **names, keep=keep if each == 0 else None) for each in range(2)]
 
 
 def test_two_workers_in_turn_run_their_programs_to_the_end(queues: MemoryQueues) -> None:
@@ -103,14 +108,13 @@ def test_a_stage_that_runs_forward_only_is_ahead_as_far_as_the_next_one_grants()
 
 
 def test_no_worker_begins_a_step_before_the_verdict_on_the_evaluation_before_it(queues: MemoryQueues) -> None:
-    first, last = loops(queues, rounds=Rounds(STEPS, 1, every=1), criterion=Criterion(patience=1))
+    kept: list[int] = []
+    first, last = loops(queues, rounds=Rounds(STEPS, 1, every=1), criterion=Criterion(patience=1), keep=kept.append)
     take_turns([first, last], lambda loop: loop.step == 1)
     while first.poll(0):
         pass
     assert first.doing == "0V of round 0 of evaluation waits for message 0 of verdict-0"
     assert first.step == 1
-    kept: list[int] = []
-    first.keeps_with(kept.append)
     take_turns([first, last], lambda loop: loop.finished)
     assert [record.step for record in last.progress.evaluations] == [1, 2]  # the second is not better: 0.25 again
     assert [record.step for record in first.progress.steps] == [0, 1]
@@ -136,7 +140,7 @@ def test_between_two_turns_it_is_attended_to_only_when_that_was_asked_for(queues
 
     def on_step(stage: int, step: int, loss: float | None) -> None:
         if (stage, step) == (1, 1):
-            loop.attention = True  # as another thread, or a signal, would
+            loop.attend()  # as another thread, or a signal, would
 
     loop.run(lambda: attended.append(loop.step), on_step)
     assert attended == [0, 2]  # before the first turn in any case

@@ -89,7 +89,8 @@ def worker(
         command = (*command, "--broker", broker)
 
     def work(plan: "Plan") -> int:
-        from stageline.workers.process.worker_process import WorkerOptions, run_worker
+        from stageline.workers.process.worker import WorkerOptions
+        from stageline.workers.process.worker_process import run_worker
 
         if spare:
             options.require_restarts(plan)

@@ -44,13 +44,23 @@ class PrefixCacheFailed(ComputeFailed):
 class PrefixCache:
     """The rows of `samples` samples, in `folder`, which nothing else writes to. `parts` say what they follow from.
 
-    `note` gets the fault while there is no room for it on the disk, and `wait` is called before the next attempt.
+    `note` gets the fault while there is no room for it on the disk, and `wait` waits so many seconds before the next
+    attempt.
     """
 
-    def __init__(self, folder: Path, numbering: Numbering, samples: int, parts: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        numbering: Numbering,
+        samples: int,
+        parts: dict[str, Any],
+        *,
+        note: Note = lambda fault: None,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
         self.folder = folder
-        self.note: Note = lambda fault: None
-        self.wait: Callable[[float], object] = time.sleep  # seconds
+        self._note = note
+        self._wait = wait
         self._numbering = numbering
         self._samples = samples
         self._parts = parts
@@ -173,7 +183,7 @@ class PrefixCache:
         size = header.row_bytes * header.samples
         what = f"take {size} bytes for {header.samples} samples in {self.folder}"
         try:
-            persist(partial(self._open_files, header, new=True), what, self.note, now=time.monotonic, wait=self.wait)
+            persist(partial(self._open_files, header, new=True), what, self._note, now=time.monotonic, wait=self._wait)
         except OSError as error:  # no other process could do better
             raise PrefixCacheFailed(
                 f"the prefix cache cannot {what}: {reason_of(error)}. Make room on that disk and resume the run"

@@ -4,15 +4,17 @@ at step 0             empty
 at a checkpoint       what the first epoch's steps before it have kept; damaged, lost or of another run: computed again
 """
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Sequence
 
 import structlog
 
-from stageline.pipeline.retry import Note
+from stageline.pipeline.feature import Compute
+from stageline.pipeline.schedule import Kind
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.job import Job
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.program.replays import CacheUse
+from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 
 from .again import compute_again
 from .cache import FOLDER, PrefixCache, require_numbering
@@ -21,42 +23,66 @@ from .header import parts_of
 log = structlog.get_logger()
 
 
-def open_prefix_cache(
-    job: Job,
-    worker: int,
-    run: str,
-    start: int = 0,
-    *,
-    stages: Mapping[int, Stage] | None = None,
-    note: Note = lambda fault: None,
-    going_on: Callable[[], object] = lambda: None,
-) -> PrefixCache | None:
-    """The cache as `worker` needs it from step `start` on; None if it needs none. `stages` are the worker's own.
+class PrefixCaching(WorkerFeature):
+    """Keeps what comes from the frozen first stages, and gives it again, around the forwards of the stage `first`."""
 
-    `going_on` is called now and then while it is computed again. Raises `PrefixCacheFailed` if it cannot be,
-    `DataError` or `ModelRefused` if the data that say which samples a batch has cannot be read.
+    name = "prefix cache"
+
+    def __init__(self, cache: PrefixCache, first: int) -> None:
+        self._cache = cache
+        self._first = first
+
+    def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        if stage.index != self._first or kind != Kind.FORWARD:
+            return compute
+
+        def with_rows(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            place = instruction.step, instruction.action.microbatch
+            match instruction.cache:
+                case CacheUse.KEPT:
+                    self._cache.keep(*place, received[0])
+                case CacheUse.REPLAYED:
+                    received = [self._cache.rows(*place)]
+            return compute(instruction, received)
+
+        return with_rows
+
+    def settle(self, stage: int) -> None:
+        self._cache.sync()
+
+    def cached_input(self, instruction: Instruction) -> Tree:
+        if instruction.action.stage != self._first or instruction.cache is not CacheUse.REPLAYED:
+            return None
+        return self._cache.rows(instruction.step, instruction.action.microbatch)
+
+
+def prefix_cache(place: WorkerPlace) -> PrefixCaching | None:
+    """Return the cache as the worker at `place` needs it; None if it needs none. Takes long if the cache is lost.
+
+    Raises `PrefixCacheFailed` if it cannot be made, `DataError` or `ModelRefused` if the data that say which samples a
+    batch has cannot be read.
     """
-    replays = job.program.replays
-    first = job.schedule.first_trainable
-    if replays is None or first not in job.schedule.placement[worker]:
+    job, replays, first = place.job, place.job.program.replays, place.job.schedule.first_trainable
+    if replays is None or first not in job.schedule.placement[place.worker]:
         return None
     told = job if job.numbering is not None else job.with_data()
     numbering = require_numbering(told.numbering)
     cache = PrefixCache(
-        Path(runs.folder(job.plan, run)) / FOLDER,
+        place.folder / FOLDER,
         numbering,
         numbering.count(replays.first),
         parts_of(job.plan, job.segments[first].first_layer),
+        note=place.progress.noting("prefix cache"),
+        wait=place.serve,
     )
-    cache.note = note
-    steps = min(start, replays.first)
+    steps = min(place.start, replays.first)
     wrong = cache.open(steps) if steps else "the run begins"
     if wrong:
         cache.clear()
     if wrong and steps:
         log.warning("the prefix cache is computed again", folder=str(cache.folder), steps=steps, reason=wrong)
-        for place, rows in compute_again(told, worker, steps, stages or {}, wrong):
-            cache.keep(*place, rows)
-            going_on()
+        for at, rows in compute_again(told, place.worker, steps, place.executor.stages, wrong):
+            cache.keep(*at, rows)
+            place.serve(0)
         cache.sync()
-    return cache
+    return PrefixCaching(cache, first)

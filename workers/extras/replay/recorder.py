@@ -3,7 +3,7 @@
 record = "all"    the compute loop  --record(stage, direction, message)-->  RecordWriter's thread  -->  disk
                   Records are kept for as long as snapshots: since the complete checkpoint before the newest, so that a
                   run that has just completed a checkpoint, or has finished, can still be replayed.
-record = "bad"    record_failure writes the microbatch that stops the run, with the stage's state. This costs nothing
+record = "bad"    `explain` writes the microbatch that stops the run, with the stage's state. This costs nothing
                   before a microbatch fails: its messages are still retained by their producers, which deliver them
                   again after a rewind.
 """
@@ -25,23 +25,23 @@ from stageline.broker.codec.message import Message, encode, message_number
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.errors import GroupLost
+from stageline.pipeline.feature import Compute
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot, write_snapshot
 from stageline.workers.disk.atomic_file import draft_of, publish, sync, write_json
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.disk.tensor_file import Unsaveable
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.losses import ComputeFailed, Culprit
-from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import PATIENCE, CarryOut
+from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.program.queue_keys import queue_key
-from stageline.workers.runtime.program.replays import CacheUse
+from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 
 from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
 
@@ -83,22 +83,6 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.close(PATIENCE if error is None else 4 * PATIENCE)
 
-    def recording(self, carry_out: CarryOut) -> CarryOut:
-        """`carry_out`, which also records what stages take and give in training."""
-
-        def recorded(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            if instruction.evaluates:
-                return carry_out(instruction, received)
-            for key, payload in zip(instruction.inputs, received, strict=True):
-                before = map_tensors(_copied, payload)  # a layer may write to its input
-                self._record(instruction, Direction.TAKEN, key, before)
-            result = carry_out(instruction, received)
-            if (key_of_result := result_queue(instruction.action)) is not None:
-                self._record(instruction, Direction.GIVEN, key_of_result, result)
-            return result
-
-        return recorded
-
     def record(self, stage: int, direction: Direction, message: Message) -> None:
         """Hands a message over; returns at once unless the disk is far behind."""
         size = sum(tensor.nbytes for tensor in tensors(message.payload)) if direction is Direction.TAKEN else 0
@@ -112,11 +96,6 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         """Waits until everything handed over is written, up to `timeout` seconds; the thread goes on after that."""
         self._writer.submit(self._close_files)
         self._writer.close(timeout, drop=False)
-
-    def _record(self, instruction: Instruction, direction: Direction, key: QueueKey, payload: Tree) -> None:
-        place = instruction.step, instruction.action.microbatch, key.stage
-        message = Message(self._run, key.flow, *place, self._incarnation, instruction.number, payload)
-        self.record(instruction.action.stage, direction, message)
 
     def _write(self, stage: int, direction: Direction, message: Message) -> None:
         frames = encode(message)
@@ -170,36 +149,83 @@ def _copied(tensor: Tensor) -> Tensor:
     return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
-def record_failure(
-    job: Job, executor: Executor, queues: Queues, error: ComputeFailed, run: str, incarnation: int
-) -> str:
-    """Records the microbatch that failed, if the plan says so. Returns why the run stops and how to replay it."""
-    culprit = error.culprit
-    if culprit is None or job.plan.recovery.record == "none" or job.plan.scripted:  # no replay has a script's objects
-        return str(error)
-    try:
-        folder = _record(job, executor, queues, culprit, str(error), run, incarnation)
-    except (OSError, Unsaveable, BrokerError, TimeoutError, GroupLost) as problem:
-        return f"{error}\nThe microbatch could not be recorded: {problem}"
-    stage, microbatch = culprit.action.stage, culprit.action.microbatch
-    place = f"--stage {stage} --step {culprit.step} --microbatch {microbatch}"
-    return f"{error}\nIt is recorded. To run it again, alone: stageline replay {quote(str(folder))} {place}"
+class Recorder(WorkerFeature):
+    """Records the microbatch that stops the run at `place`, and, with a `writer`, all that its stages take and give."""
+
+    name = "recorder"
+
+    def __init__(self, place: WorkerPlace, writer: RecordWriter | None) -> None:
+        self._place = place
+        self._writer = writer
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._writer is not None:
+            self._writer.close(PATIENCE if error is None else 4 * PATIENCE)
+
+    def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        if (writer := self._writer) is None:
+            return compute
+
+        def recorded(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            if instruction.evaluates:
+                return compute(instruction, received)
+            index = instruction.action.stage
+            for key, payload in zip(instruction.inputs, received, strict=True):
+                before = map_tensors(_copied, payload)  # a layer may write to its input
+                writer.record(index, Direction.TAKEN, self._message(instruction, key, before))
+            result = compute(instruction, received)
+            if (key_of_result := result_queue(instruction.action)) is not None:
+                writer.record(index, Direction.GIVEN, self._message(instruction, key_of_result, result))
+            return result
+
+        return recorded
+
+    def forget(self, step: int) -> None:
+        if self._writer is not None:
+            self._writer.delete_before(step)
+
+    def explain(self, error: ComputeFailed, features: Sequence[WorkerFeature]) -> str:
+        """Record the microbatch that failed; return how to replay it, or why it could not be recorded."""
+        culprit = error.culprit
+        if culprit is None or self._place.job.plan.scripted:
+            return ""
+        try:
+            folder = _record(self._place, culprit, str(error), features)
+        except (OSError, Unsaveable, BrokerError, TimeoutError, GroupLost) as problem:
+            return f"The microbatch could not be recorded: {problem}"
+        stage, microbatch = culprit.action.stage, culprit.action.microbatch
+        at = f"--stage {stage} --step {culprit.step} --microbatch {microbatch}"
+        return f"It is recorded. To run it again, alone: stageline replay {quote(str(folder))} {at}"
+
+    def _message(self, instruction: Instruction, key: QueueKey, payload: Tree) -> Message:
+        at, place = (instruction.step, instruction.action.microbatch, key.stage), self._place
+        return Message(place.run, key.flow, *at, place.incarnation, instruction.number, payload)
 
 
-def _record(
-    job: Job, executor: Executor, queues: Queues, culprit: Culprit, reason: str, run: str, incarnation: int
-) -> Path:
-    """Writes the microbatch's folder and returns the run's."""
-    stage, step, microbatch, plan = culprit.action.stage, culprit.step, culprit.action.microbatch, job.plan
+def recorder(place: WorkerPlace) -> Recorder | None:
+    """Return the recorder that the plan asks for. No replay has the objects of a script."""
+    record, note = place.job.plan.recovery.record, place.progress.noting("records")
+    if record == "none" or (place.job.plan.scripted and record != "all"):
+        return None
+    if record != "all":
+        return Recorder(place, None)
+    stages = place.job.schedule.placement[place.worker]
+    return Recorder(place, RecordWriter(place.job.plan, place.run, stages, place.incarnation, place.start, note))
+
+
+def _record(place: WorkerPlace, culprit: Culprit, reason: str, features: Sequence[WorkerFeature]) -> Path:
+    """Write the microbatch's folder and return the run's."""
+    job, run, incarnation, plan = place.job, place.run, place.incarnation, place.job.plan
+    stage, step, microbatch = culprit.action.stage, culprit.step, culprit.action.microbatch
     records = RecordDirectory(runs.folder(plan, run), stage)
     folder = records.bad(step, microbatch)
     draft = draft_of(folder)
     try:
         draft.mkdir(parents=True)
-        state = executor.stages[stage].state()
+        state = place.executor.stages[stage].state()
         write_snapshot(draft, Snapshot(stage, step, incarnation, state), Origin(run, plan.digest()))
         with (draft / MESSAGES).open("wb") as file:
-            for taken in _inputs(job, executor, queues, culprit, run, incarnation):
+            for taken in _inputs(place, culprit, features):
                 write_entry(file, Direction.TAKEN, encode(taken))
             if culprit.gave is not None and (result := result_queue(culprit.action)) is not None:
                 number = message_number(step, microbatch, job.schedule.microbatches)
@@ -215,19 +241,18 @@ def _record(
     return records.run
 
 
-def _inputs(
-    job: Job, executor: Executor, queues: Queues, culprit: Culprit, run: str, incarnation: int
-) -> Iterator[Message]:
-    """What the stage took of the microbatch up to the action that failed; of what was replayed, what would have been
-    sent."""
-    action, step, deadline = culprit.action, culprit.step, monotonic() + LONGEST
+def _inputs(place: WorkerPlace, culprit: Culprit, features: Sequence[WorkerFeature]) -> Iterator[Message]:
+    """Yield what the stage took of the microbatch up to the action that failed; of what a feature has given it in place
+    of a message, what would have been sent."""
+    job, action, step, deadline = place.job, culprit.action, culprit.step, monotonic() + LONGEST
     forward = job.program.instruction(step, Action(Kind.FORWARD, action.stage, action.microbatch))
-    if forward.cache is CacheUse.REPLAYED and executor.prefix is not None:
-        key, rows = forward.inputs[0], executor.prefix.rows(step, action.microbatch)
-        yield Message(run, key.flow, step, action.microbatch, key.stage, incarnation, forward.number, rows)
+    for given in (feature.cached_input(forward) for feature in features):
+        if given is not None:
+            key, at = forward.inputs[0], (step, action.microbatch, forward.inputs[0].stage)
+            yield Message(place.run, key.flow, *at, place.incarnation, forward.number, given)
     later = [job.program.instruction(step, each).takes for each in action.way[1:]]
     for key in (*forward.takes, *chain.from_iterable(later)):
-        yield _taken_again(queues, key, step, action.microbatch, deadline)
+        yield _taken_again(place.queues, key, step, action.microbatch, deadline)
 
 
 def _taken_again(queues: Queues, key: QueueKey, step: int, microbatch: int, deadline: float) -> Message:

@@ -26,9 +26,10 @@ from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_snapshot
 from stageline.workers.runtime.executor.losses import ComputeFailed
-from stageline.workers.runtime.executor.skipping import SkipLog
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.skipping import SkipLog, Skipping, leaves_out
+from stageline.workers.runtime.worker_feature import composed
 
 from .recorder import result_queue
 from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in
@@ -222,7 +223,8 @@ def _absence(records: RecordDirectory, wanted: ReplayTarget, messages: Mapping[P
 def _run(
     job: Job, path: ReplayPath, wanted: ReplayTarget, run: str, reason: Reason | None, decisions: SkipLog
 ) -> Replayed:
-    executor = job.executor([wanted.stage], decisions)
+    executor = job.executor([wanted.stage])
+    carry_out = composed([Skipping(executor, decisions)] if leaves_out(job) else [], executor)
     if path.state is not None:
         executor.stages[wanted.stage].restore(path.state)
     before = sum(not wanted.is_of(instruction) for instruction in path.instructions)
@@ -233,10 +235,10 @@ def _run(
         ]
         if not wanted.is_of(instruction):
             with _output_off():
-                executor.carry_out(instruction, received)
+                carry_out(instruction, received)
             continue
         try:
-            result = executor.carry_out(instruction, received)
+            result = carry_out(instruction, received)
         except ComputeFailed as error:
             return Replayed(run, path.start, before, outcomes, reason, error)
         outcomes.append(_outcome(instruction, result, run, path.messages))

@@ -12,7 +12,7 @@ from torch import Tensor
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.disk.tensor_file import forms_in, read_tensors
 from stageline.workers.runs.folder import RESULT
-from stageline.workers.runtime.executor import skipping
+from stageline.workers.runtime import skipping
 
 from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapLayer, TapPlace, TapsAbout, place_of, stage_folder
 

@@ -9,8 +9,7 @@ snapshots go through the same writer, in the order in which they were handed ove
 on the disk when the snapshot is, so a worker that begins there has lost nothing of it.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -20,25 +19,25 @@ import torch
 from torch import Tensor
 
 from stageline.broker.codec.structure import is_emptied
+from stageline.pipeline.feature import Compute
 from stageline.pipeline.schedule import Kind
+from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, write_json
-from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
+from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter, WriteFailed
 from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
 from stageline.workers.runtime.disk_wait import has_room
 from stageline.workers.runtime.executor.executor import Executor
-from stageline.workers.runtime.executor.skipping import MARK
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import CarryOut
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.skipping import MARK
+from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 
 from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder
 
 KEY = "taps"  # under which files wait at the writer
 BACKLOG = 256 * 2**20  # bytes that may wait to be written; then the compute loop waits too
-LIMITS: dict[Hashable, int] = {KEY: BACKLOG}  # of the writer that a `TapWriter` is given
-LONGEST_WRITE = 120.0  # seconds that it waits for the disk before the run fails
 
 log = structlog.get_logger()
 
@@ -47,22 +46,23 @@ class TapFailed(WriteFailed):
     """What was tapped could not be written; the text names the file and the reason."""
 
 
-class TapWriter(AbstractContextManager["TapWriter"]):
+class TapWriter(WorkerFeature):
     """Taps the stages of `executor`, one worker's, in the run whose folder is `run`.
 
-    `writer`, whose limits are `LIMITS`, writes the files. Set `progress`, in which waiting for the disk
-    is noted, before the first call.
+    `writer` writes the files; `progress` is told of waiting for the disk.
     """
 
-    progress: Progress
+    name = "taps"
 
-    def __init__(self, job: Job, executor: Executor, run: Path, writer: BackgroundWriter) -> None:
+    def __init__(self, job: Job, executor: Executor, run: Path, writer: BackgroundWriter, progress: Progress) -> None:
         self._job, self._taps = job, job.plan.taps
+        self._progress = progress
         self._executor = executor
         self._folder = run / FOLDER
         self._writer = writer
         self._layers = {stage: frozenset(layers) for stage, layers in job.tapped.items()}
         self._told: set[int] = set()  # stages whose files' size was logged
+        writer.grant(KEY, BACKLOG)
 
     def __enter__(self) -> Self:
         self._writer.submit(self._prepare, what=f"write to {self._folder}")
@@ -71,40 +71,40 @@ class TapWriter(AbstractContextManager["TapWriter"]):
     def __exit__(self, *_: object) -> None:
         self._writer.close(0.0)
 
-    def tapping(self, carry_out: CarryOut) -> CarryOut:
-        """`carry_out`, which also taps."""
+    def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        if kind != Kind.FORWARD or not (stage.index in self._layers or stage.index == self._executor.last):
+            return compute
 
         def tapped(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             if not self._has(instruction):
-                return carry_out(instruction, received)
+                return compute(instruction, received)
             self._put_samples(instruction)
-            result = self._put_layers(carry_out, instruction, received)
+            result = self._put_layers(stage, compute, instruction, received)
             if instruction.evaluates and self._job.plan.scripted:  # no checkpoint brings a worker back to it
-                self.flush()
+                self.finish()
             return result
 
         return tapped
 
-    def flush(self) -> None:
+    def finish(self) -> None:
         """Waits until all is on the disk. Raises `TapFailed`, and what else the writer wrote fails with."""
         self._demand(self._writer.flush(LONGEST_WRITE))
 
     def _has(self, instruction: Instruction) -> bool:
-        if self._taps is None or instruction.action.kind is not Kind.FORWARD:
+        if self._taps is None:
             return False
         if instruction.evaluates:
             return self._taps.evaluation and not self._executor.gives_up
         return self._taps.has(instruction.step)
 
-    def _put_layers(self, carry_out: CarryOut, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        """What `carry_out` gives; files what the stage's tapped layers returned on the way."""
-        stage = self._executor.stages[instruction.action.stage]
+    def _put_layers(self, stage: Stage, compute: Compute, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        """Return what `compute` gives; put what the stage's tapped layers returned on the way."""
         if stage.index not in self._layers:
-            return carry_out(instruction, received)
+            return compute(instruction, received)
         found: dict[str, Tensor] = {}
         stage.tap = partial(_collect, self._layers[stage.index], found)
         try:
-            result = carry_out(instruction, received)
+            result = compute(instruction, received)
         finally:
             stage.tap = None
         if not _is_left_out(result):
@@ -128,7 +128,7 @@ class TapWriter(AbstractContextManager["TapWriter"]):
 
     def _put(self, folder: Path, place: TapPlace, tensors: Mapping[str, Tensor]) -> None:
         path, size = folder / place.file, sum(each.nbytes for each in tensors.values())
-        self._demand(has_room(self._writer, KEY, self.progress, "what was tapped is", LONGEST_WRITE))
+        self._demand(has_room(self._writer, KEY, self._progress, "what was tapped is", LONGEST_WRITE))
         self._writer.submit(partial(_write, path, tensors), KEY, size + 1, what=f"write {path}")
 
     def _demand(self, done: bool) -> None:
@@ -152,6 +152,13 @@ class TapWriter(AbstractContextManager["TapWriter"]):
         if stage not in self._told:
             self._told.add(stage)
             log.info("taps", stage=stage, bytes_of_a_microbatch=size)
+
+
+def taps(place: WorkerPlace) -> TapWriter | None:
+    """Return the feature that taps the stages at `place`."""
+    if place.job.plan.taps is None:
+        return None
+    return TapWriter(place.job, place.executor, place.folder, place.writer, place.progress)
 
 
 def _place(instruction: Instruction) -> TapPlace:

@@ -56,19 +56,6 @@ class MicrobatchSource(Protocol):
         """The same of an evaluated batch."""
 
 
-class PrefixRows(Protocol):
-    """What leaves the frozen first stages, kept by sample."""
-
-    def keep(self, step: int, microbatch: int, received: Tree) -> None:
-        """Copies the rows of a microbatch. Raises `ComputeFailed` if they cannot be kept."""
-
-    def rows(self, step: int, microbatch: int) -> Tree:
-        """The rows of a microbatch's samples, in memory of their own. Raises `ComputeFailed` if one is not there."""
-
-    def sync(self) -> None:
-        """When this returns, all that was kept before survives a power failure. For any thread. Raises `OSError`."""
-
-
 @dataclass(slots=True)
 class Sums:
     """What was evaluated, added up over `rows`: the loss, None before the first row, and the metrics by name."""
@@ -112,7 +99,6 @@ class Executor:
         self.rows = 0  # likewise
         self.learning_rates: tuple[float, ...] = ()  # likewise, of the last stage's groups
         self.sums = Sums()  # of what was evaluated so far
-        self.prefix: PrefixRows | None = None  # on the worker that has the first stage that trains, if they are kept
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
         every = ordered([*self._built_in(replicas), *features])

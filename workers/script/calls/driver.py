@@ -22,13 +22,14 @@ from contextlib import suppress
 from functools import reduce
 from time import monotonic, time
 
+import msgspec
 import structlog
 from torch import Tensor
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.codec.structure import is_emptied
 from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim
-from stageline.broker.control.records import Wait
+from stageline.broker.control.records import Wait, WorkerRecord
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import ExitCode
@@ -38,7 +39,7 @@ from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.program.calls import LAST_REPLIES, Call, CallKind, Position, settled_call
 from stageline.workers.runtime.program.program import AHEAD, Program
 from stageline.workers.runtime.program.queue_keys import call_key
-from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.progress import Doing, Progress
 
 from .batch_record import BatchRecord
 from .calls import CallLog, OpenCall, Replies, WeightNames, messages
@@ -51,12 +52,51 @@ _NO_ROOM = "has no room to keep its next call until another checkpoint is comple
 TURN = 0.25  # seconds that one wait lasts at most, before the broker's commands are carried out
 
 
+class ScriptProgress(Progress):
+    """The progress of a script: no stages, and words of its own for what it does."""
+
+    leaves_before_its_end = True
+
+    def __init__(self, start: Position, queues: WorkerQueues) -> None:
+        super().__init__(complete=start.step, waits=False, queues=queues, digests=queues.digests)
+        self._activity = Doing("has not called yet")
+        self._steps = start.step  # training steps that are called for
+
+    def activity(self) -> Doing:
+        return self._activity
+
+    def memory(self, run: str, index: int) -> WorkerRecord:
+        return msgspec.structs.replace(super().memory(run, index), step=self._steps)
+
+    def calls_for(self, steps: int, *, ends: bool = False) -> None:
+        """`steps` training steps are called for, and no more if that `ends` the calls."""
+        self._steps = steps
+        if ends:
+            self.called = steps
+
+    def does(self, said: str, calls: int) -> None:
+        """The script computes, after so many calls."""
+        self.since, self.actions, self.waits = time(), calls, False
+        self._activity = Doing(said, computing=(self.since, None))
+
+    def awaits(self, said: str, calls: int, wanted: Callable[[float], Wait]) -> None:
+        """The script waits for the reply that `wanted` gives, since now."""
+        self.since, self.actions, self.waits = time(), calls, True
+        self._activity = Doing(said, (wanted(self.since),))
+
+    def has_no_room(self) -> bool:
+        """The next call cannot be put. Returns True if it could until now."""
+        before, self._activity = self._activity.said, Doing(_NO_ROOM, computing=(self.since, None))
+        self.waits = False
+        return before != _NO_ROOM
+
+
 class Driver:
     """Drives the workers of `program`, as the member that has been `assigned` the script's place. What it trains on is
     noted in `batches`.
 
     `commands` are the broker's, from the control thread. `fail` makes the error of a run that ended from its reason and
-    exit code. `attention` and `progress` are for the control thread.
+    exit code. `progress` is for the control thread.
     """
 
     def __init__(
@@ -70,9 +110,7 @@ class Driver:
         fail: Callable[[str, int], RunFailed],
         batches: BatchRecord | None = None,
     ) -> None:
-        self.attention = True
-        self.progress = Progress(complete=start.step, called_for=start.step, waits=False, said="has not called yet")
-        self.progress.digests = queues.digests
+        self.progress = ScriptProgress(start, queues)
         self.calls = CallLog(start)
         self.ended = threading.Event()  # the run is over, well or not
         self.at_end: Callable[[], object] = lambda: None  # called when no more calls are made, or the run is over
@@ -133,9 +171,8 @@ class Driver:
         """Makes the calls that were submitted, and no more; how many training steps are called for. For any thread."""
         with self._numbering:
             self._last = self._last or self._after_submitted()
-            self.progress.called_for = self._last.step
         self.at_end()
-        self.progress.over = True  # from now on it is reported
+        self.progress.calls_for(self._last.step, ends=True)  # from now on it is reported
         return self._last.step
 
     def close(self, timeout: float) -> None:
@@ -146,9 +183,8 @@ class Driver:
 
     def lack_room(self, reason: str) -> None:
         """A call cannot be put yet: `reason`. A trim makes room."""
-        if self.progress.said != _NO_ROOM:
+        if self.progress.has_no_room():
             log.warning("waiting", reason=reason)
-        self.progress.said, self.progress.waits, self.progress.wants = _NO_ROOM, False, None
         self._obey()
 
     def raise_failure(self) -> None:
@@ -183,7 +219,6 @@ class Driver:
 
     def _obey(self) -> None:
         """Carries out the broker's commands."""
-        self.attention = False
         while self._commands:
             match self._commands.popleft():
                 case Peers(workers):
@@ -202,7 +237,7 @@ class Driver:
                     raise stopped
 
     def _trim(self, step: int) -> None:
-        self.progress.complete = max(step, self.progress.complete)
+        self.progress.completed(step)
         if self._batches is not None:
             self._batches.trim(step)
         if (position := self.calls.trim(step)) is not None:
@@ -288,15 +323,15 @@ class Driver:
         calls = position.calls
         with self._numbering:
             if self._last is None:
-                progress.called_for = position.step
-        oldest = next(iter(self._open), None)
-        progress.waits, progress.since, progress.actions = oldest is not None, time(), calls
-        if oldest is None:
-            progress.said, progress.wants = f"runs its own code after call {calls - 1}", None
+                progress.calls_for(position.step)
+        if not self._open:
+            progress.does(f"runs its own code after call {calls - 1}", calls)
             return
-        number, key = oldest.call.number, oldest.missing[0]
-        progress.wants = Wait(str(key), oldest.call.position.of(key.flow), f"call {number}", number, progress.since)
-        progress.said = f"{WAITS} for {_ANSWERS[key.flow]} call {number}"
+        call, key = self._open[0].call, self._open[0].missing[0]
+        queue = str(key), call.position.of(key.flow), f"call {call.number}", call.number
+        progress.awaits(
+            f"{WAITS} for {_ANSWERS[key.flow]} call {call.number}", calls, lambda since: Wait(*queue, since)
+        )
 
     def _end(self, reason: str, code: int) -> None:
         """The run is over: what the script waits for comes no more."""

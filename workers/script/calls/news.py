@@ -51,7 +51,7 @@ def waits_for(progress: Progress, url: str) -> str:
     if time() - progress.since < PATIENCE:
         return ""
     if not progress.waits:
-        return f"the script {progress.said}"
+        return f"the script {progress.activity().said}"
     facts = ask(url, "why")
     return "the broker does not answer" if facts is None else printable_line(str(facts["text"]))
 

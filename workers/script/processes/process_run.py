@@ -248,7 +248,7 @@ class ProcessRun:
         self.batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
         driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure, self.batches)
         here = self._reachable(queues.endpoint)
-        self._control.start(assigned, here, driver, steps=None, ring=queues.ring)
+        self._control.start(assigned, here, driver.progress, steps=None, wake=queues.ring)
         driver.begin()
         stack.callback(driver.close, CLOSE_TIMEOUT)
         return driver

@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ COUNT, EPOCH = 10, 3  # samples, and steps that have them: 4, 4 and 2
 PARTS = {"model.factory": "model.py:build", "run.seed": 0}
 
 
-def _cache(folder: Path, parts: dict[str, object] = PARTS, count: int = COUNT) -> PrefixCache:
-    return PrefixCache(folder, Numbering(Order(COUNT, 4, 1, shuffle=True).rows, 2), count, dict(parts))
+def _cache(folder: Path, parts: dict[str, object] = PARTS, count: int = COUNT, **waiting: Any) -> PrefixCache:
+    return PrefixCache(folder, Numbering(Order(COUNT, 4, 1, shuffle=True).rows, 2), count, dict(parts), **waiting)
 
 
 def _samples(step: int, microbatch: int) -> Tensor:
@@ -152,8 +153,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_full_disk_is_named_at_once_and_waited_for(full: list[int], tmp_path: Path) -> None:
     told: list[ResourceFault | None] = []
     waited: list[float] = []
-    cache = _cache(tmp_path / "cache")
-    cache.note, cache.wait = told.append, waited.append
+    cache = _cache(tmp_path / "cache", note=told.append, wait=waited.append)
     full[0] = 2
     cache.keep(0, 0, torch.zeros(2, 5))
     assert len(waited) == 2

@@ -15,9 +15,10 @@ from stageline.pipeline.schedule import Action, Kind
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.disk.tensor_file import read_tensors, write_tensors
 from stageline.workers.extras.taps import tap_writer
-from stageline.workers.extras.taps.tap_writer import KEY, LIMITS, TapFailed, TapWriter
+from stageline.workers.extras.taps.tap_writer import KEY, TapFailed, TapWriter
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.worker_feature import composed
 from support.workspace import Workspace
 
 TAPS = ('taps.layers=["0", "1"]', "taps.every=2")
@@ -26,15 +27,15 @@ TAPS = ('taps.layers=["0", "1"]', "taps.every=2")
 class TappedWorker:
     """Worker 0, which has all stages, with what a test looks at."""
 
-    def __init__(self, workspace: Workspace, *sets: str, limits: dict[object, int] | None = None) -> None:
+    def __init__(self, workspace: Workspace, *sets: str) -> None:
         self.run = workspace.folder / "run"
         self.job: Job = prepare(read_plan(workspace.folder, sets=[*TAPS, *sets, "workers.0.stages=[0, 1]"]))
         self.notes: list[ResourceFault | None] = []
-        self.writer = BackgroundWriter("test", limit=1, limits=limits or LIMITS, note=self.notes.append)
+        self.writer = BackgroundWriter("test", limit=1, note=self.notes.append)
         self.executor = self.job.executor([0, 1])
-        self.taps = TapWriter(self.job, self.executor, self.run, self.writer)
-        self.taps.progress = self.progress = Progress()
-        self.carry_out = self.taps.tapping(self.executor.carry_out)
+        self.progress = Progress()
+        self.taps = TapWriter(self.job, self.executor, self.run, self.writer, self.progress)
+        self.carry_out = composed([self.taps], self.executor)
 
     def forward(self, step: int = 0, microbatch: int = 0, *, evaluates: bool = False) -> torch.Tensor:
         """Of stage 0: what goes to stage 1."""
@@ -52,7 +53,7 @@ def test_the_tapped_steps_are_written_and_no_others(workspace: Workspace) -> Non
     with worker.taps as taps:
         given = [worker.forward(step, 1) for step in range(4)]
         worker.forward(0, evaluates=True)
-        taps.flush()
+        taps.finish()
         assert worker.files() == ["about.json", "stage-0/step-0-1.safetensors", "stage-0/step-2-1.safetensors"]
         found = read_tensors(worker.run / "taps" / "stage-0" / "step-2-1.safetensors")
     assert [*found] == ["0", "1"]
@@ -65,7 +66,7 @@ def test_evaluated_batches_are_counted_from_0(workspace: Workspace) -> None:
     worker = TappedWorker(workspace, "taps.evaluation=true", "taps.every=100")
     with worker.taps as taps:
         worker.forward(1, evaluates=True)
-        taps.flush()
+        taps.finish()
         assert worker.files() == ["about.json", "stage-0/evaluation-1-0.safetensors"]
 
 
@@ -74,7 +75,7 @@ def test_the_last_stages_worker_writes_samples_and_targets(workspace: Workspace)
     with worker.taps as taps:
         last = worker.job.program.instruction(0, Action(Kind.FORWARD, 1, 2))
         worker.carry_out(last, [worker.forward(0, 2)])
-        taps.flush()
+        taps.finish()
     assert worker.files() == ["about.json", "samples/step-0-2.safetensors", "stage-0/step-0-2.safetensors"]
     known = read_tensors(worker.run / "taps" / "samples" / "step-0-2.safetensors")
     assert torch.equal(known["targets"], worker.job.feed.microbatch(0, 2).targets)
@@ -91,7 +92,7 @@ def test_a_forward_that_raises_leaves_no_file_and_no_tap(workspace: Workspace) -
     with worker.taps as taps:
         with pytest.raises(Exception, match="ValueError: bad"):
             worker.forward()
-        taps.flush()
+        taps.finish()
     assert worker.files() == ["about.json"]
     assert worker.executor.stages[0].tap is None
 
@@ -102,7 +103,7 @@ def test_drafts_that_a_killed_worker_has_left_are_removed(workspace: Workspace) 
     draft.touch()
     worker = TappedWorker(workspace)
     with worker.taps as taps:
-        taps.flush()
+        taps.finish()
     assert worker.files() == ["about.json"]
 
 
@@ -112,7 +113,7 @@ def test_a_file_that_is_written_again_has_the_same_bytes(workspace: Workspace) -
         worker = TappedWorker(workspace)
         with worker.taps as taps:
             worker.forward()
-            taps.flush()
+            taps.finish()
         contents.append((worker.run / "taps" / "stage-0" / "step-0-0.safetensors").read_bytes())
     assert contents[0] == contents[1]
 
@@ -136,7 +137,7 @@ def test_what_was_tapped_before_a_snapshot_is_on_the_disk_when_that_is(
         worker.forward()
         worker.writer.submit(lambda: found.extend(worker.files()), 0, 1)  # as a snapshot is
         gate.set()
-        taps.flush()
+        taps.finish()
     assert found == ["about.json", "stage-0/step-0-0.safetensors"]
     faults = [note for note in worker.notes if note is not None]
     file = worker.run / "taps" / "stage-0" / "step-0-0.safetensors"
@@ -149,7 +150,8 @@ def test_beyond_the_backlog_the_loop_waits_and_says_for_what(
 ) -> None:
     monkeypatch.setattr(tap_writer, "LONGEST_WRITE", 0.01)
     gate = threading.Event()
-    worker = TappedWorker(workspace, limits={KEY: 300})  # a file is 2 rows of 8 numbers, twice
+    worker = TappedWorker(workspace)
+    worker.writer.grant(KEY, 300)  # a file is 2 rows of 8 numbers, twice
     with worker.taps, closing(worker.writer):
         assert worker.writer.flush(30)
         worker.writer.submit(lambda: gate.wait(30) and None)
@@ -158,7 +160,6 @@ def test_beyond_the_backlog_the_loop_waits_and_says_for_what(
         assert worker.progress.writes == ""
         with pytest.raises(TapFailed, match=r"the disk is still busy after 0\.01 s"):
             worker.forward(2)
-        assert worker.progress.waits
         gate.set()
 
 
@@ -173,6 +174,6 @@ def test_what_cannot_be_written_ends_the_run_and_is_named(
     with worker.taps as taps:
         worker.forward()
         with pytest.raises(TapFailed, match=r"taps/stage-0/step-0-0.safetensors could not be written: .*denied"):
-            taps.flush()
+            taps.finish()
         with pytest.raises(TapFailed, match="step-0-0"):
             worker.forward(2)

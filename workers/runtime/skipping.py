@@ -16,18 +16,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 
+from stageline.pipeline.feature import Compute
 from stageline.pipeline.retry import Note, passing_fault, persist
 from stageline.pipeline.schedule import Kind
+from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
-from stageline.workers.runtime.program.instruction import Instruction
 
-from .executor import Executor
-from .losses import BadMicrobatch, ComputeFailed, Culprit
+from .executor.executor import Executor
+from .executor.losses import BadMicrobatch, ComputeFailed, Culprit
+from .job import Job
+from .program.instruction import Instruction
+from .worker_feature import WorkerFeature, WorkerPlace
 
 FOLDER = "skipped"
 MARK: Tree = {"stageline": "skip"}  # travels in an activation's place
@@ -42,14 +45,21 @@ class SkipLog:
     """The decisions of a run, a file for each: skipped/stage-1/118-5 says why. Raises `OSError`.
 
     `again`: a microbatch that is to be run in spite of what was decided, when the run is over and nothing more can be
-    decided.
+    decided. `note` takes why a decision cannot be written for now; `wait` waits so many seconds before another attempt.
     """
 
-    def __init__(self, run: Path, again: Place | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        again: Place | None = None,
+        *,
+        note: Note = lambda fault: None,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
         self.folder = run / FOLDER
         self.again = again
-        self.note: Note = lambda fault: None  # takes why a decision cannot be written for now
-        self.wait: Callable[[float], object] = time.sleep  # seconds, before it is written again
+        self._note = note
+        self._wait = wait
 
     def decided(self, stage: int) -> set[Place]:
         """What was decided so far."""
@@ -67,51 +77,62 @@ class SkipLog:
         """When this returns, the decision survives a power failure. Raises `OSError`, and what `wait` raises."""
         path = self._path(place)
         write = partial(write_file, path, f"{reason}\n".encode())
-        persist(write, f"write {path}", self.note, now=time.monotonic, wait=self.wait)
+        persist(write, f"write {path}", self._note, now=time.monotonic, wait=self._wait)
 
     def _path(self, place: Place) -> Path:
         stage, step, microbatch = place
         return self.folder / f"stage-{stage}" / f"{step}-{microbatch}"
 
 
-class SkippingExecutor(Executor):
-    """Carries out as any executor does, but for bad microbatches."""
+class Skipping(WorkerFeature):
+    """Leaves bad microbatches out of what `executor` computes, and keeps the `decisions`."""
 
-    def __init__(self, *parts: Any, decisions: SkipLog, **options: Any) -> None:
-        super().__init__(*parts, **options)
-        self.decisions = decisions
+    name = "skipping"
+
+    def __init__(self, executor: Executor, decisions: SkipLog) -> None:
+        self._executor = executor
+        self._decisions = decisions
         self._left_out: set[Place] = set()  # between its forward and its backward
         self._in_a_row: Counter[int] = Counter()  # by stage
-        self._decided = {place for stage in self.stages for place in self.decisions.decided(stage)}
+        self._decided = {place for stage in executor.stages for place in decisions.decided(stage)}
 
-    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        match instruction.action.kind:
-            case Kind.FORWARD if not instruction.evaluates:
-                return self._forward_or_skip(instruction, received)
-            case Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT if _place(instruction) in self._left_out:
-                return self._skip_backward(instruction)
-            case _:
-                return super().carry_out(instruction, received)
+    def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        def forward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            if instruction.evaluates:
+                return compute(instruction, received)
+            if MARK in received or _place(instruction) in self._decided:
+                return self._leave_out(instruction)
+            buffers = stage.buffers()
+            try:
+                result = compute(instruction, received)
+                self._demand_finite_loss(instruction)
+            except ComputeFailed as error:
+                if passing_fault(error):  # not the microbatch's
+                    raise
+                self._decide(instruction, error)
+                stage.set_buffers(buffers)
+                return self._leave_out(instruction)
+            self._in_a_row[stage.index] = 0
+            return result
 
-    def _forward_or_skip(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        if MARK in received or _place(instruction) in self._decided:
-            return self._leave_out(instruction)
-        stage = self.stages[instruction.action.stage]
-        buffers = stage.buffers()
-        try:
-            result = super().carry_out(instruction, received)
-            self._demand_finite_loss(instruction)
-        except ComputeFailed as error:
-            if passing_fault(error):  # not the microbatch's
-                raise
-            self._decide(instruction, error)
-            stage.set_buffers(buffers)
-            return self._leave_out(instruction)
-        self._in_a_row[stage.index] = 0
-        return result
+        def backward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            place = _place(instruction)
+            if place not in self._left_out:
+                return compute(instruction, received)
+            if kind != Kind.INPUT:  # its second half is to come
+                self._left_out.remove(place)
+            stage.backward(None, step=place[1], microbatch=place[2])  # drops what the forward may have stashed
+            return None
+
+        match kind:
+            case Kind.FORWARD:
+                return forward
+            case Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT:
+                return backward
+        return compute
 
     def _demand_finite_loss(self, instruction: Instruction) -> None:
-        loss = self.losses.newest if instruction.action.stage == self.last else None
+        loss = self._executor.losses.newest if instruction.action.stage == self._executor.last else None
         if loss is not None and not math.isfinite(loss.item()):
             microbatch, step = instruction.action.microbatch, instruction.step
             culprit = Culprit(step, instruction.action, loss)
@@ -119,14 +140,14 @@ class SkippingExecutor(Executor):
 
     def _decide(self, instruction: Instruction, error: ComputeFailed) -> None:
         """Raises `error` if the fault cannot be the microbatch's, or nothing can be decided any more."""
-        if self.decisions.again is not None:
+        if self._decisions.again is not None:
             raise error
         place = _place(instruction)
         self._in_a_row[place[0]] += 1
         if self._in_a_row[place[0]] == IN_A_ROW:
             raise ComputeFailed(f"{error}. {IN_A_ROW} microbatches in a row are bad", error.culprit) from error
         try:
-            self.decisions.decide(place, str(error))
+            self._decisions.decide(place, str(error))
         except OSError as problem:
             raise ComputeFailed(f"{error}. It could not be left out: {problem}", error.culprit) from error
         log.warning("a bad microbatch is left out", step=place[1], microbatch=place[2], reason=str(error))
@@ -134,18 +155,23 @@ class SkippingExecutor(Executor):
     def _leave_out(self, instruction: Instruction) -> Tree:
         stage = instruction.action.stage
         self._left_out.add(_place(instruction))
-        if stage != self.last:
+        if stage != self._executor.last:
             return MARK
-        self.losses.leave_out(instruction.action.microbatch)
+        self._executor.losses.leave_out(instruction.action.microbatch)
         return None
 
-    def _skip_backward(self, instruction: Instruction) -> Tree:
-        """Drops what the forward may have stashed. Always the same None, whether or not a forward ran."""
-        place = _place(instruction)
-        if instruction.action.kind is not Kind.INPUT:  # its second half is to come
-            self._left_out.remove(place)
-        self.stages[place[0]].backward(None, step=place[1], microbatch=place[2])
+
+def skipping(place: WorkerPlace) -> Skipping | None:
+    """Return the feature that leaves bad microbatches out, if the plan says so."""
+    if not leaves_out(place.job):
         return None
+    decisions = SkipLog(place.folder, note=place.progress.noting("skip log"), wait=place.serve)
+    return Skipping(place.executor, decisions)
+
+
+def leaves_out(job: Job) -> bool:
+    """Return True if bad microbatches are left out of the run."""
+    return job.plan.recovery.on_bad_microbatch == "skip" and not job.schedule.shares
 
 
 def _place(instruction: Instruction) -> Place:
