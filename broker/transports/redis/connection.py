@@ -17,10 +17,19 @@ from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, R
 from redis.retry import Retry
 
 from stageline.broker.errors import BrokerError
-from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
 from stageline.pipeline.addresses import masked, unclear_password
 
-from .answers import RedisAway, RedisGarbled, RedisUnfit, SizedParser
+from .answers import (
+    AnswerReader,
+    KeyReplaced,
+    RedisAway,
+    RedisGarbled,
+    RedisUnfit,
+    SizedParser,
+    is_of_wrong_type,
+    plain,
+    sound,
+)
 from .units import Chunk, Command, Unit, pack
 
 CONNECTING = 5.0  # seconds

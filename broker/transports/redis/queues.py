@@ -21,9 +21,9 @@ from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
 from stageline.broker.queues.log import LockedLog, Log
-from stageline.broker.transports.redis.connection import RedisLink
 from stageline.pipeline.addresses import masked
 
+from .connection import RedisLink
 from .entries import StepDigests, layout, prefix
 from .receiver_thread import ReceiverThread
 from .redis_thread import SharedEnds

@@ -13,13 +13,13 @@ import msgspec
 
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.delivery import Retention
-from stageline.broker.transports.redis.answers import sound
-from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.units import Command, Unit, pack
 
+from .answers import sound
+from .connection import RedisLink
 from .entries import EntryId, last_entry, read_credit, read_retention
 from .redis_thread import RedisThread, SharedEnds
 from .stream_reader import StreamReader, WholeMessage
+from .units import Command, Unit, pack
 
 BLOCK = 0.1  # seconds that the server holds an answer back when there is nothing
 BLOCK_BRIEFLY = 0.01  # the same while some queue has no room or pauses, and may be read again at any moment

@@ -13,9 +13,9 @@ from time import monotonic
 
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import Trouble
-from stageline.broker.transports.redis.connection import RedisLink
 
 from .answers import RedisAway, RedisGarbled, RedisRefusal, RedisUnfit
+from .connection import RedisLink
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
 

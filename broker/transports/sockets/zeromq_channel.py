@@ -9,9 +9,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.control.channel import LARGEST, LARGEST_UNTRUSTED, Envelope, Received
 from stageline.broker.errors import AddressUnusable
-from stageline.broker.transports.sockets.bind import listening
-from stageline.broker.transports.sockets.connection_guard import guarded
 from stageline.pipeline.addresses import masked
+
+from .bind import listening
+from .connection_guard import guarded
 
 # Taken in one turn at most, so that leases and trims are not delayed for ever; what else has come waits for the next.
 _BATCH = 1000  # messages
