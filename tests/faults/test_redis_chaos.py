@@ -15,7 +15,7 @@ import torch
 from stageline.broker.errors import Fenced
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.redis import connection as redis_connection
-from stageline.broker.transports.redis import redis_thread
+from stageline.broker.transports.redis import receiver_thread as redis_thread
 from stageline.broker.transports.redis import sender_thread as sender_module
 from stageline.broker.transports.redis.queues import RedisQueues
 from support.proxy import Proxy

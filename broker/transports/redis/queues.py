@@ -25,8 +25,7 @@ from stageline.pipeline.addresses import masked
 
 from .connection import RedisLink
 from .entries import StepDigests, layout, prefix
-from .receiver_thread import ReceiverThread
-from .redis_thread import SharedEnds
+from .receiver_thread import ReceiverThread, SharedEnds
 from .sender_thread import SenderThread
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stageline.broker.transports.redis import redis_thread, sender_thread
+from stageline.broker.transports.redis import receiver_thread as redis_thread
+from stageline.broker.transports.redis import sender_thread
 
 
 @pytest.fixture
