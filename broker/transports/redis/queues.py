@@ -5,7 +5,7 @@
                      StreamWriter <─ ReceiverThread            <── SenderThread ───── StreamReader
 
 What these two do is done by the computing thread, as far as it needs no waiting, while that puts and takes messages;
-else by threads of their own: `redis_thread.py`.
+else by threads of their own: `threads.py`.
 
 The server keeps every message until it is trimmed, and so does its producer, which adds it again if the server forgot.
 """
@@ -25,10 +25,10 @@ from stageline.pipeline.addresses import masked
 
 from .connection import RedisLink
 from .entries import StepDigests, layout, prefix
-from .receiver_thread import ReceiverThread, SharedEnds
 from .sender_thread import SenderThread
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
+from .threads import ReceiverThread, SharedEnds
 
 LINGER = 1.0  # seconds that closing waits for what is on its way out
 JOIN_TIMEOUT = 2.0  # seconds that closing waits for the threads

@@ -17,7 +17,7 @@ from stageline.broker.errors import BrokerError, QueueFull
 
 from .answers import RedisKeyTaken, RedisRefusal, RedisUnfit, sound
 from .connection import INQUIRY, RedisLink
-from .receiver_thread import RedisThread, SharedEnds
+from .threads import RedisThread, SharedEnds
 from .units import Chunk, Exchange, Unit, pack_exchanges
 
 IDLE = 1.0  # seconds between two checks whether the server still has everything

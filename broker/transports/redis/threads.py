@@ -1,8 +1,13 @@
-"""The thread that reads ahead from Redis: messages for the readers of a worker, and credit for its writers. A message
-is ready, whole and checked, before the compute loop asks for it.
+"""The thread that serves one connection of a worker to Redis, and the one of both that reads ahead.
 
-While that loop waits for messages again and again, it reads them itself, and the thread only looks whether it still
-does. It asks for them right after it has put one, so that what comes while it computes is here when it waits.
+A hand-over between threads costs more than all else that a small message needs. So the computing thread, when it puts
+or waits for a message, exchanges with the server itself, without ever waiting for an answer. The connection's thread
+does the rest: what takes time, what goes wrong, and everything while the other computes.
+
+The receiver reads messages for the readers of a worker, and credit for its writers: a message is ready, whole and
+checked, before the compute loop asks for it. While that loop waits for messages again and again, it reads them itself,
+and the receiver only looks whether it still does. The loop asks for them right after it has put one, so that what comes
+while it computes is here when it waits.
 """
 
 import threading
@@ -36,13 +41,6 @@ READ_AHEAD = 16 * 2**20  # bytes read at once, about
 MOST_ENTRIES = 256  # read at once, of all streams: an entry has 2 MiB at most, and an answer less than MOST_BYTES
 PARKED = 0.005  # seconds without a wait of the computing thread, after which this one reads ahead
 OVERDUE = 1.0  # seconds for an answer, after which the thread waits for it: the connection may be lost
-
-
-# MERGED: What serves one connection of a worker to Redis: the computing thread while it uses the queues, else a thread.
-# MERGED:
-# MERGED: A hand-over between threads costs more than all else that a small message needs, so the computing thread, when it puts
-# MERGED: or waits for a message, exchanges with the server itself, without ever waiting for an answer. The thread does what it
-# MERGED: leaves: what takes time, what goes wrong, and everything while it computes.
 
 
 @dataclass(slots=True, eq=False)
