@@ -12,8 +12,7 @@ from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWr
 from stageline.workers.disk.freed_memory import give_back_memory
 from stageline.workers.disk.offload_files import MappedFiles, ScratchFiles
 
-from .disk_wait import has_room
-from .worker_feature import WorkerFeature, WorkerPlace
+from .worker_feature import WorkerFeature, WorkerPlace, has_room
 
 
 def offload_state(plan: Plan, stages: Iterable[Stage], folder: Path, note: Note | None) -> None:
