@@ -39,7 +39,7 @@ REGISTERED = {  # the factory of each feature by its name, in the order in which
     "taps": "stageline.workers.extras.taps.tap_writer:taps",
     "stage bytes": "stageline.workers.runtime.stage_bytes:stage_bytes",
     "skipping": "stageline.workers.runtime.skipping:skipping",
-    "offload": "stageline.workers.runtime.offload:offload",
+    "offload": "stageline.workers.runtime.stage_memory:offload",
     "metrics": "stageline.workers.runtime.worker_feature:metrics",
 }
 

@@ -11,7 +11,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.offload import offload_state
+from stageline.workers.runtime.stage_memory import offload_state
 
 
 class TrialStages:
