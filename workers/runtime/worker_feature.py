@@ -37,7 +37,7 @@ REGISTERED = {  # the factory of each feature by its name, in the order in which
     "prefix cache": "stageline.workers.extras.prefix_cache.opening:prefix_cache",
     "recorder": "stageline.workers.extras.replay.recorder:recorder",
     "taps": "stageline.workers.extras.taps.tap_writer:taps",
-    "stage bytes": "stageline.workers.runtime.stage_bytes:stage_bytes",
+    "stage bytes": "stageline.workers.runtime.stage_memory:stage_bytes",
     "skipping": "stageline.workers.runtime.skipping:skipping",
     "offload": "stageline.workers.runtime.stage_memory:offload",
     "metrics": "stageline.workers.runtime.worker_feature:metrics",
