@@ -15,8 +15,7 @@ from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter
-from stageline.workers.disk.freed_memory import give_back_memory
-from stageline.workers.disk.memory import MappedFiles, ScratchFiles
+from stageline.workers.disk.memory import MappedFiles, ScratchFiles, give_back_memory
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import HeldBytes
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
