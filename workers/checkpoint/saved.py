@@ -53,26 +53,20 @@ def save_stages(
     A stage that cannot be written is lacking, and the folder has the reason if it takes that: the run need not fail
     for it. `step` steps are done; `progress` has the losses.
     """
-    with progress.writing("a snapshot is"):
-        _write(folder, plan, assigned, stages, step, progress)
-
-
-def _write(
-    folder: Path, plan: Plan, assigned: Assigned, stages: Mapping[int, Stage], step: int, progress: Progress
-) -> None:
     if not folder.is_dir():
         return
     checkpoints = SnapshotDirectory(folder / FOLDER, Origin(assigned.run, plan.digest()))
     known = {**progress.losses, **dict([progress.newest] if progress.newest else [])}
     losses = {each: loss for each, loss in known.items() if each % plan.run.log_every == 0 or each == step - 1}
-    for index, stage in stages.items():
-        of_stage = losses if index == progress.last else {}
-        try:
-            checkpoints.write(Snapshot(index, step, assigned.incarnation, stage.snapshot(), of_stage))
-        except SnapshotFailed as error:
-            with suppress(OSError):  # on a full disk, there may be no room for the reason either
-                write_file(_reason_file(folder, index), str(error).encode())
-            return
+    with progress.writing("a snapshot is"):
+        for index, stage in stages.items():
+            of_stage = losses if index == progress.last else {}
+            try:
+                checkpoints.write(Snapshot(index, step, assigned.incarnation, stage.snapshot(), of_stage))
+            except SnapshotFailed as error:
+                with suppress(OSError):  # on a full disk, there may be no room for the reason either
+                    write_file(_reason_file(folder, index), str(error).encode())
+                return
 
 
 def _reason_file(draft: Path, stage: int) -> Path:

@@ -1,15 +1,19 @@
-"""Files for what is offloaded from memory: activations of microbatches in flight, and memory that is a file's.
+"""Memory that is a file's, files for what leaves memory for a while, and memory that is freed.
 
-`ScratchFiles` keep activations for a while, and bring them back before they are needed:
+`ScratchFiles` keep activations of microbatches in flight, and bring them back before they are needed:
 
 put ─> backlog ─> writing thread ─> file ─> reading thread ─> memory
           └───── what has yet to be written is given back as it is ─────┘
 
 `MappedFiles` are the memory of weights, gradients and optimizer state, of which the system keeps in memory what fits.
 Their space on the disk is reserved before they are used, so that a full disk is an error here and not a signal later.
-
 Files have no names: a process that ends, however it does, leaves none behind. A scratch file lives as long as one of
 its parcels.
+
+By default glibc gives what is free at the top of its heap back to the system, and asks for it again for the next
+tensor; the system then fills every page with zeros, which takes several times as long as copying a message. A worker
+does the same work in every step, so it keeps what it frees (`keep_freed_memory`). Where memory is scarce, it gives
+everything large back (`give_back_memory`): an allocator that keeps it has several times what is in use.
 """
 
 import ctypes
@@ -40,14 +44,6 @@ _OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNA
 BACKLOG = 1 << 26  # bytes that wait to be written
 _FILE = 1 << 26  # bytes of a file, from which on the next one begins
 _CLOSE = 10.0  # seconds
-
-
-# MERGED: What becomes of memory that a process has freed: kept for the next step, or given back to the system.
-# MERGED:
-# MERGED: By default glibc gives what is free at the top of its heap back to the system, and asks for it again for the next
-# MERGED: tensor. The system then fills every page with zeros, one page fault each: for 16 MB that takes several times as long
-# MERGED: as copying a message of that size. A worker does the same work in every step, so it keeps what it frees. Where memory
-# MERGED: is scarce, it gives everything large back: an allocator that keeps it has several times what is in use.
 
 
 def function_of_system(name: str, *types: type) -> Callable[..., int] | None:

@@ -1,4 +1,7 @@
-"""Puts what the plan offloads into files: activations in flight, and what stages hold from step to step."""
+"""Features for the memory of stages: what the plan offloads into files, and the measure of what each stage takes.
+
+The meter measures in the first step: see `pipeline/stage/held.py`.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -68,9 +71,6 @@ def offload(place: WorkerPlace) -> Offload | None:
     """Return the feature that offloads what the plan says of the stages at `place`."""
     stages = place.executor.stages.values()
     return Offload(place) if any(place.job.plan.offloaded_of(stage.index) for stage in stages) else None
-
-
-# MERGED: Measures what each stage of a worker takes in memory, in its first step: see `pipeline/stage/held.py`.
 
 
 class StageBytesMeter(WorkerFeature):

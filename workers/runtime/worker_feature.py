@@ -212,9 +212,6 @@ def loop_of(
     )
 
 
-# MERGED: How the compute loop waits for the disk: so that reports of it name what it waits for.
-
-
 def has_room(writer: BackgroundWriter, key: Hashable, progress: Progress, what: str, longest: float) -> bool:
     """Whether `writer` has room under `key`; waits for that up to `longest` seconds. `what` continues "waits until"
     and is continued by "written"."""
