@@ -19,10 +19,9 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter
 from stageline.workers.disk.memory import MappedFiles, ScratchFiles, give_back_memory
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.progress import HeldBytes
-from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 
+from .program.instruction import Instruction
+from .progress import HeldBytes
 from .worker_feature import WorkerFeature, WorkerPlace, has_room
 
 
