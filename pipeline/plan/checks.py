@@ -1,20 +1,36 @@
 """What the keys of a plan must agree on once each is valid by itself: a table of checks, and the keys each reads."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from . import schedule_checks, stage_checks, training_checks
 from .errors import PlanError
 from .keys.models import PlanTables
-from .stage_checks import problems_of_staying
+from .refusals import refused_pairs
 
 
 def problems(plan: PlanTables, refused: Collection[str] = ()) -> list[PlanError]:
-    """Every disagreement, by its key and reason alone.
+    """Return every disagreement, by its key and reason alone.
 
-    A check that reads a key of `refused` is left out: that key has no value to check.
+    Args:
+        plan: The tables, each key valid by itself.
+        refused: Keys that have no value to check: a check that reads one of them is left out.
     """
-    sound = [check for keys, check in _CHECKS if not any(overlap(key, bad) for key in keys for bad in refused)]
-    return [problem for check in sound for problem in check(plan)]
+    found = list(refused_pairs(plan, lambda key: _is_among(key, refused)))
+    paired = {problem.key for problem in found}  # refused once
+    found += [problem for problem in _found_by(_CHECKS, plan, refused) if problem.key not in paired]
+    return found + list(_found_by(_LAST, plan, [*refused, *(problem.key for problem in found)]))
+
+
+def _found_by(
+    checks: "Iterable[tuple[Sequence[str], Check]]", plan: PlanTables, refused: Collection[str]
+) -> Iterator[PlanError]:
+    for keys, check in checks:
+        if not any(_is_among(key, refused) for key in keys):
+            yield from check(plan)
+
+
+def _is_among(key: str, refused: Collection[str]) -> bool:
+    return any(overlap(key, bad) for bad in refused)
 
 
 def overlap(one: str, other: str) -> bool:
@@ -42,88 +58,42 @@ def _recovery(plan: PlanTables) -> Iterator[PlanError]:
         )
 
 
-def _cached(plan: PlanTables) -> Iterator[PlanError]:
-    if plan.caches_prefix and plan.recovery.on_bad_microbatch == "skip":
-        yield PlanError(
-            "model.prefix_cache",
-            'with recovery.on_bad_microbatch = "skip", samples that are left out in the first epoch would have no '
-            'cached rows for later epochs; use "halt", or leave prefix_cache out',
-        )
-
-
-def _record(plan: PlanTables) -> Iterator[PlanError]:
-    if plan.recovery.record != "all":
-        return
-    if plan.queues.in_one_process:
-        yield PlanError("recovery.record", 'queues.url = "memory://" does not support it; use record = "bad"')
-    elif not plan.recovery.on:
-        yield PlanError(
-            "recovery.record",
-            "a replay begins at a snapshot, and none are written; "
-            'use recovery.restarts = 5 and snapshot_every = 20, or record = "bad"',
-        )
-
-
 Check = Callable[[PlanTables], Iterator[PlanError]]
 
 _STAGES = ("model.cut", "model.stages")
-_SCHEDULE = (
-    *("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate", "schedule.window"),
-    *("schedule.times", "schedule.file", "schedule.rows"),
-)
-
-_OF_SCRIPTS = (
-    *("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"),
-    *("lr_scheduler.every", "model.prefix_cache"),
-)
-
-_NOT_REPLICATED = (
-    *("data.source", "optimizer.clip_norm", "model.prefix_cache", "taps"),
-    *("recovery.on_bad_microbatch", "recovery.record"),
-)
-
-_STAYING = ("data.stays", "data.labels_stay", "data.targets")
-_NOT_IN_GROUPS = (
-    *("queues.url", "data.source", "schedule.mode", "schedule.name", "optimizer.ema_decay", "model.prefix_cache"),
-    *("taps", "memory", "recovery.on_bad_microbatch", "recovery.record"),
-)
-
 _IN_STEP = ("schedule.microbatches", "schedule.accumulate")
-_KEPT = ("queues.url", "recovery.restarts", "recovery.snapshot_every")
+_DATASET = tuple(f"data.{key}" for key in training_checks.WITH_DATASET)
+_ORDER = ("schedule.name", "schedule.mode", "schedule.window", "schedule.times", "schedule.file", "schedule.rows")
 
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs"), training_checks.length),
-    (_OF_SCRIPTS, training_checks.scripted),
-    (("data.source", "data.dataset", *(f"data.{key}" for key in training_checks.WITH_DATASET)), training_checks.data),
+    (("data.source", "model.metrics"), training_checks.scripted),
+    (("data.source", "data.dataset", *_DATASET), training_checks.data),
     (_STAGES, training_checks.number_of_stages),
-    (("model.balance", "model.stage_memory", "data.source", *_STAGES), training_checks.balance),
+    (("model.balance", "model.stage_memory", *_STAGES), training_checks.balance),
     (("data.batch_size", "schedule.microbatches"), training_checks.rows),
-    (("schedule.name", "schedule.mode", *_IN_STEP), training_checks.asynchronous),
-    (
-        ("schedule.name", "schedule.mode", *_IN_STEP, "model.prefix_cache", "data.source", *_STAGES),
-        schedule_checks.delayed,
-    ),
+    (("schedule.name", "schedule.mode", "schedule.microbatches"), training_checks.asynchronous),
+    (("schedule.name", "schedule.mode", "schedule.microbatches", *_STAGES), schedule_checks.delayed),
     (_IN_STEP, training_checks.accumulated),
-    (("optimizer.clip_norm", "schedule.mode"), training_checks.clipping),
-    (
-        ("evaluation", "model.metrics", "schedule.mode", "data.source", "data.dataset", "data.held_out", *_KEPT),
-        training_checks.evaluation,
-    ),
+    (("evaluation", "model.metrics", "data.dataset", "data.held_out"), training_checks.evaluation),
     (("schedule.name", "schedule.window", *_STAGES), schedule_checks.window),
     (("queues.codec", *_STAGES), _codecs),
     (("schedule.name", "schedule.times"), schedule_checks.timed),
-    (("schedule.name", "schedule.file", "schedule.rows", "data.source"), schedule_checks.listed),
-    (("schedule", "queues.url", "data.source", "workers", "stage", *_STAGES), schedule_checks.auto),
+    (("schedule.name", "schedule.file", "schedule.rows"), schedule_checks.listed),
+    (("schedule", "workers", *_STAGES), schedule_checks.auto),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
-    (("model.prefix_cache", "recovery.on_bad_microbatch"), _cached),
-    (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),
     (("workers", "stage", *_STAGES), stage_checks.owners),
-    (("workers", "stage", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), stage_checks.replicated),
-    (("workers", "stage", *_STAGES, *_NOT_IN_GROUPS), stage_checks.groups),
+    (("workers", "stage", *_STAGES, *_IN_STEP), stage_checks.replicated),
+    (("workers", "stage", *_STAGES), stage_checks.groups),
     (("workers", "model.weights"), stage_checks.weights),
-    (("workers", "stage", "memory", "queues.url"), stage_checks.offload),
-    (("workers", "stage", "memory", "queues.url", "schedule.name", "data.source"), stage_checks.limit),
     (("workers", "stage", "memory", *_STAGES), stage_checks.tight),
-    (("workers", "stage", "memory", *_STAGES, *_SCHEDULE, *_NOT_REPLICATED), schedule_checks.shape),
-    ((*_STAYING, "data.source", "model.prefix_cache", "workers", "stage", *_STAGES), problems_of_staying),
+)
+
+# Checks of what others found sound: each would refuse the same a second time.
+_LAST: tuple[tuple[tuple[str, ...], Check], ...] = (
+    (("workers", "stage", *_STAGES, *_IN_STEP, *_ORDER), schedule_checks.shape),
+    (
+        ("data.stays", "data.labels_stay", "data.targets", "data.source", "workers", "stage", *_STAGES),
+        stage_checks.problems_of_staying,
+    ),
 )

@@ -1,8 +1,17 @@
-"""What is wrong with a plan, and where, for the user who wrote it."""
+"""What is wrong with a plan, and where, for the user who wrote it.
+
+An error keeps the settings that its reason names apart from the text: a script has arguments where a plan has keys.
+
+    PlanError("schedule.window", (Setting("schedule.name", "1f1b"), " does not use it"))
+
+    in a plan        schedule.window = [1, 1]: schedule.name = "1f1b" does not use it
+    in a script      window = [1, 1]: schedule = "1f1b" does not use it
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from stageline.pipeline.addresses import all_masked
 from stageline.pipeline.errors import ExitCode, StagelineError
@@ -10,18 +19,90 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 _LONGEST = 60  # characters of a value that an error shows
 
 
+def shown(value: object) -> str:
+    """Return `value` as a plan file would write it, without passwords in addresses, shortened."""
+    text = json.dumps(all_masked(value), ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How errors name settings.
+
+    Attributes:
+        name: Returns the name of a dotted key.
+        show: Returns a value as its user would write it.
+    """
+
+    name: Callable[[str], str]
+    show: Callable[[object], str]
+
+
+IN_A_PLAN = Wording(str, shown)
+
+
+class ReasonPart(Protocol):
+    """A part of a reason that depends on the words of the user."""
+
+    def said(self, words: Wording) -> str:
+        """Return its text in `words`."""
+
+
+Reason = str | tuple["str | ReasonPart", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A dotted key of the plan, with a value if `value` is not None."""
+
+    key: str
+    value: object = None
+
+    def said(self, words: Wording) -> str:
+        name = words.name(self.key)
+        return name if self.value is None else f"{name} = {words.show(self.value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class EachOnce:
+    """Parts in a row, each text once, with `between` between two of them."""
+
+    parts: tuple[ReasonPart, ...]
+    between: str = "; "
+
+    def said(self, words: Wording) -> str:
+        return self.between.join(dict.fromkeys(part.said(words) for part in self.parts))
+
+
+def say(reason: Reason, words: Wording = IN_A_PLAN) -> str:
+    """Return `reason` as text."""
+    return reason if isinstance(reason, str) else "".join(_said(part, words) for part in reason)
+
+
+def _said(part: str | ReasonPart, words: Wording) -> str:
+    return part if isinstance(part, str) else part.said(words)
+
+
 @dataclass(frozen=True, slots=True)
 class PlanError:
-    """One thing that is wrong: `key` is dotted ("" for the file as a whole), `reason` also names what would be right.
+    """One thing that is wrong with a plan.
 
-    `where` names the place that set the key: "stageline.toml:7", "--set", "STAGELINE_RUN__SEED"; "" if no one place
-    did. `value` is the value as written, "" where the key itself is the trouble.
+    Attributes:
+        key: The dotted key; "" for the file as a whole.
+        told: What is wrong with it, and what would be right.
+        where: The place that set the key: "stageline.toml:7", "--set", "STAGELINE_RUN__SEED"; "" if no one place did.
+        value: The value as written; "" where the key itself is the trouble.
     """
 
     key: str
-    reason: str
+    told: Reason
     where: str = ""
     value: str = ""
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, as text."""
+        return say(self.told)
 
     def __str__(self) -> str:
         setting = f"{self.key} = {self.value}" if self.value else self.key
@@ -36,9 +117,3 @@ class PlanRefused(StagelineError):
     def __init__(self, errors: Sequence[PlanError]) -> None:
         super().__init__("\n".join(map(str, errors)))
         self.errors = tuple(errors)
-
-
-def shown(value: object) -> str:
-    """`value` as a plan file would write it, without passwords in addresses, shortened."""
-    text = json.dumps(all_masked(value), ensure_ascii=False, default=str)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

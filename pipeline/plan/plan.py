@@ -1,6 +1,6 @@
 """The plan as a value: what is trained, how it is cut and scheduled, and which worker owns which stage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from stageline.pipeline.schedule.ties import Ties
 
 from .checks import problems
 from .difference import counted
-from .errors import PlanError, PlanRefused, shown
+from .errors import PlanError, PlanRefused, Reason, shown
 from .keys.models import PlanTables
 from .keys.stages import MemoryPlan, StagePlan
 from .stage_checks import loose_stage_memory
@@ -85,9 +85,13 @@ class Plan(PlanTables):
         if self.model.stages not in (None, stages):
             raise PlanRefused([self._error("model.stages", f"the model has {stages} stages")])
         plan = self.with_stages(stages)
-        if wrong := [plan._error(problem.key, problem.reason) for problem in problems(plan)]:
-            raise PlanRefused(wrong)
+        plan.demand_none(problems(plan))
         return plan
+
+    def demand_none(self, found: Iterable[PlanError]) -> None:
+        """Raises `PlanRefused` if there are errors in `found`, each with the value and the place of its key."""
+        if wrong := [self._error(problem.key, problem.told) for problem in found]:
+            raise PlanRefused(wrong)
 
     def make_schedule(self, *, first_trainable: int = 0, ties: Ties = (), frozen: Sequence[int] = ()) -> Schedule:
         """The schedule that the run begins with, for a plan whose workers are named. What the model tells of its
@@ -143,7 +147,7 @@ class Plan(PlanTables):
             key = "balance" if self.model.balance == "time" else "stage_memory"
             raise PlanRefused([self._error(f"model.{key}", _MEASURED)])
 
-    def refused(self, key: str, reason: str) -> PlanRefused:
+    def refused(self, key: str, reason: Reason) -> PlanRefused:
         """The error that refuses the value of `key`, for what a plan alone does not tell."""
         return PlanRefused([self._error(key, reason)])
 
@@ -168,7 +172,7 @@ class Plan(PlanTables):
         """
         return sha256(canonical(counted(self.as_mapping())).encode()).hexdigest()
 
-    def _error(self, key: str, reason: str) -> PlanError:
+    def _error(self, key: str, reason: Reason) -> PlanError:
         value = flat(self.as_mapping()).get(key)
         return PlanError(key, reason, self._place(key), "" if value is None else shown(value))
 

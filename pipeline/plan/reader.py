@@ -25,7 +25,7 @@ from stageline.pipeline.printable import is_utf8
 from stageline.pipeline.schedule import rows_of
 
 from .checks import problems
-from .errors import PlanError, PlanRefused, shown
+from .errors import PlanError, PlanRefused, Reason, shown
 from .keys.key_types import Accepts, nearest
 from .keys.models import PlanTables, by_number, section
 from .plan import Origin, Plan
@@ -68,7 +68,7 @@ _RIVALS: dict[Key, Key] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class GivenValue:
     """One key's value as given, by whom, and where. `text` is the value as typed, None if it came as TOML."""
 
     key: Key
@@ -127,10 +127,10 @@ def _plan(
     name = str(file or "")
     path = None if file is None else file.absolute()
     folder = re.sub(r"\W+", "-", path.parent.name if path else "").strip("-")  # as far as it makes the run's name
-    default = Setting(("run", "name"), folder or "run", "default")
-    written = [Setting(_long(key, value), value, "file", place(name, lines, key)) for key, value in leaves(tables)]
+    default = GivenValue(("run", "name"), folder or "run", "default")
+    written = [GivenValue(_long(key, value), value, "file", place(name, lines, key)) for key, value in leaves(tables)]
     typed = [_from_set(argument) for argument in sets]
-    chosen = [each for each in typed if isinstance(each, Setting)]
+    chosen = [each for each in typed if isinstance(each, GivenValue)]
     errors = [*(each for each in typed if isinstance(each, PlanError)), *_almost_named(environment)]
     settings = _merged(default, written, [*_from_environment(environment), *chosen])
     if reads and path is not None:
@@ -139,7 +139,7 @@ def _plan(
     return _Given(settings, name, lines).plan(path, errors)
 
 
-def _with_rows(settings: dict[Key, Setting], folder: Path) -> tuple[dict[Key, Setting], dict[Key, PlanError]]:
+def _with_rows(settings: dict[Key, GivenValue], folder: Path) -> tuple[dict[Key, GivenValue], dict[Key, PlanError]]:
     """What `schedule.file`, from `folder` on, says is `schedule.rows`; or why it cannot be read."""
     given = settings.get(_FILE)
     if given is None or not isinstance(given.value, str):
@@ -152,19 +152,19 @@ def _with_rows(settings: dict[Key, Setting], folder: Path) -> tuple[dict[Key, Se
         return settings, {_FILE: _unread(given, f"{folder / given.value} cannot be read: {error.strerror}")}
     except ValueError as error:  # also of a name that no file can have
         return settings, {_FILE: _unread(given, f"{folder / given.value}: {error}")}
-    return {**settings, _ROWS: Setting(_ROWS, list(rows), given.origin, given.where)}, {}
+    return {**settings, _ROWS: GivenValue(_ROWS, list(rows), given.origin, given.where)}, {}
 
 
-def _unread(given: Setting, reason: str) -> PlanError:
+def _unread(given: GivenValue, reason: str) -> PlanError:
     return PlanError(dotted(given.key), reason, given.where, shown(given.value))
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
+def _from_environment(environment: Mapping[str, str]) -> Iterator[GivenValue]:
     """The settings among environment variables: STAGELINE_SECTION__KEY sets section.key, in lower case."""
     for name, text in sorted(environment.items()):
         key = tuple(name.removeprefix(PREFIX).lower().split("__"))
         if name.startswith(PREFIX) and len(key) > 1:
-            yield Setting(key, _toml(text), "environment", name, text)
+            yield GivenValue(key, _toml(text), "environment", name, text)
 
 
 def _almost_named(environment: Mapping[str, str]) -> Iterator[PlanError]:
@@ -178,21 +178,21 @@ def _joined(table: str, key: str, between: str) -> str:
     return f"{PREFIX}{table}{between}{key}".upper()
 
 
-def _from_set(argument: str) -> Setting | PlanError:
+def _from_set(argument: str) -> GivenValue | PlanError:
     """The setting that `--set section.key=value` makes, or what is wrong with the argument."""
     name, equals, text = argument.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(key):
         return PlanError(masked(argument), "write section.key=value, such as run.steps=20", "--set")
     value = _toml(text.strip())
-    return Setting(_long(key, value), value, "--set", "--set", text.strip())
+    return GivenValue(_long(key, value), value, "--set", "--set", text.strip())
 
 
 def _long(key: Key, value: object) -> Key:
     return key if isinstance(value, Mapping) else _SHORT.get(key, key)
 
 
-def _merged(default: Setting, written: Sequence[Setting], typed: Iterable[Setting]) -> dict[Key, Setting]:
+def _merged(default: GivenValue, written: Sequence[GivenValue], typed: Iterable[GivenValue]) -> dict[Key, GivenValue]:
     """What holds after the settings `written` in a file, of which none overrules another, and those `typed`, each over
     the ones before it."""
     held = {} if any(_overrules(each, default) for each in written) else {default.key: default}
@@ -203,7 +203,7 @@ def _merged(default: Setting, written: Sequence[Setting], typed: Iterable[Settin
     return held
 
 
-def _overrules(later: Setting, earlier: Setting) -> bool:
+def _overrules(later: GivenValue, earlier: GivenValue) -> bool:
     shared = min(len(later.key), len(earlier.key))
     rivals = _RIVALS.get(later.key) == earlier.key and later.origin != earlier.origin
     return rivals or later.key[:shared] == earlier.key[:shared]
@@ -226,7 +226,7 @@ def _refused(file: Path | str, reason: str) -> PlanRefused:
 class _Given:
     """The settings that hold. `name` is how errors call the plan file, "" if there is none; `lines` places its keys."""
 
-    settings: Mapping[Key, Setting]
+    settings: Mapping[Key, GivenValue]
     name: str
     lines: Mapping[Key, int]
 
@@ -246,7 +246,7 @@ class _Given:
         plan = Plan.model_construct(**dict(sound), file=file)
         values = flat(plan.as_mapping())
         disagreements = [
-            self._error(tuple(problem.key.split(".")), problem.reason, values.get(problem.key))
+            self._error(tuple(problem.key.split(".")), problem.told, values.get(problem.key))
             for problem in problems(plan, [dotted(key) for key in faults])
         ]
         if found := [*errors, *faults.values(), *disagreements]:
@@ -335,7 +335,7 @@ class _Given:
             _table_around(tables, key)[key[-1]] = next(iter(_field(key).examples or ()))
         return PlanTables.model_validate(tables)
 
-    def _error(self, key: Key, reason: str, value: object = None) -> PlanError:
+    def _error(self, key: Key, reason: Reason, value: object = None) -> PlanError:
         """`value` is None where the key itself is the trouble."""
         exactly = [self.settings[key].where] if key in self.settings else []
         inside = (setting.where for name, setting in self.settings.items() if name[: len(key)] == key)

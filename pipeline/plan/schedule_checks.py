@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from stageline.pipeline import schedule
 
-from . import stage_checks, training_checks
 from .errors import PlanError
 from .keys.models import PlanTables
 from .keys.stages import MOST_LISTED
@@ -32,18 +31,10 @@ def delayed(plan: PlanTables) -> Iterator[PlanError]:
     choice, stages = plan.schedule, plan.model.stages
     if choice.name != schedule.DELAYED:
         return
-    if plan.scripted:
-        yield PlanError("schedule.name", "a script has no asynchronous mode; use another name, or train with a plan")
-        return
     if choice.mode != "async":
         yield PlanError(
             "schedule.name",
             'its gradients are one update late; use mode = "async", or name = "1f1b"',
-        )
-    if choice.accumulate != 1:
-        yield PlanError(
-            "schedule.accumulate",
-            'name = "2bw" updates after each batch; use accumulate = 1, and larger batches with more microbatches',
         )
     if stages is not None and choice.microbatches < stages:
         yield PlanError(
@@ -51,10 +42,6 @@ def delayed(plan: PlanTables) -> Iterator[PlanError]:
             f'name = "2bw" keeps two versions of the weights, too few for {choice.microbatches} microbatches a step on '
             f"{stages} stages; use {stages} or more",
         )
-    for key in (key for key, parts in plan.offloads.items() if "weights" in parts):
-        yield PlanError(key, 'name = "2bw" keeps both versions of the weights in memory; leave out "weights"')
-    if plan.caches_prefix:
-        yield PlanError("model.prefix_cache", 'name = "2bw" does not support it; leave it out, or use name = "1f1b"')
 
 
 def timed(plan: PlanTables) -> Iterator[PlanError]:
@@ -71,10 +58,6 @@ def listed(plan: PlanTables) -> Iterator[PlanError]:
     key = "schedule.file" if choice.file is not None else "schedule.rows"
     if choice.name != schedule.LISTED and (choice.file, choice.rows) != (None, None):
         yield PlanError(key, f'name = "{choice.name}" does not use it; use name = "csv", or leave it out')
-    elif choice.name == schedule.LISTED and plan.scripted:
-        yield PlanError(
-            "schedule.name", "a script cannot use a schedule from a file; use another name, or train with a plan"
-        )
     elif choice.name == schedule.LISTED and choice.rows is None:
         needs = 'name = "csv" requires it: a row of actions for each worker, such as file = "schedule.csv"'
         unread = "it is read only for a plan that is a file itself; pass its lines as schedule.rows"
@@ -102,22 +85,6 @@ def auto(plan: PlanTables) -> Iterator[PlanError]:
             'name = "auto" requires it, since schedules hold different numbers of microbatches. Set what a worker may '
             'take for its stages, such as memory = "4GiB"',
         )
-    if choice.mode == "async":
-        yield PlanError("schedule.name", 'mode = "async" does not support "auto"; use name = "1f1b", or mode = "sync"')
-    if plan.shares:
-        yield PlanError(
-            "schedule.name",
-            'stages with replicas do not support "auto"; use another name, such as "1f1b", or leave replicas out',
-        )
-    if plan.scripted:
-        yield PlanError(
-            "schedule.name", 'a script does not support "auto"; use another name, such as "1f1b", or train with a plan'
-        )
-    if plan.queues.in_one_process:
-        yield PlanError(
-            "schedule.name",
-            'with queues.url = "memory://" one process runs all stages, so no schedule is faster; use name = "1f1b"',
-        )
     if stages * choice.in_step > MOST_SIMULATED:
         yield PlanError(
             "schedule.name",
@@ -129,28 +96,14 @@ def auto(plan: PlanTables) -> Iterator[PlanError]:
 def shape(plan: PlanTables) -> Iterator[PlanError]:
     """Whether the schedule can run on the workers, and what it computes allows the rest of the plan."""
     known = plan.model.stages is not None and any(plan.workers)
-    # What the checks above have refused already, the catalogue would refuse a second time.
-    if not known or any(
-        True
-        for check in (
-            stage_checks.replicated,
-            training_checks.asynchronous,
-            delayed,
-            training_checks.accumulated,
-            window,
-            timed,
-            listed,
-            stage_checks.owners,
-        )
-        for _ in check(plan)
-    ):
+    if not known:
         return
     wanted, name = plan.schedule, plan.schedule.begins_with
     try:
         if wrong := list(_faults_of_rows(plan)):
             yield from wrong
             return
-        made = schedule.make_schedule(
+        schedule.make_schedule(
             name,
             plan.placement,
             wanted.in_step,
@@ -162,10 +115,6 @@ def shape(plan: PlanTables) -> Iterator[PlanError]:
         )
     except schedule.ScheduleRefused as refused:
         yield PlanError("schedule.name", str(refused))
-        return
-    if made.halves_backwards:
-        yield from _recomputed_in_halves(plan)
-        yield from _grouped_in_halves(plan)
 
 
 def _faults_of_rows(plan: PlanTables) -> Iterator[PlanError]:
@@ -177,25 +126,3 @@ def _faults_of_rows(plan: PlanTables) -> Iterator[PlanError]:
     shown = found[:_SHOWN_FAULTS] + ([f"and {len(found) - _SHOWN_FAULTS} more"] if len(found) > _SHOWN_FAULTS else [])
     for fault in shown:
         yield PlanError("schedule.file" if choice.file is not None else "schedule.rows", fault)
-
-
-def _recomputed_in_halves(plan: PlanTables) -> Iterator[PlanError]:
-    given: dict[str, object] = {"memory.recompute": None if plan.memory is None else plan.memory.recompute}
-    given |= {f"stage.{name}.recompute": table.recompute for name, table in (plan.stage or {}).items()}
-    for key, wanted in given.items():
-        if wanted not in (None, "nothing"):
-            yield PlanError(
-                key,
-                f'schedule.name = "{plan.schedule.name}" splits backwards in two, and each half would recompute; '
-                f'leave it out, or use name = "1f1b"',
-            )
-
-
-def _grouped_in_halves(plan: PlanTables) -> Iterator[PlanError]:
-    for name, table in (plan.stage or {}).items():
-        if table.processes > 1:
-            yield PlanError(
-                f"stage.{name}.{stage_checks.wanted(table)}",
-                f'schedule.name = "{plan.schedule.name}" splits backwards in two, which several processes for a '
-                'stage do not support; leave it out, or use name = "1f1b"',
-            )

@@ -3,11 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from stageline.pipeline.schedule import DELAYED
-
 from .errors import PlanError
 from .keys.models import PlanTables
 from .keys.stages import MOST_MICROBATCHES
+from .traits import BALANCED, PIPEDREAM
 
 SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 
@@ -26,28 +25,11 @@ def length(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def scripted(plan: PlanTables) -> Iterator[PlanError]:
-    """What only a run with a data source of its own can have."""
-    if not plan.scripted:
-        return
-    for key in ("steps", "epochs"):
-        if getattr(plan.run, key) is not None:
-            yield PlanError(f"run.{key}", "the script decides how long it trains; leave it out")
-    if plan.caches_prefix:
-        yield PlanError(
-            "model.prefix_cache",
-            "a script's batches do not say which samples they have; leave it out, or train with a plan",
-        )
-    if plan.lr_scheduler is not None and plan.lr_scheduler.every == "epoch":
-        yield PlanError("lr_scheduler.every", "the length of a script's epochs is not known; use a number of steps")
-    if plan.schedule.mode != "sync":
-        yield PlanError("schedule.mode", 'a script trains batch by batch; use mode = "sync"')
-    if plan.recovery.record == "all":
-        yield PlanError("recovery.record", 'a replay cannot load the objects of a script; use record = "none"')
-    for name in plan.model.metrics:
-        if re.split("[:.]", name)[-1] in SCRIPT_SUMS:
+    """Yield an error for each metric of a script that has the name of a sum which every evaluation returns."""
+    for name in plan.model.metrics if plan.scripted else ():
+        if (function := re.split("[:.]", name)[-1]) in SCRIPT_SUMS:
             yield PlanError(
-                "model.metrics",
-                f"every evaluation returns {re.split('[:.]', name)[-1]} already; rename the function of {name}",
+                "model.metrics", f"every evaluation returns {function} already; rename the function of {name}"
             )
 
 
@@ -55,9 +37,6 @@ def evaluation(plan: PlanTables) -> Iterator[PlanError]:
     """Evaluation needs rows that are held out, and a best round something to compare."""
     choice = plan.evaluation
     if choice is None:
-        return
-    if plan.scripted:
-        yield PlanError("evaluation", "a script evaluates when it calls line.evaluate; leave the table out")
         return
     names = ("loss", *plan.metric_names)
     if choice.metric not in names:
@@ -69,31 +48,16 @@ def evaluation(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError("evaluation.better", f'set which {choice.metric} is better: better = "higher", or "lower"')
     if "loss" in plan.metric_names:
         yield PlanError("model.metrics", "every evaluation returns loss already; rename the function")
-    if choice.every is not None and plan.schedule.mode == "async":
-        yield PlanError(
-            "evaluation.every",
-            'mode = "async" does not support it, since its stages are never after the same step; leave it out to '
-            'evaluate after the last step, or use schedule.mode = "sync"',
-        )
     if choice.patience is not None and choice.every is None:
         yield PlanError(
             "evaluation.patience", "it requires several evaluations: add evaluation.every = 100, or leave it out"
         )
-    if choice.keep_best and (lacking := _why_best_is_not_kept(plan)):
-        yield PlanError("evaluation.keep_best", f"{lacking}, or leave it out")
+    if choice.keep_best and choice.every is None:
+        yield PlanError(
+            "evaluation.keep_best", "it requires several evaluations: add evaluation.every = 100, or leave it out"
+        )
     if plan.data.dataset is not None and plan.data.held_out is None:
         yield PlanError("data.held_out", 'there are no rows to evaluate: add held_out = "data.py:test"')
-
-
-def _why_best_is_not_kept(plan: PlanTables) -> str:
-    """What the plan lacks for it, and the way out; "" if nothing."""
-    if plan.evaluation is not None and plan.evaluation.every is None:
-        return "it requires several evaluations: add evaluation.every = 100"
-    if plan.queues.in_one_process:
-        return 'with queues.url = "memory://" no checkpoints are written: use another url'
-    if not plan.recovery.on:
-        return "no checkpoints are written: use recovery.restarts = 5 and snapshot_every = 20"
-    return ""
 
 
 def data(plan: PlanTables) -> Iterator[PlanError]:
@@ -123,14 +87,9 @@ def number_of_stages(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def balance(plan: PlanTables) -> Iterator[PlanError]:
-    """What is balanced, and within which memory, where the cut is found."""
-    model = plan.model
-    given = [key for key in ("balance", "stage_memory") if getattr(model, key) not in (None, "parameters")]
-    for key in given:
-        if plan.scripted:
-            yield PlanError(f"model.{key}", "a script has no batch to measure before the run; set model.cut")
-        elif model.cut is None and model.stages is None:
-            yield PlanError(f"model.{key}", "set the number of stages: add stages = 2")
+    """Yield an error for each key that says how to balance stages whose number is not given."""
+    for key in BALANCED.asked(plan) if plan.model.cut is None and plan.model.stages is None else ():
+        yield PlanError(key, "set the number of stages: add stages = 2")
 
 
 def rows(plan: PlanTables) -> Iterator[PlanError]:
@@ -145,30 +104,12 @@ def rows(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def asynchronous(plan: PlanTables) -> Iterator[PlanError]:
-    """What PipeDream's mode is defined for; `delayed` says what PipeDream-2BW's is."""
-    if plan.schedule.mode != "async" or plan.schedule.name == DELAYED:
-        return
-    if plan.schedule.microbatches != 1:
+    """Yield an error if PipeDream's mode is given several microbatches in a step."""
+    if PIPEDREAM.asked(plan) and plan.schedule.microbatches != 1:
         yield PlanError(
             "schedule.microbatches",
             'mode = "async" updates after every microbatch; use microbatches = 1, or name = "2bw" with as many as '
             "there are stages",
-        )
-    if plan.schedule.accumulate != 1:
-        yield PlanError("schedule.accumulate", 'mode = "async" updates after every microbatch; use accumulate = 1')
-    if plan.schedule.name not in ("1f1b", "auto"):
-        yield PlanError(
-            "schedule.name", 'mode = "async" supports only name = "1f1b" and "2bw"; use one of them, or mode = "sync"'
-        )
-
-
-def clipping(plan: PlanTables) -> Iterator[PlanError]:
-    """Gradients are clipped in synchronous mode."""
-    if plan.clips and plan.schedule.mode == "async":
-        yield PlanError(
-            "optimizer.clip_norm",
-            'mode = "async" does not support it, since its stages never have the gradients of one step at once; '
-            'leave it out, or use schedule.mode = "sync"',
         )
 
 

@@ -144,7 +144,11 @@ def test_dropout_between_split_layers_is_refused_by_plan(workspace: Workspace) -
         ((*TENSOR, *SHARD), "stage.1.shard", "keep one of the two"),
         ((*SHARD, "queues.url=memory://"), "stage.1.shard", "one process computes all stages"),
         ((*SHARD, "schedule.mode=async", "schedule.microbatches=1"), "stage.1.shard", "one version"),
-        ((*SHARD, "optimizer.ema_decay=0.9"), "stage.1.shard", "optimizer.ema_decay does not support split weights"),
+        (
+            (*SHARD, "optimizer.ema_decay=0.9"),
+            "stage.1.shard",
+            "ema_decay = 0.9 does not support split weights",
+        ),
         (
             (*SHARD, "recovery.on_bad_microbatch=skip"),
             "stage.1.shard",

@@ -190,11 +190,11 @@ def test_a_stage_may_offload_something_else_than_all() -> None:
 
 def test_what_cannot_be_offloaded_is_refused_by_name() -> None:
     wanted = 'memory.offload=["activations"]'
-    with pytest.raises(PlanRefused, match=r'memory.offload = \["activations"\]: worker 1 computes on cuda:0'):
+    with pytest.raises(PlanRefused, match=r'memory.offload = \["activations"\]: workers.1.device = "cuda:0"'):
         read_plan(EXAMPLES / "mlp", sets=[wanted, "model.stages=2", *_workers("cpu", "cuda:0")])
     with pytest.raises(PlanRefused, match=r'memory.offload = .*queues.url = "memory://" does not support it'):
         read_plan(EXAMPLES / "mlp", sets=[wanted, "queues.url=memory://"])
-    with pytest.raises(PlanRefused, match=r'stage.1.offload = \["optimizer"\]: worker 1 computes on cuda:0'):
+    with pytest.raises(PlanRefused, match=r'stage.1.offload = \["optimizer"\]: workers.1.device = "cuda:0"'):
         read_plan(
             EXAMPLES / "mlp", sets=['stage.1.offload=["optimizer"]', "model.stages=2", *_workers("cpu", "cuda:0")]
         )

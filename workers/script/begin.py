@@ -11,6 +11,7 @@ from stageline.pipeline.model.patterns import demand_matched, demand_recomputabl
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.stage_layout import layouts_of
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.refusals import refused_inline
 from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layers.layer import BatchCheck
 from stageline.pipeline.tree import Tree
@@ -67,19 +68,12 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
     schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
     if options.workers == "inline":
-        _demand_no_files(plan)
+        plan.demand_none(refused_inline(plan))
         return weights, check, InlineRun(segments, schedule, names, options, plan)
     if remote is not None:
         return weights, check, _begin_remotely(plan, schedule, names, remote, resume)
     with registered(model, options):
         return weights, check, _begin_here(plan, schedule, names, segments, options, resume)
-
-
-def _demand_no_files(plan: Plan) -> None:
-    """Raises `PlanRefused` for what inline workers cannot have."""
-    skips = ["recovery.on_bad_microbatch"] if plan.recovery.on_bad_microbatch == "skip" else []
-    for key in (*plan.offloads, *skips):
-        raise plan.refused(key, "inline workers have no files; leave out workers, or this setting")
 
 
 def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int) -> None:

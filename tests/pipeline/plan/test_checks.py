@@ -143,7 +143,7 @@ NOT_STAYING = [
             "stage": {"0": {"replicas": 2}},
         },
         "stage.0.replicas",
-        "stage 0 stays at one worker (data.stays); leave the table out",
+        "the stage stays at one worker (data.stays); leave the table out",
     ),
     (
         {**SCRIPTED, "data__stays": [0]},
@@ -159,6 +159,8 @@ NOT_STAYING = [
     ),
 ]
 
+
+TWO = {"schedule__microbatches": 2}
 
 NOT_FOR_SCRIPTS = [
     ({"run__steps": 3}, "run.steps", "the script decides how long it trains; leave it out"),
@@ -176,7 +178,11 @@ NOT_FOR_SCRIPTS = [
         "model.metrics",
         "every evaluation returns loss already; rename the function",
     ),
-    ({"schedule__name": "2bw"}, "schedule.name", "a script has no asynchronous mode; use another name, or train with"),
+    (
+        {"schedule__name": "2bw", **TWO},
+        "schedule.name",
+        "a script has no asynchronous mode; use another",
+    ),
 ]
 
 

@@ -42,11 +42,11 @@ def test_a_unit_in_other_letters_is_recognized_and_not_guessed(given: str, meant
     [
         (("queues.url=memory://",), "memory.limit", "all workers share one process"),
         (("schedule.name=auto", "schedule.memory=1GiB"), "memory.limit", "may change how many microbatches are in f"),
-        (("stage.1.shard=2",), "memory.limit", "stage 1 is computed by several processes"),
+        (("stage.1.shard=2",), "memory.limit", "stage.1.shard = 2: several processes compute the stage"),
         (
             ("model.stages=2", "workers.0.stages=[0]", "workers.1.stages=[1]", "workers.1.device=cuda:0"),
             "memory.limit",
-            "worker 1 computes on cuda:0",
+            'workers.1.device = "cuda:0", and a limit supports only the CPU',
         ),
     ],
 )

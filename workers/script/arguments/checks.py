@@ -172,8 +172,6 @@ def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
         yield 'settings["model.trainable"]: the script needs it too. Pass trainable = [...] instead'
     if "model.accept_difference" in options.settings:
         yield 'settings["model.accept_difference"]: the script needs it too. Pass accept_difference=True instead'
-    if inline and (options.taps is not None or any(key.startswith("taps.") for key in options.settings)):
-        yield "taps: an inline line has no folder to store them in; leave out workers, to compute in processes"
     if "optimizer.ema_decay" in options.settings:
         yield 'settings["optimizer.ema_decay"]: the script needs it too. Pass ema_decay = ... instead'
     yield from _uncallable(options)

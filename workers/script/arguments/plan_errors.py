@@ -82,7 +82,7 @@ def _of_argument(error: PlanError) -> PlanError:
     reason = error.reason if error.key else _with_every_argument(error.reason)
     if error.key.startswith("schedule."):
         reason = reason.replace('name = "', 'schedule = "')
-    return replace(error, key=key, reason=reason)
+    return replace(error, key=key, told=reason)
 
 
 def _with_every_argument(reason: str) -> str:
