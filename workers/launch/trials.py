@@ -33,11 +33,11 @@ from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
 from stageline.workers.extras.preflight.transcript import agrees, repeats
-from stageline.workers.extras.preflight.trial_log import TrialLog
 from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,
     MeasuredCut,
     MeasuredLayers,
+    TrialLog,
     TrialRefusal,
     TriedPlan,
 )
