@@ -11,12 +11,12 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.data.memory import Order
+from stageline.pipeline.data.source import called
 from stageline.pipeline.errors import DataError
 
 from .parts import Target, split_parts
 from .readers import Readers
 from .samples import Collate, Sampling, generators_kept, length_of, one_thread, seed_generators
-from .user_code import called
 
 _END = object()  # of the samples
 
@@ -186,16 +186,16 @@ class StreamLoader:
     def _begin(self, epoch: int) -> Iterator[Any]:
         with generators_kept(), one_thread():
             seed_generators(f"{self._seed}/epoch {epoch}")
-            found: Iterator[Any] = called(partial(iter, self._dataset), "iter() of the dataset failed")
+            found: Iterator[Any] = called(partial(iter, self._dataset), "iter() of the dataset")
             return found
 
     def _sample(self, iterator: Iterator[Any], epoch: int, place: int) -> Any:
         with generators_kept(), one_thread():
             seed_generators(f"{self._seed}/epoch {epoch}/sample {place}")
-            return called(partial(next, iterator, _END), f"sample {place} of epoch {epoch} failed")
+            return called(partial(next, iterator, _END), f"sample {place} of epoch {epoch}")
 
     def _batch(self, step: int, samples: list[Any]) -> Batch:
         with generators_kept(), one_thread():
             seed_generators(f"{self._seed}/step {step}/collate")
-            made = called(partial(self._collate, samples), f"the samples of step {step} make no batch")
+            made = called(partial(self._collate, samples), f"the samples of step {step}", "make no batch")
             return split_parts(made, self._target)
