@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import count, repeat
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -73,8 +73,7 @@ class Loader(AbstractContextManager["Loader"]):
         self._held_out: Loader | None = None
         if held_out is not None:
             same = {"collate_fn": collate_fn, "num_workers": num_workers, "target": target}
-            self._held_out = Loader(held_out, batch_size, seed, shuffle=False, **same)  # type: ignore[arg-type]
-            self._held_out._epochs = repeat(0)
+            self._held_out = _HeldOut(held_out, batch_size, seed, shuffle=False, **same)  # type: ignore[arg-type]
 
     @property
     def order(self) -> Order:
@@ -122,6 +121,13 @@ class Loader(AbstractContextManager["Loader"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _HeldOut(Loader):
+    """A loader of which every loop walks epoch 0."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.batch, range(self.steps_per_epoch))
 
 
 class StreamLoader:
