@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         StageError,
         StagelineError,
     )
+    from stageline.pipeline.feature import Feature, FeatureFailed, FeatureRefused
     from stageline.pipeline.model.families.layers import Layer, Layers
     from stageline.pipeline.model.traced.traced_layers import traced
     from stageline.pipeline.plan import Plan, PlanRefused, read_plan
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from stageline.workers.checkpoint.saved import NotSaved
     from stageline.workers.checkpoint.weights import load_weights
     from stageline.workers.errors import LineClosed, RunFailed
-    from stageline.workers.extras.audit.defences import AddNoise, ClipRows, EqualNormGradients
+    from stageline.workers.extras.audit.crossing import AddNoise, ClipRows, EqualNormGradients
     from stageline.workers.extras.drawing import draw_svg, draw_text
     from stageline.workers.extras.exchange.load import load
     from stageline.workers.extras.exchange.stored_weights import WeightsUnusable
@@ -59,6 +60,9 @@ __all__ = [
     "Costs",
     "DataError",
     "EqualNormGradients",
+    "Feature",
+    "FeatureFailed",
+    "FeatureRefused",
     "Fitted",
     "GradientMismatch",
     "Layer",
@@ -127,6 +131,7 @@ _MODULES = {  # where each name is defined
         "StageError",
         "StagelineError",
     ),
+    "stageline.pipeline.feature": ("Feature", "FeatureFailed", "FeatureRefused"),
     "stageline.pipeline.model.families.layers": (
         "Layer",
         "Layers",
@@ -157,7 +162,7 @@ _MODULES = {  # where each name is defined
         "LineClosed",
         "RunFailed",
     ),
-    "stageline.workers.extras.audit.defences": (
+    "stageline.workers.extras.audit.crossing": (
         "AddNoise",
         "ClipRows",
         "EqualNormGradients",

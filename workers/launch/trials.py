@@ -24,7 +24,7 @@ from typing import TextIO, cast
 from msgspec.structs import replace
 
 from stageline.broker.control.messages import Exited
-from stageline.broker.ledger.member import describe_exit
+from stageline.broker.ledger.losses import describe_exit
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.layer_costs import LayerRanges
 from stageline.pipeline.plan import Plan
@@ -33,11 +33,11 @@ from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
 from stageline.workers.extras.preflight.transcript import agrees, repeats
-from stageline.workers.extras.preflight.trial_log import TrialLog
 from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,
     MeasuredCut,
     MeasuredLayers,
+    TrialLog,
     TrialRefusal,
     TriedPlan,
 )
