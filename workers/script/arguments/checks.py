@@ -15,6 +15,7 @@ import torch
 from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, broker_schemes, fault, host_of, masked, transport_of
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.tree import Tree, tensors
 
@@ -94,6 +95,14 @@ def _are_patterns(value: object) -> bool:
     )
 
 
+def _are_features(value: object) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and _is_list(value)
+        and all(isinstance(each, Feature) or callable(each) for each in value)
+    )
+
+
 def _is_recompute(value: object) -> bool:
     return value is None or isinstance(value, str) or _are_patterns(value)
 
@@ -133,6 +142,7 @@ _KINDS: tuple[tuple[str, Accepts, str], ...] = (
     ("folder", lambda value: _is_path(value) and value != "", "the path of a folder"),
     ("broker", _optional(lambda value: isinstance(value, str)), 'an address such as "tcp://0.0.0.0:7000"'),
     ("progress", _optional(lambda value: isinstance(value, bool)), "True, False or None"),
+    ("features", _are_features, "a list of features or of functions that make them, such as [GradientNoise()]"),
     ("metrics", _is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
     (
         "settings",

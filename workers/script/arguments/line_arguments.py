@@ -13,7 +13,7 @@ from stageline.pipeline.stage.scalar_loss import Loss
 from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 from stageline.pipeline.stage.update.update import LrSchedulerFactory
 
-from .script_plan import LineOptions, Metric, Model, Workers
+from .script_plan import FeatureMaker, LineOptions, Metric, Model, Workers
 
 
 class LineArguments(TypedDict, total=False):
@@ -47,6 +47,7 @@ class LineArguments(TypedDict, total=False):
     progress: bool | None
     weights: str | Path | None
     trainable: Sequence[str] | None
+    features: Sequence[FeatureMaker]
     taps: Sequence[str] | None
     accept_difference: bool
 

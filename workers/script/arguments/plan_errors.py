@@ -17,6 +17,7 @@ _ROWS, _MICROBATCHES = "data.batch_size", "schedule.microbatches"
 _ARGUMENTS = {
     "broker.url": "broker",
     _ROWS: "microbatches",
+    "features": "features",
     "memory.recompute": "recompute",
     "model.accept_difference": "accept_difference",
     "model.autocast": "autocast",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.cut import make_segments
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.object_names import OBJECTS
@@ -30,6 +31,7 @@ from stageline.pipeline.stage.update.update import LrSchedulerFactory
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]
+FeatureMaker = Feature | Callable[[], Feature]
 Workers = Literal["processes", "inline"]
 
 
@@ -63,6 +65,7 @@ class LineOptions:
     settings: Mapping[str, object] = field(default_factory=dict)  # other keys of the plan: "recovery.lease"
     broker: str | None = None  # where workers on other machines find the broker; None: there are none
     trainable: Sequence[str] | None = None  # patterns of names; None: what requires a gradient
+    features: Sequence[FeatureMaker] = ()  # the outermost first
     taps: Sequence[str] | None = None  # patterns of names of layers; None: nothing is stored
     weights: str | Path | None = None  # where workers read their weights from; None: the model has them
     accept_difference: bool = False  # whether a traced model may compute something other than its forward
@@ -120,6 +123,7 @@ def registered(model: Model, options: LineOptions) -> Iterator[None]:
         "optimizer": options.optimizer,
         "lr_scheduler": options.lr_scheduler,
         **options.named_metrics,
+        **{f"feature_{place}": each for place, each in enumerate(options.features)},
     }
     OBJECTS.update(objects)
     try:
@@ -129,7 +133,7 @@ def registered(model: Model, options: LineOptions) -> Iterator[None]:
             OBJECTS.pop(name, None)
 
 
-def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str, object]] | None = None) -> Plan:
+def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] | None = None) -> Plan:
     """The plan of a run of `stages` stages that a script drives; with `remote`, these keys are as given there. Raises
     `PlanRefused`."""
     placement = options.placement or [(stage,) for stage in range(stages)]
@@ -154,6 +158,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         "optimizer": {"factory": "script:optimizer"},
         "workers": workers,
     }
+    if options.features:
+        tables["features"] = [f"script:feature_{place}" for place in range(len(options.features))]
     if options.weights is not None:  # another machine has a path of its own
         tables["model"]["weights"] = str(Path(options.weights).absolute())
     if options.trainable is not None:
@@ -178,7 +184,7 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
     if options.lr_scheduler is not None:
         tables["lr_scheduler"] = {"factory": "script:lr_scheduler", "every": options.lr_every}
     for table, keys in (remote or {}).items():
-        tables[table] = {**tables.get(table, {}), **keys}
+        tables[table] = {**tables.get(table, {}), **keys} if isinstance(keys, Mapping) else keys
     sets = [f"{key}={_as_toml(value)}" for key, value in options.settings.items()]
     return from_mapping(tables, sets=sets).resolved(stages)
 
