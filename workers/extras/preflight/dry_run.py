@@ -34,7 +34,7 @@ from stageline.pipeline.stage.held import (
     trained_parameters,
 )
 from stageline.pipeline.stage.layers.file_memory import LEAST
-from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.layers.memory import own_copy
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor.losses import ComputeFailed
@@ -173,7 +173,7 @@ class _DryRun:
         return self._stages[index].stages[index]
 
     def _first_forward(self, index: int, received: Sequence[Tree]) -> Tree:
-        self._received.append([map_tensors(_own, tree) for tree in received] if self._stages.come_and_go else [])
+        self._received.append([map_tensors(own_copy, tree) for tree in received] if self._stages.come_and_go else [])
         stage = self._stage(index)
         self._gave_weights(stage, "as model.factory made it")
         saved = SavedBytes(stage)
@@ -282,14 +282,7 @@ class _DryRun:
         return result
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy, since a stage may write to what it is given."""
-    return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
-
-
-def _message(
-    job: Job, instruction: Instruction, payload: Tree, before: Mapping[int, torch.Tensor]
-) -> dict[str, Carried]:
+def _message(job: Job, instruction: Instruction, payload: Tree, before: Mapping[int, torch.Tensor]) -> dict[str, Carried]:
     """`before`: what the stage had received, by its address."""
     if not instruction.gives:
         return {}
