@@ -1,7 +1,7 @@
 """Loss and metrics of a run's model."""
 
 from stageline.workers.extras.exchange.load import RunModel
-from stageline.workers.script.arguments.script_plan import Workers
+from stageline.workers.script.arguments.arguments import Workers
 
 from .forward_run import ForwardRun, Measured, Tell
 from .held_out import Wanted, batches_of, loss_of, metrics_of, plan_with

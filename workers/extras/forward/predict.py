@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stageline.workers.extras.exchange.load import RunModel
-from stageline.workers.script.arguments.script_plan import Workers
+from stageline.workers.script.arguments.arguments import Workers
 
 from .forward_run import ForwardRun, Tell
 from .input_file import Inputs
