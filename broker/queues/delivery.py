@@ -110,6 +110,10 @@ class Sender:
         """Messages from `number` on must be sent again, those that are still retained."""
         self.sent = max(min(self.sent, number), self.log.first)
 
+    def lose_route(self) -> None:
+        """The consumer cannot be reached until its next credit."""
+        self.route = None
+
     def due(self) -> int | None:
         """The number of the message to send now, None if there is none; `mark_sent` moves on."""
         log = self.log
@@ -246,6 +250,10 @@ class Receiver:
         """The next message was lost. It is reported once; the transport repeats the report while it does not come."""
         if self.missing != self.next:
             self.lose()
+
+    def report(self) -> None:
+        """The producer should get a new credit now."""
+        self.must_report = True
 
     def lose(self) -> None:
         """What was sent from the next message on is lost: report it, also if it was reported before."""

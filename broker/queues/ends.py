@@ -14,6 +14,7 @@ serves all its queues, because it may be waiting for one of their consumers.
 """
 
 import os
+import select
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stageline.broker.codec.message import TO_SCRIPT, Message
 from stageline.broker.control.messages import StepDigest
@@ -213,13 +214,8 @@ class LinkedQueues(QueueEnds):
         """A link to the producers at `endpoint`."""
 
     @abstractmethod
-    def _poll(self, until: float) -> bool:
-        """Waits until something arrives, a request is to be repeated, or the time `until`, and takes in what has
-        arrived. True if `ring` was called."""
-
-    @abstractmethod
-    def _close_links(self) -> None:
-        """Called once."""
+    def _ready(self, watched: dict[Any, int], seconds: float) -> Collection[Any]:
+        """Return the handles of `watched`, which gives the events to wait for, that are ready within `seconds`."""
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         """Takes each of these queues from the producer at its endpoint, from now on. Raises `ForeignMessage` for an
@@ -250,7 +246,9 @@ class LinkedQueues(QueueEnds):
         """Waits a second at most for what is on its way out."""
         if not self._closed:
             self._closed = True
-            self._close_links()
+            for link in self._links.values():
+                link.close()
+            self.outbound_link.close()
             self._wakeup.close()
             super().close()
 
@@ -285,6 +283,27 @@ class LinkedQueues(QueueEnds):
             found = look()
             if found is not None or rung or monotonic() >= until:
                 return found
+
+    def _poll(self, until: float) -> bool:
+        """Wait until something arrives, a request is to be repeated, or the time `until`, and take in what has arrived.
+        Returns True if `ring` was called."""
+        self._send_requests()
+        now, links, fd = monotonic(), self._links.values(), self._wakeup.fd
+        arriving = {link.handle: link for link in links if link.handle is not None}
+        watched = {handle: link.events for handle, link in arriving.items()}
+        watched |= {fd: select.POLLIN, **self.outbound_link.watched(now)}
+        due = min([until, self.outbound_link.due(now), *[link.due for link in links]])
+        ready = self._ready(watched, due - now)
+        now = monotonic()
+        for handle in ready:
+            if handle in arriving:
+                arriving[handle].receive(now)  # only one, so that it can be taken at once; the next turn has the rest
+        if any(handle != fd and handle not in arriving for handle in ready):
+            self.outbound_link.serve()
+        if fd not in ready:
+            return False
+        self._wakeup.silence()
+        return True
 
     def _sleep(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
         return self.wait_for(lambda: link.pop(receiver), timeout)

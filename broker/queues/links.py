@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from time import monotonic
+from typing import Any
 
 import structlog
 
@@ -60,6 +61,18 @@ class OutboundLink(ABC):
     @abstractmethod
     def serve(self) -> None:
         """Takes in what requests have arrived, and sends everything that is due."""
+
+    @abstractmethod
+    def watched(self, now: float) -> dict[Any, int]:
+        """Return the handles to poll, each with the events that make it time to `serve`."""
+
+    def due(self, now: float) -> float:
+        """Return when to look at `watched` again though nothing has happened."""
+        return inf
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections."""
 
     @abstractmethod
     def _send_message(self, route: bytes, frames: Sequence[Frame]) -> bool:
@@ -135,7 +148,7 @@ class OutboundLink(ABC):
         try:
             return sender.route is not None and self._send_message(sender.route, sender.frames(number))
         except RouteGone:
-            sender.route = None
+            sender.lose_route()
             return False
 
     def _refuse(self, route: bytes, frame: bytes, reason: str) -> None:
@@ -187,6 +200,16 @@ class InboundLink(ABC):
     @abstractmethod
     def send_requests(self, now: float) -> None:
         """Sends the requests that are due, as far as there is a connection."""
+
+    @property
+    @abstractmethod
+    def handle(self) -> Any:
+        """The handle to poll for arrivals, hashable; None without a connection."""
+
+    @property
+    @abstractmethod
+    def events(self) -> int:
+        """The events to poll `handle` for."""
 
     @property
     @abstractmethod

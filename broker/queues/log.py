@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import msgspec
 from torch import Tensor
@@ -110,6 +111,11 @@ class _RetainedMessage(msgspec.Struct):
     frames: list[Frame]
     seal: Seal | None
     slot: Slot | None = None
+
+    def move_to(self, spill: Spill) -> None:
+        """Write the frames to the disk. Raises `QueueFull`."""
+        self.slot = spill.write(self.frames)
+        self.frames, self.seal = [], None
 
 
 class Log:
@@ -265,8 +271,7 @@ class Log:
     def _spill(self, number: int, kept: _RetainedMessage) -> None:
         if kept.seal is not None and kept.seal.is_broken:
             raise self._overwritten(number)
-        kept.slot = self._budget.spill.write(kept.frames)
-        kept.frames, kept.seal = [], None
+        kept.move_to(self._budget.spill)
 
     def _header(self, number: int) -> Header:
         slot = self._kept[number].slot
@@ -304,3 +309,28 @@ class Log:
             f"a tensor of {self.name(number)} was written to in place after it was put, and its message may be "
             "needed again as it was: let the stage's output be a tensor of its own (.clone() it)"
         )
+
+
+class LockedLog:
+    """The log of a producer's end that several threads use: each method holds `lock`."""
+
+    def __init__(self, log: Log, lock: AbstractContextManager[object]) -> None:
+        self.key = log.key
+        self._log = log
+        self._lock = lock
+
+    def trim(self, step: int) -> None:
+        with self._lock:
+            self._log.trim(step)
+
+    def empty(self, step: int, rest: Tree = None) -> None:
+        with self._lock:
+            self._log.empty(step, rest)
+
+    def checksums(self, step: int) -> tuple[int, ...]:
+        with self._lock:
+            return self._log.checksums(step)
+
+    def peek(self, limit: int) -> list[Message]:
+        with self._lock:
+            return self._log.peek(limit)

@@ -8,11 +8,10 @@ from time import monotonic
 
 from stageline.broker.codec.message import Message, decode
 from stageline.broker.errors import QueueClosed
-from stageline.pipeline.tree import Tree
 
 from .base import Depth, QueueKey
 from .delivery import Retention
-from .log import UNLIMITED, Log, RetentionBudget
+from .log import UNLIMITED, LockedLog, Log, RetentionBudget
 
 
 class MemoryQueues:
@@ -48,17 +47,16 @@ class MemoryQueues:
             queue.close()
 
 
-class MemoryQueue:
+class MemoryQueue(LockedLog):
     """Both ends of one queue."""
 
     def __init__(self, log: Log, microbatches: int, window: int) -> None:
-        self.key = log.key
-        self._log = log
+        self._changed = threading.Condition()
+        super().__init__(log, self._changed)
         self._window = window
         self._per_step = log.key.per_step(microbatches)
         self._next = 0
         self._closed = False
-        self._changed = threading.Condition()
 
     def put(self, message: Message) -> None:
         with self._changed:
@@ -70,26 +68,10 @@ class MemoryQueue:
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or number < self._next + self._window, timeout)
 
-    def trim(self, step: int) -> None:
-        with self._changed:
-            self._log.trim(step)
-
-    def empty(self, step: int, rest: Tree = None) -> None:
-        with self._changed:
-            self._log.empty(step, rest)
-
-    def checksums(self, step: int) -> tuple[int, ...]:
-        with self._changed:
-            return self._log.checksums(step)
-
     def depth(self) -> Depth:
         with self._changed:
             ready = max(0, self._log.end - max(self._next, self._log.first))
             return Depth(ready, 0, len(self._log), self._log.bytes, self._log.oldest(monotonic()))
-
-    def peek(self, limit: int) -> list[Message]:
-        with self._changed:
-            return self._log.peek(limit)
 
     def take(self, timeout: float) -> Message | None:
         with self._changed:

@@ -135,7 +135,8 @@ class Requester:
 
     def introduce(self) -> None:
         """There is a new producer, or a new connection to it: it gets a request at once."""
-        self.receiver.must_report = self._ask = True
+        self.receiver.report()
+        self._ask = True
         self._pause = FIRST_PAUSE
 
     def rewind(self, number: int) -> None:

@@ -27,6 +27,18 @@ class _Segment:
     size: int = 0
     needed: int = 0  # messages
 
+    def append(self, frames: Sequence[Frame], sizes: tuple[int, ...]) -> "Slot":
+        """Write a message behind the last one. Raises `OSError`, and then counts nothing."""
+        slot = Slot(self, self.size, sizes)
+        _write_all(self.file, self.size, frames)
+        self.size += sum(sizes)
+        self.needed += 1
+        return slot
+
+    def forget(self) -> None:
+        """Count one message less that is needed."""
+        self.needed -= 1
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -55,16 +67,12 @@ class Spill:
         if self.bytes + sum(sizes) > self._limit:
             raise QueueFull(f"{self.bytes} of {self._limit} bytes on the disk are used")
         try:
-            segment = self._open_segment()
-            slot = Slot(segment, segment.size, sizes)
-            _write_all(segment.file, segment.size, frames)
+            slot = self._open_segment().append(frames, sizes)
         except OSError as error:
             self._cut_off()
             self._close_unneeded()
             folder = self._folder or tempfile.gettempdir()
             raise QueueFull(f"the disk takes no more in {folder}: {error.strerror}") from error
-        segment.size += sum(sizes)
-        segment.needed += 1
         self.bytes += sum(sizes)
         return slot
 
@@ -76,7 +84,7 @@ class Spill:
 
     def forget(self, slot: Slot) -> None:
         """The message is not needed any more."""
-        slot.segment.needed -= 1
+        slot.segment.forget()
         self.bytes -= sum(slot.sizes)
         self._close_unneeded()
 

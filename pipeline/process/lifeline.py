@@ -65,6 +65,10 @@ class LifelineOwner:
         self.end, self._mine = os.pipe()
         _owned.add(self)
 
+    def let_begin(self) -> None:
+        """Write the one byte for which a process that was just forked waits."""
+        os.write(self._mine, b".")
+
     def close(self) -> None:
         for fd in (self.end, self._mine):
             if fd != NONE:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stageline.workers.checkpoint.saved import NotSaved
     from stageline.workers.checkpoint.weights import load_weights
     from stageline.workers.errors import LineClosed, RunFailed
-    from stageline.workers.extras.audit.defences import AddNoise, ClipRows, EqualNormGradients
+    from stageline.workers.extras.audit.crossing import AddNoise, ClipRows, EqualNormGradients
     from stageline.workers.extras.drawing import draw_svg, draw_text
     from stageline.workers.extras.exchange.load import load
     from stageline.workers.extras.exchange.stored_weights import WeightsUnusable
@@ -157,7 +157,7 @@ _MODULES = {  # where each name is defined
         "LineClosed",
         "RunFailed",
     ),
-    "stageline.workers.extras.audit.defences": (
+    "stageline.workers.extras.audit.crossing": (
         "AddNoise",
         "ClipRows",
         "EqualNormGradients",

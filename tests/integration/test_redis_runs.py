@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from stageline.broker.codec.message import decode, encode
-from stageline.broker.transports.redis.entries import additions
 from support.fork_server import ForkServer
 from support.redis_server import RedisServer
 from support.whole_run import WholeRun, expected, plan_in
@@ -235,8 +234,8 @@ def replaced(client: redis.Redis, run: str, queue: str) -> bool:
         unit.delete(key)
         for entry_id, fields in entries[:-1]:
             unit.xadd(key, fields, entry_id)
-        (addition,) = additions(key, int(entries[-1][0].partition(b"-")[0]), encode(other), 0, create=True)
-        unit.execute_command(*map(bytes, addition))
+        header, tensor = map(bytes, encode(other))
+        unit.xadd(key, {b"t": 0, b"d": tensor, b"h": header}, entries[-1][0])
         unit.execute()
         return True
     return False

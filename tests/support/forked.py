@@ -39,7 +39,7 @@ FILES = 3  # that come with a request: where the answer goes, and stdout and std
 
 
 class ForkedChild:
-    """A `SpawnedProcess` that a supervisor forks. `prepare` is called in it first."""
+    """A `Child` that a supervisor forks. `prepare` is called in it first."""
 
     def __init__(self, arguments: Sequence[str], log: TextIO, prepare: Callable[[], None] = lambda: None) -> None:
         self.returncode: int | None = None

@@ -1,7 +1,7 @@
 """The template process: imports what takes long, then forks commands on request.
 
-`launch/template.py` starts it with an interpreter of its own, `launch/forked_template.py` as a fork of a script, which
-has the script's model and functions.
+`launch/template.py` starts it with an interpreter of its own, or as a fork of a script, which has the script's model
+and functions.
 """
 
 import os

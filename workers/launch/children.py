@@ -16,7 +16,7 @@ import msgspec
 from stageline.broker.control.records import RunLength
 from stageline.pipeline.code_lines import CodeLine
 from stageline.pipeline.process import last_line
-from stageline.pipeline.process.fork import Spawn, SpawnedProcess
+from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.runs.result import Facts
 
@@ -75,8 +75,8 @@ class Children:
         self.local = local
         self._kill_now = kill_now
         self._logs: dict[str, tuple[TextIO, int]] = {}  # by name, with where the present process's part begins
-        self.broker: SpawnedProcess | None = None
-        self.workers: dict[str, SpawnedProcess] = {}
+        self.broker: Child | None = None
+        self.workers: dict[str, Child] = {}
         self.indexes: dict[str, int] = {}  # of each worker in the plan; a spare has none until the broker assigns it
         self._spares = 0  # started so far
 
@@ -139,7 +139,7 @@ class Children:
         self.workers[name] = self._start(name, "worker", *self.local.plan, *role, *options)
         return name
 
-    def _start(self, name: str, *arguments: str) -> SpawnedProcess:
+    def _start(self, name: str, *arguments: str) -> Child:
         if name in self._logs:
             self._logs[name][0].close()
         log = (self.local.folder / f"{name}.log").open("a")
@@ -147,7 +147,7 @@ class Children:
         return self.local.spawn(arguments, log)
 
 
-def _end(processes: Sequence[SpawnedProcess], kill_now: Callable[[], bool]) -> None:
+def _end(processes: Sequence[Child], kill_now: Callable[[], bool]) -> None:
     """Waits for `processes` to exit, then sends SIGTERM, then SIGKILL; does not wait when `kill_now()` is true."""
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         left = [process for process in processes if process.poll() is None]
@@ -181,7 +181,7 @@ class Hangs:
         self._asked: set[int] = set()  # the pids of those that were asked where they are
         self._why: dict[int, str] = {}  # by pid: why a worker was killed, if the broker does not know
 
-    def has_joined(self, process: SpawnedProcess) -> bool:
+    def has_joined(self, process: Child) -> bool:
         return process.pid in self._joined
 
     def look(self, facts: Facts, started: Mapping[str, float], now: float) -> None:
@@ -210,7 +210,7 @@ class Hangs:
             elif since > LOST_TIMEOUT:
                 process.send_signal(signal.SIGKILL)
 
-    def detail(self, name: str, process: SpawnedProcess) -> str:
+    def detail(self, name: str, process: Child) -> str:
         """What is known of the end of a process that returned no result, continuing a sentence about it."""
         line = self._children.last_code_line(name) if process.result is None else None
         return ", ".join(part for part in (self._why.get(process.pid, ""), f"in {line}" if line else "") if part)

@@ -22,7 +22,7 @@ from time import monotonic
 from typing import TextIO
 
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.process.fork import wait_for_end
+from stageline.pipeline.process.child import Child
 
 IMPORT = "import"  # the first word of a request for no process: the template is to import the modules that follow
 _LENGTH = 4  # bytes that say how long a request is
@@ -32,28 +32,28 @@ NOT_FORKED = b"not forked\n"
 
 @dataclass(frozen=True, slots=True)
 class CommandToRun:
-    """What a process that was forked has to do: run `arguments`, and report its result to `report`, a descriptor."""
+    """The task of a process that was forked: run `arguments`, and report its result to `report`, a descriptor."""
 
     arguments: list[str]
     report: int
     pid: int
 
     def finish(self, code: int) -> None:
-        """Reports the exit code that the command has returned; in this process, not in one that its code has forked."""
+        """Report the exit code that the command has returned; in this process, not in one that its code has forked."""
         if os.getpid() == self.pid:
             with suppress(OSError):  # the process that asked for it is gone
                 os.write(self.report, b"result %d\n" % code)
 
 
 def send_request(requests: socket.socket, arguments: Sequence[str], log: int, report: int) -> None:
-    """Asks for a process. Raises OSError if the template is gone."""
+    """Ask for a process. Raises OSError if the template is gone."""
     text = json.dumps(list(arguments)).encode()
     socket.send_fds(requests, [len(text).to_bytes(_LENGTH, "big")], [log, report])
     requests.sendall(text)
 
 
 def parse_report(report: bytes) -> tuple[int | None, int | None]:
-    """What a process has reported so far: its pid, and the result of its command."""
+    """Return what a process has reported so far: its pid, and the result of its command."""
     found: dict[bytes, int] = {}
     for line in report.splitlines(keepends=True):
         word, _, number = line.partition(b" ")
@@ -65,7 +65,7 @@ def parse_report(report: bytes) -> tuple[int | None, int | None]:
 def fork_on_request(
     requests: socket.socket, import_modules: Callable[[Sequence[str]], None] = lambda names: None
 ) -> CommandToRun | None:
-    """Forks a process for each request: returns in that process what it has to do, and None in this one at the end.
+    """Fork a process for each request: return in that process what it has to do, and None in this one at the end.
 
     This process must have no threads: a fork would lack them, and what they hold would stay locked.
     """
@@ -86,13 +86,13 @@ def fork_on_request(
 
 
 def _share_memory() -> None:
-    """With what is forked: a collection there would copy the memory of all that is here."""
+    """Share memory with forks: a collection there would copy all that is here."""
     gc.collect()
     gc.freeze()
 
 
 def _receive(requests: socket.socket) -> tuple[list[str], int, int] | None:
-    """None once the other side is gone."""
+    """Return the next request, None once the other side is gone."""
     with suppress(ConnectionError):
         start, files, _, _ = socket.recv_fds(requests, _LENGTH, _FILES)
         if len(start) == _LENGTH and len(files) == _FILES:
@@ -106,7 +106,7 @@ def _receive(requests: socket.socket) -> tuple[list[str], int, int] | None:
 
 
 def _fork_orphan(log: int, report: int) -> bool:
-    """Whether this is the new process. If there can be none, its log says why."""
+    """Return True in the new process. If there can be none, its log says why."""
     try:
         between = os.fork()
     except OSError as error:
@@ -133,7 +133,7 @@ def _tell_failure(error: OSError, log: int, report: int) -> None:
 
 
 def _become_own_process(arguments: Sequence[str], log: int, report: int) -> None:
-    """Ends at once if this process is not wanted any more."""
+    """Begin a session with streams of its own; end at once if this process is not wanted any more."""
     os.setsid()
     try:
         os.write(report, b"pid %d\n" % os.getpid())
@@ -153,43 +153,30 @@ START_TIMEOUT = 120.0  # seconds for a template to import torch and to fork; aft
 ATTEMPTS = 3  # requests for one process, if templates end before they fork it
 
 
-class ForkedProcess:
-    """A `SpawnedProcess`. `ask` sends the request with the pipe for its report, or raises OSError; `give_up` ends a
-    template that hangs, and returns why templates end; `log` is told if the process cannot be started."""
+class ForkedProcess(Child):
+    """A process that a template forks: asked for at once, known once it has started, and its result.
+
+    Args:
+        ask: Sends the request with the pipe for its report, or raises OSError.
+        give_up: Ends a template that hangs, and returns why templates end.
+        log: File that says why the process could not be started.
+    """
 
     def __init__(self, ask: Callable[[int], None], give_up: Callable[[], str], log: TextIO) -> None:
-        self.pid = 0
-        self.returncode: int | None = None
-        self.result: int | None = None
+        super().__init__()
         self._ask = ask
         self._give_up = give_up
         self._log = log
         self._attempts = 0
         self._request()
 
-    def poll(self) -> int | None:
-        if self.returncode is None and not self.pid:
-            self._look_for_start()
-        if self.returncode is None and self.pid:
-            self._look_for_end()
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Raises `subprocess.TimeoutExpired`; `timeout` in seconds."""
-        return wait_for_end(self.poll, timeout)
-
-    def send_signal(self, sig: int) -> None:
-        """A process that has not started yet will not."""
-        if self.poll() is not None:
-            return
-        if self.pid:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, sig)
+    def send_signal(self, number: int) -> None:
+        """Send it, unless the process has ended; one that has not started yet will not."""
+        if self.poll() is None and not self.pid:
+            os.close(self._pipe)
+            self.returncode = -number
         else:
-            self._end(-sig)
-
-    def kill(self) -> None:
-        self.send_signal(9)
+            super().send_signal(number)
 
     def _request(self) -> None:
         self._attempts += 1
@@ -200,43 +187,50 @@ class ForkedProcess:
             self._ask(theirs)
         os.close(theirs)
 
-    def _look_for_start(self) -> None:
+    def _look(self) -> int | None:
+        code = None if self.pid else self._look_for_start()
+        if self.pid:
+            code = self._look_for_end()
+        if code is not None:
+            os.close(self._pipe)
+        return code
+
+    def _look_for_start(self) -> int | None:
+        """Learn its pid, or return the exit code of a process that cannot be started."""
         over = self._read()
         self.pid = parse_report(self._reported)[0] or 0
         if self.pid:
-            return
+            return None
         if self._reported == NOT_FORKED:
-            self._end(ExitCode.FAILED)
-        elif over and self._attempts < ATTEMPTS:
-            os.close(self._pipe)
-            self._request()
-        elif over:
+            return int(ExitCode.FAILED)
+        if over and self._attempts == ATTEMPTS:
             reason = f"the process that forks it ended {ATTEMPTS} times: {self._give_up()}"
             print(f"stageline: not started: {reason}", file=self._log, flush=True)
-            self._end(ExitCode.FAILED)
+            return int(ExitCode.FAILED)
+        if over:
+            os.close(self._pipe)
+            self._request()
         elif monotonic() - self._asked > START_TIMEOUT:
             self._asked = monotonic()
             self._give_up()
+        return None
 
-    def _look_for_end(self) -> None:
-        """Where no process can adopt another's, the exit status of one that reports no result is unknown."""
+    def _look_for_end(self) -> int | None:
+        """Return its exit status; where no process can adopt another's, that of one without a result is unknown."""
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             ended, code = bool(pid), os.waitstatus_to_exitcode(status)
         except ChildProcessError:
             ended, code = not _runs(self.pid), None
-        if ended:
-            end_group(self.pid)
-            self._read()
-            self.result = parse_report(self._reported)[1]
-            self._end(next(each for each in (code, self.result, ExitCode.FAILED) if each is not None))
-
-    def _end(self, code: int) -> None:
-        os.close(self._pipe)
-        self.returncode = int(code)
+        if not ended:
+            return None
+        end_group(self.pid)
+        self._read()
+        self.result = parse_report(self._reported)[1]
+        return next(int(each) for each in (code, self.result, ExitCode.FAILED) if each is not None)
 
     def _read(self) -> bool:
-        """Reads what has been reported; whether no more can come."""
+        """Read the report so far; return True if no more can come."""
         with suppress(BlockingIOError):
             while data := os.read(self._pipe, 4096):
                 self._reported += data
@@ -245,7 +239,7 @@ class ForkedProcess:
 
 
 def end_group(leader: int) -> None:
-    """Ends what a process that has just ended has left: processes that the user's code has forked."""
+    """End processes that the user's code has forked in a process that has just ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 

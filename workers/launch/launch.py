@@ -16,7 +16,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
-from stageline.pipeline.process.fork import Spawn
+from stageline.pipeline.process.child import Spawn
 from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed

@@ -18,7 +18,7 @@ from time import monotonic, sleep
 from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process import last_line
-from stageline.pipeline.process.fork import SpawnedProcess
+from stageline.pipeline.process.child import Child
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs.folder import read_control_secret
@@ -224,7 +224,7 @@ class Supervisor:
         process = self._children.workers[name]
         return self._restartable(process) and monotonic() - self._exited[name] >= _pause(process, restarts)
 
-    def _restartable(self, process: SpawnedProcess) -> bool:
+    def _restartable(self, process: Child) -> bool:
         """Whether a worker that has exited is restarted: not if that would only repeat itself. While the run lasts, a
         broker that was not found comes back."""
         final = process.result in _FINAL
@@ -299,7 +299,7 @@ class Supervisor:
             return line
         return f"{line}. The broker has ended {self._broker_restarts} times in a row, so it is not started again"
 
-    def _worker_failure(self, name: str, process: SpawnedProcess) -> LaunchOutcome:
+    def _worker_failure(self, name: str, process: Child) -> LaunchOutcome:
         reason = f"{_label(name)} has exited: {self._children.last_log_line(name)}"
         if process.result is None:
             what = ", ".join(
@@ -317,7 +317,7 @@ def _label(name: str) -> str:
     return name.replace("-", " ")
 
 
-def _pause(process: SpawnedProcess, restarts: int) -> float:
+def _pause(process: Child, restarts: int) -> float:
     """Seconds before a worker is started again. One that is done has left because the run is over: the next status says
     so."""
     if process.result == ExitCode.OK:

@@ -14,23 +14,20 @@ If the template is killed, running processes go on, and `train` starts another.
 import ast
 import ctypes
 import os
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.process.fork import Fork
+from stageline.pipeline.process.child import Child, Fork, Interpreter
 from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
 
@@ -39,20 +36,9 @@ from .forking import IMPORT, ForkedProcess, send_request
 REST = 5.0  # seconds between two templates that end by themselves
 EXIT_TIMEOUT = 2.0  # seconds for the template to exit at the end
 PROGRAM = "stageline.workers.cli.template"  # the module that it runs
+SAFE = frozenset({"numpy", "scipy", "sklearn"})  # libraries that start no thread which a fork would lack
+_LOG = 2  # stderr of this process, which a fork of it that is a template writes to as well
 _SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl(2)
-
-
-class TemplateProcess(Protocol):
-    """As `subprocess.Popen` has it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def kill(self) -> None: ...
 
 
 class Template(AbstractContextManager["Template"]):
@@ -65,47 +51,41 @@ class Template(AbstractContextManager["Template"]):
         self._was_subreaper = _become_subreaper(True)
         self._lifeline = LifelineOwner()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on leaving the context
-        self._folder: OwnedFolder | None = None
         self._running: _Running | None = None
         self._started = float("-inf")
         self._libraries: Sequence[str] = ()
+        self._folder = OwnedFolder()
+        self.sockets = self._folder.path
 
     def __call__(self, arguments: Sequence[str], log: TextIO) -> ForkedProcess:
         ask = partial(self._ask, [*arguments, "--lifeline", str(self._lifeline.end)], log)
         return ForkedProcess(ask, self._give_up, log)
 
     def __exit__(self, *_: object) -> None:
-        """The processes that were forked have ended."""
-        with self._errors, self._folder or nullcontext():
+        """Comes once the processes that were forked have ended."""
+        with self._errors, self._folder:
             self._lifeline.close()
-            if self._folder is not None:
-                self._folder.leave()
+            self._folder.leave()
             if self._running is not None:
                 self._running.end()
         _become_subreaper(self._was_subreaper)
 
     def abandon(self) -> None:
-        """Ends the template process at once, for a process that ends at once itself; what was forked ends by itself."""
+        """End the template process at once, for a process that ends at once itself; its forks end by themselves."""
         if self._running is not None:
-            self._running.kill()
-        if self._folder is not None:
-            self._folder.__exit__()
+            self._running.process.kill()
+        self._folder.__exit__()
 
     def warm(self) -> None:
-        """Starts the template process, unless it runs, so that the next request need not wait for it."""
-        if (self._running is None or self._running.ended) and monotonic() - self._started >= REST:
+        """Start the template process, unless it runs, so that the next request need not wait for it."""
+        if not self.gone and not self._runs and monotonic() - self._started >= REST:
             self._start()
 
     def preload(self, libraries: Sequence[str]) -> None:
-        """Modules that the template process imports before it forks from now on; those that it lacks it leaves out."""
+        """Have the template process import modules before it forks from now on; those that it lacks it leaves out."""
         self._libraries = libraries
-        if self._running is not None and not self._running.ended:
-            self._ask_for_libraries(self._running)
-
-    @property
-    def sockets(self) -> Path:
-        self._folder = self._folder or OwnedFolder()
-        return self._folder.path
+        if self._running is not None and self._runs:
+            self._running.preload(libraries)
 
     @property
     def gone(self) -> str:
@@ -114,46 +94,43 @@ class Template(AbstractContextManager["Template"]):
 
     @property
     def pid(self) -> int:
-        """Of the template process; 0 if there is none."""
+        """The pid of the template process; 0 if there is none."""
         return self._running.process.pid if self._running is not None else 0
 
+    @property
+    def _runs(self) -> bool:
+        return self._running is not None and self._running.process.poll() is None
+
     def _ask(self, arguments: Sequence[str], log: TextIO, report: int) -> None:
-        """Raises OSError if there is no template, or it is gone."""
-        running = self._start() if self._running is None or self._running.ended else self._running
-        running.asked = True
-        send_request(running.requests, arguments, log.fileno(), report)
+        """Request a process. Raises OSError if there is no template, or it is gone."""
+        running = self._running if self._running is not None and self._runs else self._start()
+        running.ask(arguments, log.fileno(), report)
 
     def _give_up(self) -> str:
-        """Ends a template that has not forked in time; returns the last line that one has written."""
+        """End a template that has not forked in time; return why none can be started, or the last line of one."""
         if self._running is not None:
             self._running.process.kill()
         self._errors.seek(0)
-        return "".join(self._errors.read().decode(errors="replace").strip().splitlines()[-1:])
+        return self.gone or "".join(self._errors.read().decode(errors="replace").strip().splitlines()[-1:])
 
     def _start(self) -> "_Running":
         if self._running is not None:
             self._running.end()
         self._started = monotonic()
-        self._folder = self._folder or OwnedFolder()
         requests, theirs = socket.socketpair()
         with theirs:
             passed = theirs.fileno(), self._lifeline.end, self._folder.lock
-            process = self._execute([*map(str, passed), str(self._folder.path)], passed)
+            process = self._execute([*map(str, passed), str(self.sockets)], passed)
         self._running = _Running(process, requests)
-        self._ask_for_libraries(self._running)
+        self._running.preload(self._libraries)
         return self._running
 
-    def _ask_for_libraries(self, running: "_Running") -> None:
-        if self._libraries:
-            with suppress(OSError), open(os.devnull) as nothing:  # if it is gone, another is started
-                send_request(running.requests, [IMPORT, *self._libraries], nothing.fileno(), nothing.fileno())
-
-    def _execute(self, arguments: Sequence[str], passed: Sequence[int]) -> TemplateProcess:
-        """Starts a process that runs `PROGRAM` with `arguments`, and has the open descriptors `passed`."""
-        return subprocess.Popen(  # noqa: S603  # our own module
-            [sys.executable, "-P", "-m", PROGRAM, *arguments],
-            pass_fds=passed,
-            stdin=subprocess.DEVNULL,
+    def _execute(self, arguments: Sequence[str], passed: Sequence[int]) -> Child:
+        """Start a process that runs `PROGRAM` with `arguments`, and has the open descriptors `passed`."""
+        return Interpreter(
+            PROGRAM,
+            arguments,
+            passed,
             stdout=self._errors,
             stderr=self._errors,
             start_new_session=True,
@@ -161,53 +138,12 @@ class Template(AbstractContextManager["Template"]):
         )
 
 
-@dataclass(slots=True)
-class _Running:
-    """A template process, and the socket for requests to it."""
-
-    process: TemplateProcess
-    requests: socket.socket
-    asked: bool = False
-
-    @property
-    def ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def kill(self) -> None:
-        """For signal handlers too: without the lock that `subprocess` may hold."""
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.process.pid, signal.SIGKILL)
-            os.waitpid(self.process.pid, 0)
-
-    def end(self) -> None:
-        """It removes the sockets before it ends; one that has forked nothing may still be importing torch."""
-        self.requests.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_TIMEOUT if self.asked else 0.0)
-        self.process.kill()
-        self.process.wait()
-
-
-def _become_subreaper(on: bool) -> bool:
-    """Whether descendants that lose their parent become children of this process, so that their exit status is known;
-    returns what held before. Linux alone knows this."""
-    if not sys.platform.startswith("linux"):
-        return False
-    prctl, before = ctypes.CDLL(None).prctl, ctypes.c_int()
-    prctl(_GET_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    prctl(_SET_SUBREAPER, int(on), 0, 0, 0)
-    return bool(before.value)
-
-
-_LOG = 2  # stderr of this process, which its template writes to as well
-
-
 class ForkedTemplate(Template):
-    """Forks with the first request, or by `warm`, which comes before this process starts a thread."""
+    """A template process that is a fork of this one: its forks have this process's objects, such as a script's model.
 
-    def warm(self) -> None:
-        if self._running is None:
-            self._start()
+    It is forked once, with the first request, or by `warm`, which comes before this process starts a thread. If it is
+    killed, the processes that it forked go on, but none can be started in place of another.
+    """
 
     @property
     def gone(self) -> str:
@@ -216,40 +152,70 @@ class ForkedTemplate(Template):
         how = describe_status(status)
         return f"the process that has the script's model and functions (pid {self.pid}) {how}, and no other has them"
 
-    def _ask(self, arguments: Sequence[str], log: TextIO, report: int) -> None:
+    def _start(self) -> "_Running":
         if self.gone:
             raise ProcessLookupError(self.gone)
-        super()._ask(arguments, log, report)
+        return super()._start()
 
-    def _execute(self, arguments: Sequence[str], passed: Sequence[int]) -> Fork:
-        return Fork(partial(_serve, arguments), _LOG, passed)
-
-    def _give_up(self) -> str:
-        super()._give_up()
-        return self.gone
+    def _execute(self, arguments: Sequence[str], passed: Sequence[int]) -> Child:
+        return Fork(lambda: int(import_module(PROGRAM).main(arguments)), _LOG, passed)
 
 
-def _serve(arguments: Sequence[str]) -> int:
-    code: int = import_module(PROGRAM).main(arguments)
-    return code
+class _Running:
+    """A template process, and the socket for requests to it."""
+
+    def __init__(self, process: Child, requests: socket.socket) -> None:
+        self.process = process
+        self._requests = requests
+        self._asked = False
+
+    def ask(self, arguments: Sequence[str], log: int, report: int) -> None:
+        """Request a process. Raises OSError if the template is gone."""
+        self._asked = True
+        send_request(self._requests, arguments, log, report)
+
+    def preload(self, libraries: Sequence[str]) -> None:
+        """Request imports; if the template is gone, another is started, and asked."""
+        if libraries:
+            with suppress(OSError), open(os.devnull) as nothing:
+                send_request(self._requests, [IMPORT, *libraries], nothing.fileno(), nothing.fileno())
+
+    def end(self) -> None:
+        """End it: it removes the sockets before, and one that has forked nothing may still be importing torch."""
+        self._requests.close()
+        self.process.end(EXIT_TIMEOUT if self._asked else 0.0)
 
 
-SAFE = frozenset({"numpy", "scipy", "sklearn"})  # they start no thread of their own that a fork would lack
+def _become_subreaper(on: bool) -> bool:
+    """Make descendants that lose their parent children of this process, so that their exit status is known, or do not.
+
+    Returns True if they were before. Linux alone knows this.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    prctl, before = ctypes.CDLL(None).prctl, ctypes.c_int()
+    prctl(_GET_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    prctl(_SET_SUBREAPER, int(on), 0, 0, 0)
+    return bool(before.value)
 
 
 def libraries_of(plan: Plan) -> list[str]:
-    """The names of modules of `SAFE` libraries, each once. A file that cannot be read names none: the trial tells."""
+    """Return the modules of `SAFE` libraries that the plan's files import first, each once."""
     folder = plan.file.parent if plan.file else Path()
     references = (plan.model.factory, plan.data.source, plan.data.dataset)
     files = dict.fromkeys(folder / each.rpartition(":")[0] for each in references if each and ".py:" in each)
-    return list(dict.fromkeys(name for file in files for name in imported_first(_text(file)) if _top(name) in SAFE))
+    names = dict.fromkeys(name for file in files for name in imported_first(file))
+    return [name for name in names if name.partition(".")[0] in SAFE]
 
 
-def imported_first(text: str) -> Iterator[str]:
-    """The modules that a file imports before its first statement of another kind."""
+def imported_first(file: Path) -> Iterator[str]:
+    """Yield the modules that a file imports before its first statement of another kind.
+
+    A file that cannot be read, or is no Python, names none: the trial tells.
+    """
     try:
-        statements = ast.parse(text).body
-    except (SyntaxError, ValueError):
+        statements = ast.parse(file.read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, ValueError):
         return
     for statement in statements:
         match statement:
@@ -261,14 +227,3 @@ def imported_first(text: str) -> Iterator[str]:
                 continue
             case _:
                 return
-
-
-def _top(module: str) -> str:
-    return module.partition(".")[0]
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""

@@ -29,15 +29,15 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.layer_costs import LayerRanges
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
-from stageline.pipeline.process.fork import Spawn, SpawnedProcess
+from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
 from stageline.workers.extras.preflight.transcript import agrees, repeats
-from stageline.workers.extras.preflight.trial_log import TrialLog
 from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,
     MeasuredCut,
     MeasuredLayers,
+    TrialLog,
     TrialRefusal,
     TriedPlan,
 )
@@ -171,7 +171,7 @@ class _TrialProcess:
         self._log = TrialLog(mark, self._read, self._print)
         self._began: float | None = None  # when its process started
         own = ("--mark", mark, "--bound", str(bound))
-        self._process: SpawnedProcess = spawn(["trial", *arguments, *own], self._file)
+        self._process: Child = spawn(["trial", *arguments, *own], self._file)
 
     def __enter__(self) -> "_TrialProcess":
         return self

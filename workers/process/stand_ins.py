@@ -8,17 +8,17 @@ checkpoint on. Its weights are those of the other replica at that step, so the s
 """
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from subprocess import TimeoutExpired
 from typing import Any, Self
 
 import structlog
 
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process.child import Interpreter
 from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.control.client import BrokerUnreachable, Client
@@ -67,7 +67,7 @@ class StandIns:
         self._broker = broker
         self._command = command
         self._folder = os.getcwd()  # the user's code may change it
-        self._started: dict[int, subprocess.Popen[bytes]] = {}
+        self._started: dict[int, Interpreter] = {}
         self._lifeline = LifelineOwner()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stand-ins", daemon=True)
@@ -82,7 +82,7 @@ class StandIns:
         if kind is not None:  # the run goes on, and has yet to be told that this worker leaves
             self._lifeline.close()
         for process in self._started.values():
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(TimeoutExpired):
                 process.wait(LEFT)
         self._lifeline.close()
 
@@ -104,10 +104,6 @@ class StandIns:
     def _start(self, place: int) -> None:
         log.warning("taking the place of a lost replica", worker=place)
         name = f"worker-{place}-at-{self._mine}"[:LONGEST_NAME]
-        place_options = ("--index", str(place), "--name", name, "--standing-in", "--lifeline", str(self._lifeline.end))
-        self._started[place] = subprocess.Popen(  # noqa: S603  # our own command
-            [sys.executable, "-P", "-m", "stageline", *self._command, *place_options],
-            pass_fds=[self._lifeline.end],
-            stdin=subprocess.DEVNULL,
-            cwd=self._folder,
-        )
+        end = self._lifeline.end
+        place_options = ("--index", str(place), "--name", name, "--standing-in", "--lifeline", str(end))
+        self._started[place] = Interpreter("stageline", [*self._command, *place_options], [end], cwd=self._folder)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.model.cut import with_stored_weights
 from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, groups_of, tapped_layers
-from stageline.pipeline.model.segment import Segment
-from stageline.pipeline.model.stage_layout import layouts_of
+from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.refusals import refused_inline
 from stageline.pipeline.schedule import Placement, Schedule

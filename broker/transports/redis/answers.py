@@ -34,7 +34,7 @@ from redis.exceptions import (
 
 from stageline.broker.errors import BrokerError
 
-from .units import Unit, UnwaitingSocket
+from .units import Chunk, Unit, UnwaitingSocket
 
 READ = 2**18  # bytes received at once
 
@@ -92,11 +92,11 @@ class AnswerReader:
         """As `wait`, if all answers are here. If not, does not wait: None."""
         return self._outcomes(units) if self._read(units, self._read_more) else None
 
-    def write(self, packed: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+    def write(self, packed: Sequence[Chunk]) -> Sequence[Chunk]:
         """Sends what the system takes without waiting. What is left. Raises `OSError` if the connection breaks."""
         if self._socket is None:
             raise ConnectionError("the connection was closed")
-        rest: Sequence[bytes | memoryview] = self._unwaiting.write(packed)
+        rest: Sequence[Chunk] = self._unwaiting.write(packed)
         return rest
 
     def _read(self, units: Sequence[Unit], more: Callable[[], int | None]) -> bool:

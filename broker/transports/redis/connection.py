@@ -21,7 +21,7 @@ from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced,
 from stageline.pipeline.addresses import masked, unclear_password
 
 from .answers import RedisAway, RedisGarbled, RedisUnfit, SizedParser
-from .units import Command, Unit, pack
+from .units import Chunk, Command, Unit, pack
 
 CONNECTING = 5.0  # seconds
 SILENCE = 10.0  # seconds without a byte, in or out, after which a connection counts as lost
@@ -56,7 +56,7 @@ class RedisLink:
         self.send(pack(units))
         return self.receive(units)
 
-    def send(self, packed: Sequence[bytes | memoryview]) -> None:
+    def send(self, packed: Sequence[Chunk]) -> None:
         """Sends what `pack` made of some units; `receive` waits for the answers. Raises as `exchange` does."""
         if not self.is_fit:
             self._send(pack([INQUIRY]))
@@ -74,12 +74,12 @@ class RedisLink:
         """As `receive`, if all answers are here. If not, does not wait: None."""
         return self._explained(self._take_now, units)
 
-    def send_now(self, packed: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+    def send_now(self, packed: Sequence[Chunk]) -> Sequence[Chunk]:
         """Sends what the system takes without waiting, while `is_fit`. What is left, for `send_rest`. Raises as
         `exchange` does."""
         return self._explained(self._answers.write, packed)
 
-    def send_rest(self, packed: Sequence[bytes | memoryview]) -> None:
+    def send_rest(self, packed: Sequence[Chunk]) -> None:
         """Sends what `send_now` has left. Raises as `exchange` does."""
         self._check_unbroken()
         if packed:
@@ -109,10 +109,10 @@ class RedisLink:
         self._answers.close()
         self._connection.disconnect()
 
-    def _send(self, packed: Sequence[bytes | memoryview]) -> None:
+    def _send(self, packed: Sequence[Chunk]) -> None:
         self._explained(self._write, packed)
 
-    def _write(self, packed: Sequence[bytes | memoryview]) -> None:
+    def _write(self, packed: Sequence[Chunk]) -> None:
         if not self._answers.is_open:
             self._connection.connect()
             self._answers.open(self._connection)

@@ -86,24 +86,6 @@ def layout(run: str, microbatches: int) -> tuple[bytes, bytes]:
     return f"{prefix(run)}layout".encode(), b"%d %d" % (LAYOUT, microbatches)
 
 
-def additions(
-    key: bytes, number: int, frames: Sequence[Frame], milliseconds: int, *, create: bool = False
-) -> list[Command]:
-    """The commands that add message `number` to a stream. To one that does not exist, they add nothing, unless they
-    may `create` it."""
-    commands = []
-    existing = () if create else (b"NOMKSTREAM",)
-    parts = _parts(frames[1:])
-    for place, pieces in enumerate(parts, start=1):
-        fields: list[bytes | memoryview] = [b"t", b"%d" % milliseconds]
-        for piece in pieces:
-            fields += [b"d", piece]
-        if place == len(parts):
-            fields += [b"h", frames[0]]
-        commands.append((b"XADD", key, *existing, bytes(EntryId(number, place)), *fields))
-    return commands
-
-
 def last_entry(key: bytes, number: int | None = None) -> Command:
     """The command that asks for the last entry of a stream, or of message `number` in it."""
     ends = (b"+", b"-") if number is None else 2 * (b"%d" % number,)
@@ -179,6 +161,10 @@ class Announcer:
         clear: list[Command] = [(b"DEL", self._key)] if self._is_garbled else []
         return [*clear, (b"XADD", self._key, b"MINID", b"=", bytes(entry_id), bytes(entry_id), *fields), self.look]
 
+    def repeat(self) -> None:
+        """What was announced last may not be in the stream."""
+        self.must_announce = True
+
     def check(self, answers: Sequence[Any]) -> None:
         """The last of `answers` is what is in the stream. Raises `Fenced` if that is a newer incarnation's."""
         (found,) = sound(list(answers[-1:]))
@@ -213,9 +199,11 @@ def _checksum(entry_id: EntryId, text: bytes) -> bytes:
     return b"%d" % crc32(bytes(entry_id) + b" " + text)
 
 
-def _parts(frames: Sequence[Frame]) -> list[list[memoryview]]:
+def _parts(frames: Sequence[Frame]) -> list[list[Frame]]:
     """The frames' bytes in pieces, those of one entry together."""
-    parts: list[list[memoryview]] = [[]]
+    if sum(map(len, frames)) <= PIECE:
+        return [[frame for frame in frames if len(frame)]]
+    parts: list[list[Frame]] = [[]]
     room = PIECE
     for frame in frames:
         content = memoryview(frame)
@@ -230,9 +218,9 @@ def _parts(frames: Sequence[Frame]) -> list[list[memoryview]]:
 
 
 class Addition:
-    """Packs messages of one entry for the stream `key`: what `additions` says of them, in Redis' own protocol.
+    """Packs the commands that add messages to the stream `key`, in Redis' own protocol.
 
-    `name`: the command without its content.
+    The part that all messages share is packed once. `name`: such a command without its content.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -242,20 +230,32 @@ class Addition:
 
     def pack(
         self, number: int, frames: Sequence[Frame], milliseconds: int, *, create: bool = False
-    ) -> Sequence[bytes | memoryview]:
-        """The command that adds message `number`; to a stream that does not exist only if it may `create` it."""
-        header, *tensors = frames
-        pieces = [frame for frame in tensors if len(frame)]
-        entry_id, time = b"%d-1" % number, b"%d" % milliseconds
-        begin = self._create if create else self._existing
-        count = 8 - create + 2 * len(pieces)
+    ) -> list[list[Frame]]:
+        """Return the commands that add message `number`, one for each entry, as chunks of bytes.
+
+        Args:
+            number: Number of the message in its queue.
+            frames: Header and tensors of the message.
+            milliseconds: Time since 1970.
+            create: False if nothing is to be added to a stream that does not exist.
+        """
+        parts = _parts(frames[1:])
+        headers = [b""] * (len(parts) - 1) + [frames[0]]
+        pairs = enumerate(zip(parts, headers, strict=True), start=1)
+        return [self._entry(b"%d-%d" % (number, place), milliseconds, *pair, create=create) for place, pair in pairs]
+
+    def _entry(
+        self, entry_id: bytes, milliseconds: int, pieces: Sequence[Frame], header: Frame, *, create: bool
+    ) -> list[Frame]:
+        begin, time = self._create if create else self._existing, b"%d" % milliseconds
+        count = 6 - create + 2 * len(pieces) + 2 * bool(header)
         text = b"*%d\r\n%b$%d\r\n%b\r\n$1\r\nt\r\n$%d\r\n%b\r\n" % (
             *(count, begin),
             *(len(entry_id), entry_id),
             *(len(time), time),
         )
-        chunks: list[bytes | memoryview] = []
-        small: list[bytes | memoryview] = [text]
+        chunks: list[Frame] = []
+        small: list[Frame] = [text]
         for piece in pieces:
             small.append(b"$1\r\nd\r\n$%d\r\n" % len(piece))
             if len(piece) > UNCOPIED:
@@ -263,9 +263,9 @@ class Addition:
                 small = [b"\r\n"]
             else:
                 small += (piece, b"\r\n")
-        small += (b"$1\r\nh\r\n$%d\r\n" % len(header), header, b"\r\n")
-        chunks.append(b"".join(small))
-        return chunks
+        if header:
+            small += (b"$1\r\nh\r\n$%d\r\n" % len(header), header, b"\r\n")
+        return [*chunks, b"".join(small)]
 
 
 class StepDigests:

@@ -20,10 +20,9 @@ from stageline.broker.errors import QueueClosed
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
-from stageline.broker.queues.log import Log
+from stageline.broker.queues.log import LockedLog, Log
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.pipeline.addresses import masked
-from stageline.pipeline.tree import Tree
 
 from .entries import StepDigests, layout, prefix
 from .receiver_thread import ReceiverThread
@@ -215,11 +214,11 @@ def _milliseconds(until: float) -> float:
     return max(1, 1000 * (until - monotonic()))
 
 
-class RedisOutbound:
-    """The producer's end."""
+class RedisOutbound(LockedLog):
+    """The producer's end. On the server, the content of an emptied message stays until it is trimmed."""
 
     def __init__(self, queues: RedisQueues, writer: StreamWriter) -> None:
-        self.key = writer.log.key
+        super().__init__(writer.log, queues.lock)
         self._queues = queues
         self._writer = writer
         self._digests = StepDigests(self.key, queues.options.microbatches, queues.digests)
@@ -237,26 +236,9 @@ class RedisOutbound:
         self._queues.check_open()
         return bool(self._queues.wait_for(lambda: number < self._writer.sender.limit or None, timeout))
 
-    def trim(self, step: int) -> None:
-        with self._queues.lock:
-            self._writer.log.trim(step)
-
-    def empty(self, step: int, rest: Tree = None) -> None:
-        """On the server the content stays until it is trimmed."""
-        with self._queues.lock:
-            self._writer.log.empty(step, rest)
-
-    def checksums(self, step: int) -> tuple[int, ...]:
-        with self._queues.lock:
-            return self._writer.log.checksums(step)
-
     def depth(self) -> Depth:
         with self._queues.lock:
             return self._writer.sender.depth(monotonic())
-
-    def peek(self, limit: int) -> list[Message]:
-        with self._queues.lock:
-            return self._writer.log.peek(limit)
 
 
 class RedisInbound:

@@ -16,7 +16,7 @@ import structlog
 from stageline.broker.errors import BrokerError, QueueFull
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.units import Exchange, Unit, pack_exchanges
+from stageline.broker.transports.redis.units import Chunk, Exchange, Unit, pack_exchanges
 
 from .answers import RedisKeyTaken, RedisRefusal, RedisUnfit
 from .connection import INQUIRY
@@ -35,8 +35,17 @@ class Batch:
 
     exchanges: list[Exchange]
     units: list[Unit]
-    packed: Sequence[bytes | memoryview]
+    packed: Sequence[Chunk]
     begun: bool = False
+
+    def send_now(self, link: RedisLink) -> None:
+        """Send what the system takes without waiting."""
+        self.packed, self.begun = link.send_now(self.packed), True
+
+    def send(self, link: RedisLink) -> None:
+        """Send all, or the rest of it."""
+        (link.send_rest if self.begun else link.send)(self.packed)
+        self.packed, self.begun = (), True
 
 
 class SenderThread(RedisThread):
@@ -124,7 +133,7 @@ class SenderThread(RedisThread):
     def _turn(self) -> None:
         self._batch = self._batch or self._next_batch()
         while self._batch is not None:
-            self._send(self._batch)
+            self._batch.send(self.link)
             self._receive(self._batch, self.link.receive(self._batch.units))
             self._batch = self._next_batch()
         with self._ends.changed:
@@ -141,7 +150,7 @@ class SenderThread(RedisThread):
         if batch is None:
             return True
         if sum(map(len, batch.packed)) <= SMALL:
-            batch.packed, batch.begun = self.link.send_now(batch.packed), True
+            batch.send_now(self.link)
         return not (batch.packed or self._is_awaited or any(exchange.has_more for exchange in batch.exchanges))
 
     def _settle_now(self) -> bool:
@@ -151,13 +160,6 @@ class SenderThread(RedisThread):
             if outcomes is not None:
                 self._receive(batch, outcomes)
         return True
-
-    def _send(self, batch: Batch) -> None:
-        if batch.begun:
-            self.link.send_rest(batch.packed)
-        else:
-            self.link.send(batch.packed)
-        batch.packed, batch.begun = (), True
 
     def _receive(self, batch: Batch, outcomes: Sequence[list[Any]]) -> None:
         self._batch = None
@@ -217,7 +219,7 @@ class SenderThread(RedisThread):
             for writer in self._ends.writers:
                 writer.lose_connection()
             for reader in self._ends.readers:
-                reader.receiver.must_report = True
+                reader.receiver.report()
         super()._back_off(error)
 
     def _given_up(self, error: Exception) -> BrokerError:

@@ -152,7 +152,7 @@ class StreamReader:
         if not self.receiver.accepts(whole.number, bits):
             return
         if self.receiver.missing is not None:  # its producer need not look after it any more
-            self.receiver.must_report = True
+            self.receiver.report()
         self._digests.add(whole.number, bits)
         self.receiver.accept(message, bits)
         self.has_doubts, self.gap = False, None

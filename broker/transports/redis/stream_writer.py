@@ -23,7 +23,7 @@ from stageline.broker.queues.delivery import Credit, Retention, Sender
 from stageline.broker.transports.redis.answers import sound
 from stageline.broker.transports.redis.units import Command, Exchange, pack_together
 
-from .entries import PIECE, Addition, Announcer, Keys, additions, last_entry, read_entry, read_id
+from .entries import Addition, Announcer, Keys, last_entry, read_entry, read_id
 
 BATCH_BYTES = 4 * 2**20  # of the messages in one transaction; at least one message
 BATCH_MESSAGES = 64  # in one transaction
@@ -66,7 +66,7 @@ class StreamWriter:
     def lose_connection(self) -> None:
         """It is not known what was carried out, nor what the server still has."""
         self._length = None
-        self._announcer.must_announce = True
+        self._announcer.repeat()
 
     def update(self, credit: Credit) -> None:
         """Take in what the consumer announces. What it misses is a hole in the stream, which is then filled again."""
@@ -124,7 +124,7 @@ class StreamWriter:
 
     def _send_again(self, number: int) -> None:
         """What was sent from `number` on is not on the server any more."""
-        self._announcer.must_announce = True
+        self._announcer.repeat()
         before = self.sender.sent
         self.sender.resend(number)
         self.forgotten += max(0, before - self.sender.sent)
@@ -140,19 +140,15 @@ class StreamWriter:
         self._check_length(length, removed)
 
     def _add(self, milliseconds: int) -> Exchange:
-        batch, largest = self._batch(self._addable)
+        batch = self._batch(self._addable)
         numbers = range(self.sender.sent, self.sender.sent + len(batch))
-        added, has_more = partial(self._added, numbers), numbers.stop < self._addable
-        pairs, create = enumerate(batch, start=numbers.start), not self._exists
-        if largest <= PIECE:
-            packed = [self._addition.pack(number, frames, milliseconds, create=create) for number, frames in pairs]
-            return Exchange([self._addition.name] * len(packed), added, has_more, pack_together(packed))
-        unit = [
+        packed = [
             command
-            for number, frames in pairs
-            for command in additions(self.keys.entries, number, frames, milliseconds, create=create)
+            for number, frames in zip(numbers, batch, strict=True)
+            for command in self._addition.pack(number, frames, milliseconds, create=not self._exists)
         ]
-        return Exchange(unit, added, has_more)
+        names, added = [self._addition.name] * len(packed), partial(self._added, numbers)
+        return Exchange(names, added, numbers.stop < self._addable, pack_together(packed))
 
     def _added(self, numbers: range, ids: list[Any]) -> None:
         if any(id_text is None or (isinstance(id_text, ResponseError) and _PASSED in str(id_text)) for id_text in ids):
@@ -166,11 +162,11 @@ class StreamWriter:
         self._exists = True
         if self._length is not None:
             self._length += len(ids)
-        self.sender.sent = numbers.stop
+        self.sender.mark_sent(numbers.stop - 1)
         self._newest = numbers.stop - 1
 
     def _compare(self) -> Exchange:
-        batch, _ = self._batch(min(self._addable, self._newest + 1))
+        batch = self._batch(min(self._addable, self._newest + 1))
         numbers = range(self.sender.sent, self.sender.sent + len(batch))
         unit = [last_entry(self.keys.entries, number) for number in numbers]
         return Exchange(unit, partial(self._compared, numbers), True)
@@ -183,7 +179,7 @@ class StreamWriter:
                 return
             if number in self._retained(numbers):
                 self.log.check_same(number, header, _FOREIGN_BITS)
-            self.sender.sent = number + 1
+            self.sender.mark_sent(number)
 
     def _is_former(self, header: Header | None) -> bool:
         """Return True if the message with this header is of an ended life of the run."""
@@ -227,20 +223,17 @@ class StreamWriter:
         """All messages before it may be added now."""
         return min(self.log.end, self.sender.limit)
 
-    def _batch(self, end: int) -> tuple[list[list[Frame]], int]:
-        """The messages of the next transaction, which are before `end`, and the bytes of the largest."""
-        sent = self.sender.sent
+    def _batch(self, end: int) -> list[list[Frame]]:
+        """The messages of the next transaction, which are before `end`."""
+        sent, size = self.sender.sent, 0
         batch: list[list[Frame]] = []
-        size = largest = 0
         for number in range(sent, min(end, sent + BATCH_MESSAGES)):
             frames = self.log.frames(number)
-            own = sum(map(len, frames))
-            size += own
+            size += sum(map(len, frames))
             if batch and size > BATCH_BYTES:
                 break
             batch.append(frames)
-            largest = max(largest, own)
-        return batch, largest
+        return batch
 
 
 def _header(found: list[Any]) -> Header | None:

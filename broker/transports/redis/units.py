@@ -13,16 +13,15 @@ from typing import Any, TypeAlias
 
 import hiredis
 import msgspec
-from redis.connection import PythonRespSerializer
 
-Command: TypeAlias = tuple[bytes | memoryview, ...]
+Chunk: TypeAlias = bytes | memoryview
+Command: TypeAlias = tuple[Chunk, ...]
 Unit: TypeAlias = Sequence[Command]  # commands that are carried out together, or none of them
 
-UNCOPIED = 2**16  # bytes of an argument from which on it is sent without a copy
+UNCOPIED = 2**16  # bytes of a chunk from which on it is sent without a copy
 
 _BEGIN, _END = (b"MULTI",), (b"EXEC",)
 _PACKED_BEGIN, _PACKED_END = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
-_pack_large: Callable[..., list[Any]] = PythonRespSerializer(UNCOPIED, lambda argument: argument).pack
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -35,45 +34,36 @@ class Exchange(msgspec.Struct, frozen=True):
     unit: Unit
     receive: Callable[[list[Any]], None]
     has_more: bool = False
-    packed: Sequence[bytes | memoryview] | None = None
+    packed: Sequence[Chunk] | None = None
 
 
-def pack_exchanges(exchanges: Sequence[Exchange]) -> Sequence[bytes | memoryview]:
+def pack_exchanges(exchanges: Sequence[Exchange]) -> Sequence[Chunk]:
     """The units of all the exchanges, as `pack` returns them."""
     if len(exchanges) == 1 and (packed := exchanges[0].packed) is not None:
         return packed
-    chunks: list[bytes | memoryview] = []
+    chunks: list[Chunk] = []
     for exchange in exchanges:
         chunks += pack([exchange.unit]) if exchange.packed is None else exchange.packed
     return _merged(chunks)
 
 
-def pack_together(commands: Sequence[Sequence[bytes | memoryview]]) -> Sequence[bytes | memoryview]:
+def pack_together(commands: Sequence[Sequence[Chunk]]) -> Sequence[Chunk]:
     """The unit of commands that are packed already."""
     if len(commands) == 1:
         return commands[0]
     return _merged([_PACKED_BEGIN, *[chunk for command in commands for chunk in command], _PACKED_END])
 
 
-def pack(units: Sequence[Unit]) -> list[bytes | memoryview]:
-    """The units in Redis' own protocol. Large arguments are not copied; everything between them is in one piece."""
-    chunks: list[bytes | memoryview] = []
-    small: list[bytes] = []
-    for unit in units:
-        for command in unit if len(unit) == 1 else (_BEGIN, *unit, _END):
-            if max(map(len, command)) > UNCOPIED:
-                head, *middle, tail = _pack_large(*command)
-                chunks += [b"".join([*small, head]), *middle]
-                small = [tail]
-            else:
-                small.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # typed for one argument
-    return [*chunks, b"".join(small)]
+def pack(units: Sequence[Unit]) -> list[Chunk]:
+    """The units in Redis' own protocol, in one piece."""
+    commands = (each for unit in units for each in (unit if len(unit) == 1 else (_BEGIN, *unit, _END)))
+    return [b"".join(map(hiredis.pack_command, commands))]  # type: ignore[arg-type]  # typed for one argument
 
 
-def _merged(chunks: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+def _merged(chunks: Sequence[Chunk]) -> list[Chunk]:
     """The same bytes in few pieces: a system call for each would take longer than a copy of what is small."""
-    merged: list[bytes | memoryview] = []
-    small: list[bytes | memoryview] = []
+    merged: list[Chunk] = []
+    small: list[Chunk] = []
     for chunk in chunks:
         if len(chunk) > UNCOPIED:
             merged += (b"".join(small), chunk)
@@ -82,8 +72,6 @@ def _merged(chunks: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
             small.append(chunk)
     return [*merged, b"".join(small)]
 
-
-Bytes = bytes | memoryview
 
 SMALL = 2**16  # bytes that a socket accepts at once when nothing else is under way
 
@@ -106,7 +94,7 @@ class UnwaitingSocket:
         except (BlockingIOError, ssl.SSLWantReadError):
             return None
 
-    def write(self, chunks: Sequence[Bytes]) -> Sequence[Bytes]:
+    def write(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
         """Writes what the system takes now. What is left."""
         if self._is_encrypted:
             return self._write_encrypted(chunks)
@@ -131,14 +119,14 @@ class UnwaitingSocket:
         finally:
             self._socket.settimeout(silence)
 
-    def _write_encrypted(self, chunks: Sequence[Bytes]) -> Sequence[Bytes]:
+    def _write_encrypted(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
         if sum(map(len, chunks)) > SMALL:
             return chunks
         self._socket.sendall(b"".join(chunks))
         return ()
 
 
-def _after(count: int, chunks: Sequence[Bytes]) -> Sequence[Bytes]:
+def _after(count: int, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
     """What comes after the first `count` bytes."""
     for place, chunk in enumerate(chunks):
         if count < len(chunk):

@@ -224,7 +224,8 @@ class ConnectionGuard:
 
     def _update(self, source: int, watched: _Watched, now: float) -> None:
         connection = watched.connection
-        connection.trusted = source in self._trusted
+        if source in self._trusted:
+            connection.trust()
         delivered = self._bytes.get(source, 0) - watched.bytes_before
         frames = self._frames.get(source, 0) - watched.frames_before
         with suppress(OSError), self._probing(source, watched.inode) as probe:  # OSError: the event of its end is near

@@ -194,14 +194,12 @@ class Listener(OutboundLink):
         self.flush_all()
 
     def watched(self, now: float) -> dict[int, int]:
-        """The descriptors to poll, and for what, until it is time to `serve`."""
         found = {self._socket.fileno(): select.POLLIN} if now >= self._next_attempt else {}
         for connection in self._connections.values():
             found[connection.socket.fileno()] = _POLLIN_POLLOUT if connection.blocked else select.POLLIN
         return found
 
     def due(self, now: float) -> float:
-        """When to look at `watched` again though nothing has happened."""
         return self._next_attempt if now < self._next_attempt else float("inf")
 
     def close(self) -> None:

@@ -12,8 +12,8 @@ import math
 import os
 import select
 import socket as sockets
-from collections.abc import Iterable, Sequence
-from time import monotonic
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import structlog
 
@@ -104,18 +104,16 @@ class Dialer(InboundLink):
         self._report_copied()
 
     @property
-    def descriptor(self) -> int | None:
+    def handle(self) -> int | None:
         """The descriptor that is readable when it is time to `receive`; None without a connection."""
         return None if self._socket is None else self._socket.fileno()
 
     @property
     def events(self) -> int:
-        """What to poll `descriptor` for."""
         return _POLLIN_POLLOUT if self._blocked else select.POLLIN
 
     @property
     def due(self) -> float:
-        """When to call `send_requests` again though nothing has happened."""
         if self._socket is None:
             return self._next_attempt
         if self._blocked:  # until there is room, which `events` include
@@ -240,7 +238,6 @@ class ShmQueues(LinkedQueues):
     """All queue ends of one worker. `url`: `shm://` and the path of a socket. Raises `EndpointTaken`."""
 
     schemes = ("shm://",)
-    _links: dict[str, Dialer]  # type: ignore[assignment]  # no other kind is opened here
 
     def __init__(self, run: str, incarnation: int, url: str, options: QueueOptions) -> None:
         super().__init__(run, incarnation, options)
@@ -255,39 +252,11 @@ class ShmQueues(LinkedQueues):
     def trouble(self) -> Trouble | None:
         return self._listener.trouble
 
-    def _close_links(self) -> None:
-        for dialer in self._links.values():
-            dialer.close()
-        self._listener.close()
-
-    def _poll(self, until: float) -> bool:
-        self._send_requests()
-        now = monotonic()
-        watched = {self._wakeup.fd: select.POLLIN, **self._listener.watched(now)}
-        dialers = {}
-        for dialer in self._links.values():
-            if dialer.descriptor is not None:
-                dialers[dialer.descriptor] = dialer
-                watched[dialer.descriptor] = dialer.events
-        due = min([until, self._listener.due(now), *[dialer.due for dialer in self._links.values()]])
-        ready = _ready(watched, due - now)
-        now = monotonic()
-        for descriptor in ready & dialers.keys():
-            dialers[descriptor].receive(now)  # only one, so that it can be taken at once; the next turn has the rest
-        if ready - dialers.keys() - {self._wakeup.fd}:
-            self._listener.serve()
-        if self._wakeup.fd not in ready:
-            return False
-        self._wakeup.silence()
-        return True
+    def _ready(self, watched: dict[Any, int], seconds: float) -> Collection[Any]:
+        poll = select.poll()
+        for descriptor, events in watched.items():
+            poll.register(descriptor, events)
+        return [descriptor for descriptor, _ in poll.poll(max(0, math.ceil(seconds * 1000)))]
 
     def _open_link(self, endpoint: str) -> Dialer:
         return Dialer(endpoint, self.run, microbatches=self.options.microbatches, key=self.options.key)
-
-
-def _ready(watched: dict[int, int], seconds: float) -> set[int]:
-    """Those of the descriptors that became ready within so many seconds."""
-    poll = select.poll()
-    for descriptor, events in watched.items():
-        poll.register(descriptor, events)
-    return {descriptor for descriptor, _ in poll.poll(max(0, math.ceil(seconds * 1000)))}

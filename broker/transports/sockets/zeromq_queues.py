@@ -18,9 +18,8 @@ show it:
 
 import errno
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from time import monotonic
 from typing import Any
 
 import zmq
@@ -165,13 +164,15 @@ class Dealer(InboundLink):
             self._check_connection(now)
 
     @property
+    def handle(self) -> Socket:
+        return self.socket
+
+    @property
     def events(self) -> int:
-        """What to poll `socket` for."""
         return _POLLIN_POLLOUT if self._blocked else _POLLIN
 
     @property
     def due(self) -> float:
-        """When to call `send_requests` again though nothing has happened."""
         check = self._next_check if self._unanswered else float("inf")
         if self._blocked:  # until there is a connection, which `events` include
             return check
@@ -242,6 +243,9 @@ class Router(OutboundLink):
             self._receive_request()
         self.flush_all()
 
+    def watched(self, now: float) -> dict[Any, int]:
+        return {self.socket: _POLLIN}
+
     def close(self) -> None:
         self._guard.close()
         self.socket.close()
@@ -289,7 +293,6 @@ class ZeroMQQueues(LinkedQueues):
     """
 
     schemes = ("ipc://", "tcp://")
-    _links: dict[str, Dealer]  # type: ignore[assignment]  # no other kind is opened here
 
     def __init__(self, run: str, incarnation: int, bind_url: str, options: QueueOptions) -> None:
         super().__init__(run, incarnation, options)
@@ -312,29 +315,12 @@ class ZeroMQQueues(LinkedQueues):
                 return message
         return super()._sleep(link, receiver, timeout)
 
-    def _close_links(self) -> None:
-        for dealer in self._links.values():
-            dealer.close()
-        self.router.close()
+    def close(self) -> None:
+        super().close()
         self._context.term()
 
-    def _poll(self, until: float) -> bool:
-        self._send_requests()
-        dealers = self._links.values()
-        watched: list[tuple[Any, int]] = [(self.router.socket, _POLLIN), (self._wakeup.fd, _POLLIN)]
-        watched += [(dealer.socket, dealer.events) for dealer in dealers]
-        due = min([until, *[dealer.due for dealer in dealers]])
-        ready: dict[Any, int] = dict(zmq.zmq_poll(watched, max(0, math.ceil((due - monotonic()) * 1000))))
-        if self.router.socket in ready:
-            self.router.serve()
-        now = monotonic()
-        for dealer in dealers:
-            if ready.get(dealer.socket, 0) & _POLLIN:
-                dealer.receive(now)  # only one, so that it can be taken at once; the next turn receives the rest
-        if self._wakeup.fd not in ready:
-            return False
-        self._wakeup.silence()
-        return True
+    def _ready(self, watched: dict[Any, int], seconds: float) -> Collection[Any]:
+        return dict(zmq.zmq_poll(list(watched.items()), max(0, math.ceil(seconds * 1000))))
 
     def _open_link(self, endpoint: str) -> Dealer:
         return Dealer(

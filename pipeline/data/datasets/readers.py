@@ -11,43 +11,36 @@ They are forked with the first batch and serve all epochs. Another step than the
 a reader dies, others draw again what it had, with the same bits.
 """
 
-import ctypes
 import errno
-import gc
 import os
 import signal
 import socket
 import sys
-import threading
-import time
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import NoReturn
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.errors import DataError, describe_error
+from stageline.pipeline.process.child import Fork
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.tree import Tree
 
 from . import frames
 
+AHEAD = 2  # steps that each reader has been asked for
 _STEP = 8  # bytes of a request
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _EXIT_TIMEOUT = 1.0  # seconds for a process that has closed its connection to be over
-
-_HANDLERS = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
 _WAYS_OUT = {
     signal.SIGKILL: "That is how a system without memory ends processes: use fewer num_workers, or smaller batches",
     signal.SIGTERM: "Find what ends it, or use num_workers = 0",
 }
 _CRASHED = "A library that the dataset calls has crashed: num_workers = 0 draws in this process, and shows where"
 _EXITED = "Its code has ended the process: num_workers = 0 draws in this process, and shows where"
-AHEAD = 2  # steps that each reader has been asked for
 
 
 class ReaderDied(Exception):
@@ -61,27 +54,30 @@ class ReaderDied(Exception):
 
 
 class Reader:
-    """A reader process, as seen by the one that reads from it. Any other exception than `DataError` ends its use."""
+    """A process that draws the batches it is asked for, forked from this one. Raises OSError if there can be none.
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
-        self.pid = pid
-        self.connection = connection
+    Any other exception than `DataError` in one of its methods ends its use.
+    """
+
+    def __init__(self, draw: Callable[[int], Batch]) -> None:
+        self.connection, theirs = socket.socketpair()
         self._asked = 0  # batches that have not come yet
         self._stale = 0  # of them, the first ones, which are not wanted any more
-        self._over = False
+        with theirs:
+            self._process = Fork(partial(_serve, draw, self.connection, theirs), dies_with_parent=True)
 
     def ask_for(self, step: int) -> None:
-        """The batch of `step` comes after those asked for before. Raises `ReaderDied`."""
+        """Have the batch of `step` come after those asked for before. Raises `ReaderDied`."""
         self._asked += 1
         with self._expected_to_live():
             self.connection.sendall(step.to_bytes(_STEP, "little"))
 
     def forget(self) -> None:
-        """What was asked for is not wanted any more."""
+        """Discard the batches that were asked for so far."""
         self._stale = self._asked
 
     def batch(self) -> Batch:
-        """The next batch that is wanted. Raises `DataError` if it could not be drawn, and `ReaderDied`."""
+        """Return the next batch that is wanted. Raises `DataError` if it could not be drawn, and `ReaderDied`."""
         while self._stale:
             self._receive()
             self._stale -= 1
@@ -94,11 +90,9 @@ class Reader:
                 raise TypeError(f"a reader process sent {type(other).__name__}")
 
     def kill(self) -> None:
+        """End the process at once."""
         self.connection.close()
-        if not self._over:
-            self._over = True
-            _kill(self.pid)
-            _wait(self.pid, 0)
+        self._process.end()
 
     def _receive(self) -> Tree:
         with self._expected_to_live():
@@ -111,56 +105,26 @@ class Reader:
         try:
             yield
         except (OSError, frames.Ended):
-            raise ReaderDied(self.pid, self._status()) from None
-
-    def _status(self) -> int:
-        """How the process ended, which has closed its connection."""
-        deadline = time.monotonic() + _EXIT_TIMEOUT
-        while (status := _wait(self.pid, os.WNOHANG)) is None:
-            if time.monotonic() > deadline:
-                _kill(self.pid)
-            time.sleep(0.005)
-        self._over = True
-        return status
+            self._process.end(_EXIT_TIMEOUT)
+            raise ReaderDied(self._process.pid, self._process.returncode or 0) from None
 
 
-def start_reader(draw: Callable[[int], Batch]) -> Reader:
-    """Forks a process that draws what it is asked for. Raises OSError if there can be none."""
-    with suppress(OSError, ValueError):  # what is in a buffer now would be written twice
-        sys.stdout.flush()
-        sys.stderr.flush()
-    ours, theirs = socket.socketpair()
-    parent, of_main_thread = os.getpid(), threading.current_thread() is threading.main_thread()
-    with theirs:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork while there are threads, since Python 3.12
-            pid = os.fork()
-        if pid == 0:
-            ours.close()
-            _serve(draw, theirs, parent if of_main_thread else None)
-    return Reader(pid, ours)
-
-
-def _serve(draw: Callable[[int], Batch], requests: socket.socket, parent: int | None) -> NoReturn:
-    """Draws what is asked for until the other end of `requests` is closed."""
-    status = 1
+def _serve(draw: Callable[[int], Batch], asking: socket.socket, requests: socket.socket) -> int:
+    """Draw the requested batches until the other end of `requests`, `asking`, is closed; return the exit code."""
+    asking.close()
     os.register_at_fork(after_in_child=requests.close)  # a fork by the user's code neither sends nor holds it open
+    torch.set_num_threads(1)
     try:
-        _become_reader(parent)
         while request := requests.recv(_STEP, socket.MSG_WAITALL):
             frames.send(requests, _drawn(draw, int.from_bytes(request, "little")))
             sys.stdout.flush()
-        status = 0
     except OSError:  # the other end is gone, or this is such a fork
-        status = 0
-    except BaseException:  # noqa: BLE001  # must not return into the code that this process was forked from
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+        pass
+    return 0
 
 
 def _drawn(draw: Callable[[int], Batch], step: int) -> frames.Frames:
-    """Of `(None, batch)`, or of why there is none and the number of the system's fault behind it, 0 if that stays."""
+    """Encode `(None, batch)`, or the reason for there being none, with the number of a system's fault that may pass."""
     try:
         return frames.encode((None, draw(step)))
     except DataError as error:
@@ -175,33 +139,6 @@ def _passing(error: BaseException) -> int:
     return 0 if fault is None else getattr(fault, "errno", None) or errno.ENOMEM
 
 
-def _become_reader(parent: int | None) -> None:
-    """Ctrl-C in a terminal reaches all its processes: it is for the parent to end this one."""
-    gc.freeze()  # what is garbage of the parent is finalized there
-    torch.set_num_threads(1)
-    signal.set_wakeup_fd(-1)
-    for number, handler in _HANDLERS.items():
-        signal.signal(number, handler)
-    if parent is not None and sys.platform.startswith("linux"):  # of a thread, the end would count as the parent's
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(0)
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _wait(pid: int, options: int) -> int | None:
-    """The exit status of a child, negative for a signal; None if it runs. 0 if another has asked for it before."""
-    try:
-        ended, status = os.waitpid(pid, options)
-    except ChildProcessError:
-        return 0
-    return os.waitstatus_to_exitcode(status) if ended else None
-
-
 class Readers:
     """`count` processes that call `draw`, which gives the batch of a step or raises `DataError`."""
 
@@ -213,7 +150,7 @@ class Readers:
         _all.add(self)
 
     def batch(self, step: int) -> Batch:
-        """The batch of `step`. Raises `DataError` as `draw` does, or if readers die one after the other."""
+        """Return the batch of `step`. Raises `DataError` as `draw` does, or if readers die one after the other."""
         try:
             return self._read(step)
         except ReaderDied as died:
@@ -224,19 +161,13 @@ class Readers:
             raise DataError(f"{died}; so did the one before it. {died.way_out}.") from None
 
     def close(self) -> None:
-        """Ends the processes; the next batch starts others."""
+        """End the processes; the next batch starts others. In a forked process, leave them to its parent."""
         readers, self._readers = self._readers, []
         for reader in readers:
             reader.kill()
 
     def __del__(self) -> None:
         self.close()
-
-    def leave_to_parent(self) -> None:
-        """In a forked process: the readers are its parent's, and this process has none."""
-        readers, self._readers = self._readers, []
-        for reader in readers:
-            reader.connection.close()
 
     def _read(self, step: int) -> Batch:
         try:
@@ -254,7 +185,7 @@ class Readers:
 
     def _begin_at(self, step: int) -> None:
         while len(self._readers) < self._count:
-            self._readers.append(start_reader(self._draw))
+            self._readers.append(Reader(self._draw))
         for reader in self._readers:
             reader.forget()
         for ahead in range(step, step + AHEAD * self._count):
@@ -266,7 +197,7 @@ _all: "weakref.WeakSet[Readers]" = weakref.WeakSet()
 
 def _leave_all_to_parent() -> None:
     for readers in list(_all):
-        readers.leave_to_parent()
+        readers.close()
 
 
 os.register_at_fork(after_in_child=_leave_all_to_parent)

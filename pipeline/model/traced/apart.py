@@ -4,18 +4,15 @@ On a machine with a GPU, torch's first backward starts threads that forks do not
 of the script, which traces the model before.
 """
 
-import gc
 import json
 import os
 import select
-import signal
 import sys
-import threading
-import traceback
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+from stageline.pipeline.process.child import Fork
 
 _TASKS = Path("/proc/self/task")
 _BACKWARD = "pt_autograd"  # how the names of torch's threads for backwards begin
@@ -54,72 +51,31 @@ def has_backward_threads() -> bool:
 
 
 def run_apart(function: Callable[[], Texts]) -> list[str]:
-    """Call `function` in a fork of this process, whose objects stay as they are. Raises `Unfinished`."""
-    with suppress(OSError, ValueError):  # what is in a buffer now would be written twice
-        sys.stdout.flush()
-        sys.stderr.flush()
+    """Call `function` in a fork of this process, whose objects stay as they are. Raises `Unfinished`, and OSError."""
     ours, theirs = os.pipe()
     try:
-        pid = _forked(function, theirs)
+        try:
+            process = Fork(partial(_tell, function, theirs), dies_with_parent=True)
+        finally:
+            os.close(theirs)
         try:
             content = _read(ours)
         except BaseException:
-            os.kill(pid, signal.SIGKILL)
+            process.end()
             raise
-        finally:
-            status = _status(pid)
     finally:
         os.close(ours)
+    status = process.wait()
     if not content:
-        raise Unfinished(f"the process for it ended {status}")
+        raise Unfinished(f"the process for it ended with status {status}")
     return [str(text) for text in json.loads(content)]
 
 
-def _forked(function: Callable[[], Texts], end: int) -> int:
-    """Fork in a new thread, which has no pool of threads for parallel loops: a fork would wait for those. Close `end`
-    here. Raises the `OSError` of a fork that the system refuses."""
-    found: list[int | OSError] = []
-
-    def start() -> None:
-        try:
-            found.append(_fork(function, end))
-        except OSError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=start, name="fork")
-    thread.start()
-    thread.join()
-    os.close(end)
-    if isinstance(found[0], OSError):
-        raise found[0]
-    return found[0]
-
-
-def _status(pid: int) -> str:
-    """Wait for the process and return how it ended."""
-    try:
-        return f"with status {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}"
-    except ChildProcessError:  # the system keeps no status where SIGCHLD is ignored
-        return "without a result"
-
-
-def _fork(function: Callable[[], Texts], end: int) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork while there are threads, since Python 3.12
-        pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        gc.freeze()  # what is garbage of the parent is finalized there
-        content = json.dumps(list(function())).encode()
-        while content:
-            content = content[os.write(end, content) :]
-        status = 0
-    except BaseException:  # noqa: BLE001  # must not return into the code that this process was forked from
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+def _tell(function: Callable[[], Texts], end: int) -> int:
+    content = json.dumps(list(function())).encode()
+    while content:
+        content = content[os.write(end, content) :]
+    return 0
 
 
 def _read(end: int) -> bytes:

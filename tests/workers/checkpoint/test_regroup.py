@@ -13,7 +13,8 @@ from torch.optim import lr_scheduler
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.features.ties import SharedGradients
 from stageline.pipeline.model.cut import cut_model
-from stageline.pipeline.model.stage_layout import StageLayout, layouts_of
+from stageline.pipeline.model.segment import layouts_of
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state.stage_state import StageState
 from stageline.pipeline.tree import Tree

@@ -1,5 +1,7 @@
 """The template process imports only what a user's file imports itself, before it does anything else."""
 
+from pathlib import Path
+
 import pytest
 
 from stageline.pipeline.plan import read_plan
@@ -19,8 +21,11 @@ from support.workspace import Workspace
         ("import numpy\0", []),
     ],
 )
-def test_what_a_file_does_first_decides_how_its_libraries_are_imported(text: str, modules: list[str]) -> None:
-    assert list(imported_first(text)) == modules
+def test_what_a_file_does_first_decides_how_its_libraries_are_imported(
+    text: str, modules: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file.py").write_text(text)
+    assert list(imported_first(tmp_path / "file.py")) == modules
 
 
 def test_of_the_files_of_a_plan_only_libraries_that_a_fork_leaves_whole_are_named() -> None:

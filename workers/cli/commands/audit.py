@@ -97,7 +97,7 @@ def audit(
 
 def _write_picture(folder: Path, cut: "CutAudit", picture: "Picture") -> None:
     from stageline.workers.disk.atomic_file import write_file
-    from stageline.workers.extras.audit.png import png
+    from stageline.workers.extras.audit.report import png
 
     write_file(folder / f"cut-{cut.cut}-{cut.defence.replace(' ', '-')}.png", png(picture))
 

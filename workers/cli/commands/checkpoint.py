@@ -65,7 +65,7 @@ def split(
 
     plan = options.plan_of_run(Path(run), config, (*sets, f"run.dir={Path(run).absolute().parent}"))
     with options.user_prints_to_stderr():
-        from stageline.workers.extras.exchange.layout_change import layout_change
+        from stageline.workers.extras.exchange.planned import layout_change
 
         change = layout_change(plan, Path(run), step)
     count = len(change.plan.workers)
@@ -206,7 +206,7 @@ def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) ->
 
         export_file(weights, Path(out))
     else:
-        from stageline.workers.extras.exchange.import_stages import import_stages
+        from stageline.workers.extras.exchange.foreign import import_stages
 
         plan = options.plan_of(config, sets)
         with options.user_prints_to_stderr():

@@ -17,7 +17,7 @@ from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 
 if TYPE_CHECKING:
-    from stageline.pipeline.process.fork import SpawnedProcess
+    from stageline.pipeline.process.child import Child
 
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 
@@ -51,7 +51,7 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
         one, other = (to_clean.enter_context(template.Template()) for _ in range(2))
         templates = cycle((one, other))  # whose processes hash otherwise, so that sets have other orders
 
-        def spawn(arguments: Sequence[str], log: TextIO) -> "SpawnedProcess":
+        def spawn(arguments: Sequence[str], log: TextIO) -> "Child":
             return next(templates)(arguments, log)
 
         for finding in examine(plan, Path(folder), partial(try_plan, arguments=arguments, spawn=spawn)):

@@ -44,7 +44,7 @@ def probe(
     regression; scores are of samples that the probe was not trained on.
     """
     from stageline.workers.disk.atomic_file import write_json
-    from stageline.workers.extras.taps.features import Pool
+    from stageline.workers.extras.taps.linear_probe import Pool
     from stageline.workers.extras.taps.probe import ProbeChoice
     from stageline.workers.extras.taps.probe import probe as train_probes
     from stageline.workers.extras.taps.reading import read_taps

@@ -18,11 +18,10 @@ from stageline.pipeline.model.cut import build_segments
 from stageline.pipeline.model.plan_stage import optimizer_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree, map_tensors, tensors
-from stageline.workers.extras.forward.held_out import Wanted, batches_of, loss_of, metrics_of
+from stageline.workers.extras.forward.rows import Wanted, batches_of, loss_of, metrics_of
 from stageline.workers.runtime.executor.metric_value import metric_value
 
-from .cut_codecs import CutCodecs
-from .defences import EqualNormGradients
+from .crossing import CutCodecs, EqualNormGradients
 
 LOSSLESS = CutCodecs()
 

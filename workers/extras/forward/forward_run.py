@@ -5,12 +5,19 @@
 
 This process has the model's weights in memory once; its workers, which are forks of it, share that memory. Nothing is
 written to the run's folder: the processes have a folder of their own, which is removed at the end.
+
+The process that makes that folder, and all its forks, have it open and locked. A folder that can be locked is
+abandoned: its command was killed, and the next such command removes it.
 """
 
+import fcntl
+import os
+import shutil
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -36,9 +43,38 @@ from stageline.workers.script.begin import InputsCheck, begin_run
 from stageline.workers.script.calls.calls import Replies, only, total
 from stageline.workers.script.script_run import ScriptRun
 
-from .temporary_run import temporary_run_folder
-
+PREFIX = "stageline-forward-"
 Tell = Callable[[str], object]  # takes a line for people
+
+
+@contextmanager
+def temporary_run_folder() -> Iterator[Path]:
+    """A context with the folder. Raises `OSError`."""
+    remove_abandoned_runs()
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+        lock = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(lock)
+
+
+def remove_abandoned_runs() -> None:
+    """Removes this user's folders of which no process is left."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is gone, or no folder, or in use
+            if path.lstat().st_uid == os.geteuid():
+                _remove_if_abandoned(path)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 class ForwardFailed(StagelineError):

@@ -6,9 +6,7 @@ workers the limit is tight then. `refusal.py` is for where none does.
 """
 
 from .choosing import cheapest, tight_workers
-from .cost import Moved, added_nanoseconds, moved_bytes
-from .load import StageLoad, WorkerRoom
-from .option import StageOption, Switches
+from .load import Moved, StageLoad, StageOption, Switches, WorkerRoom, added_nanoseconds, moved_bytes
 from .refusal import Shortfall, shortfalls
 
 __all__ = [

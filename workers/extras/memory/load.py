@@ -5,12 +5,24 @@ working     what operations make and free again: of one stage at a time
 messages    those that are kept until a checkpoint lets them go, and those that have come and wait
 snapshots   a copy of the stages' state, while it is written
 offload     activations on their way to files and back
+
+A stage has options to take less. Each has switches, a load, and a cost in nanoseconds of a step:
+
+recompute    backward computes more: as much as the operations of a trial tell
+offload      bytes go to a disk and back. Threads and the system carry them while stages compute; what takes longer than
+             the computing itself is waited for. Copying them takes time of its own
+
+Times follow from counts of operations and bytes at fixed rates, not from a clock: two processes on two machines, one of
+them busy, must come to the same choice.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 LEAST_RESERVE = 16 << 20  # bytes
 _LEAST_SPARE = 2 * LEAST_RESERVE
+DISK = 0.5  # bytes a nanosecond, read and written: a SATA SSD
+COPYING = 4.0  # bytes a nanosecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,9 @@ class StageLoad:
             and self.copied <= other.copied
             and self.offloaded <= other.offloaded
         )
+
+
+Loads = Mapping[int, StageLoad]  # by worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +117,88 @@ def foreseen_in_ample(limit: int) -> int:
 def ample_limit_for(foreseen: int) -> int:
     """The least limit with which so many bytes may be foreseen of such a worker."""
     return max(foreseen + _LEAST_SPARE, 3 * (foreseen - 1) // 2 + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """What a stage does to take less: the values of `stage.N.recompute` and `stage.N.offload`."""
+
+    recompute: str | tuple[str, ...] = "nothing"
+    offload: tuple[str, ...] = ()
+
+    def unlike(self, other: "Switches") -> int:
+        """In how many of the two they differ."""
+        return (self.recompute != other.recompute) + (self.offload != other.offload)
+
+    def __str__(self) -> str:
+        """`recompute = "stage", offload = ["weights"]`."""
+        recompute = f'"{self.recompute}"' if isinstance(self.recompute, str) else _listed(self.recompute)
+        return f"recompute = {recompute}, offload = {_listed(self.offload)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageOption:
+    """A stage with these `switches`: what each of its replicas takes of its worker, and by how many `nanoseconds` a
+    step of the stage takes longer than without any. In `ample` is what they take of workers that neither give back what
+    they free nor wait for snapshots."""
+
+    switches: Switches
+    nanoseconds: int
+    loads: Loads
+    ample: Loads = field(default_factory=dict)
+
+
+Options = Sequence[StageOption]  # of one stage
+
+
+def beside(loads: Loads, others: Loads) -> Loads:
+    """What both take of each worker."""
+    nothing = StageLoad()
+    return {worker: loads.get(worker, nothing).beside(others.get(worker, nothing)) for worker in {*loads, *others}}
+
+
+def fit(loads: Loads, workers: Sequence[WorkerRoom]) -> bool:
+    """Whether no worker takes more than it may."""
+    return all(workers[worker].fits(load) for worker, load in loads.items())
+
+
+def _listed(names: Iterable[str]) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes of a stage that can be in files, by what they are; `activations` are those of one microbatch."""
+
+    activations: int = 0
+    weights: int = 0
+    gradients: int = 0
+    averages: int = 0
+    optimizer: int = 0
+
+    @classmethod
+    def of(cls, movable: Mapping[str, int], in_flight: int) -> "Moved":
+        """Of a stage that keeps `movable` bytes, of activations those of all microbatches `in_flight`."""
+        kept = {name: movable.get(name, 0) for name in cls.__dataclass_fields__}
+        return cls(**{**kept, "activations": kept["activations"] // max(1, in_flight)})
+
+
+def moved_bytes(stage: Moved, offload: Collection[str], microbatches: int) -> int:
+    """How many go to files and come back in a step. Weights are read for each forward and each backward, which adds to
+    the gradients; an update reads and writes all."""
+    of_microbatch = of_update = 0
+    if "activations" in offload:
+        of_microbatch += 2 * stage.activations
+    if "weights" in offload:
+        of_microbatch += 2 * stage.weights + 2 * stage.gradients
+        of_update += 2 * stage.weights + stage.gradients + 2 * stage.averages
+    if "optimizer" in offload:
+        of_update += 2 * stage.optimizer
+    return microbatches * of_microbatch + of_update
+
+
+def added_nanoseconds(computing: int, least: int, moved: int) -> int:
+    """How much longer a stage takes for a step that computes for `computing` nanoseconds and moves so many bytes, than
+    one that computes for `least` and moves none."""
+    waited = max(0.0, moved / DISK - computing)
+    return round(max(0, computing - least) + waited + moved / COPYING)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .choosing import cheapest, sharing
-from .load import StageLoad, WorkerRoom, limit_for, reserve_of
-from .option import Options, StageOption, Switches
+from .load import Options, StageLoad, StageOption, Switches, WorkerRoom, limit_for, reserve_of
 
 # What takes most, and what then helps besides a higher limit.
 _PARTS = {

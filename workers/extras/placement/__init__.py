@@ -4,9 +4,8 @@ May import `schedule`, `plan` and `errors`. Read `hosts.py`, what the machines h
 stages, and `fit.py`, which chooses among them by simulated time.
 """
 
-from .fit import ComparedWay, HostFit, HostFitStage, fit
+from .chain import LayerTimes
+from .fit import ComparedWay, HostFit, HostFitStage, NoFit, fit
 from .hosts import Hosts, read_hosts
-from .layer_times import LayerTimes
-from .refusal import NoFit
 
 __all__ = ["ComparedWay", "HostFit", "HostFitStage", "Hosts", "LayerTimes", "NoFit", "fit", "read_hosts"]

@@ -9,13 +9,38 @@ machine, goes on alike, so only the best of those is kept.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .hosts import Hosts, Link
-from .layer_times import LayerTimes
 
 _WIDER = 1.25  # by this the bound on the slowest part is raised where nothing is found within it
+
+
+_State = tuple[tuple[int, ...], str, int]  # workers taken of each machine; that of the first part, and its first layer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """`seconds` of each layer for the forward and backward of a microbatch; `leaving`: the bytes of the activation that
+    it hands on. `taken(begin, end, in_flight)`: the bytes of a stage that has the layers from `begin` up to `end`, and
+    so many microbatches in flight; more layers never take less."""
+
+    names: Sequence[str]
+    seconds: Sequence[float]
+    leaving: Sequence[int]
+    taken: Callable[[int, int, int], int]
+
+    @property
+    def count(self) -> int:
+        """The number of layers."""
+        return len(self.seconds)
+
+    @property
+    def until(self) -> list[float]:
+        """The seconds of all layers before each one, and at the end of all."""
+        return [0.0, *accumulate(self.seconds)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +63,6 @@ class HostChain:
 
     def __lt__(self, other: "HostChain") -> bool:
         return (self.slowest, self.latency) < (other.slowest, other.latency)
-
-
-_State = tuple[tuple[int, ...], str, int]  # workers taken of each machine; that of the first part, and its first layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.schedule import make_schedule, window_for
 from stageline.pipeline.schedule.check import Costs, check_schedule
 
-from .chain import ChainSearch, HostChain, carried
+from .chain import ChainSearch, HostChain, LayerTimes, carried
 from .hosts import Hosts
-from .layer_times import LayerTimes
-from .refusal import NoFit
 
 FORWARD = 1 / 3  # of the seconds for a microbatch: a backward takes as long as two forwards
 _SCHEDULES = ("1f1b", "eager-1f1b", "window")
 _PRECISE = 1.01  # to which the memory that would do is found
 _MOST_ROOM = 2.0**60
+
+
+class NoFit(StagelineError):
+    """The stages of a model have no room on the machines; the text names the constraint that stands in the way."""
+
+    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,14 +37,12 @@ from stageline.pipeline.stage.layers.file_memory import LEAST
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
-from stageline.workers.extras.preflight.trial_result import StageEstimate
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.program.run_queues import RunQueue
 
-from .live_bytes import LiveBytes
-from .trial_stages import TrialStages
-from .unchanged_rows import demand_changed
+from .trial_result import StageEstimate
+from .trial_stages import LiveBytes, TrialStages, demand_changed
 
 _WORDS = {
     Kind.FORWARD: "forward",

@@ -6,19 +6,27 @@ stages then take and how long they compute, and takes what costs least.
     "stage", "layers"          recomputed, each without files and with them
 
 Each is a trial of its own, with a model of its own, one after the other.
+
+Work is counted in nanoseconds at fixed rates: by what operations multiply and by the bytes they touch. No clock is
+used: what follows from it must be the same on a machine that is busy. A forward that runs again counts as often as it
+runs.
 """
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
+from typing import Any
 
 import torch
 from msgspec import structs
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.schedule.replicas import dealt
+from stageline.pipeline.tree import tensors
 from stageline.workers.extras.memory import (
     Moved,
     StageOption,
@@ -30,17 +38,40 @@ from stageline.workers.extras.memory import (
     shortfalls,
     tight_workers,
 )
-from stageline.workers.extras.preflight.dry_run import TrialWatch, dry_run, further_copies
-from stageline.workers.extras.preflight.queue_estimates import queue_estimates
-from stageline.workers.extras.preflight.trial_result import ChosenMemory, StageEstimate, StageMemory
 from stageline.workers.runtime.job import Job, prepare
 
-from .work_count import WorkCount
-from .worker_memory import limit_key, stage_load, worker_rooms
+from .dry_run import TrialWatch, dry_run, further_copies
+from .trial_result import ChosenMemory, StageEstimate, StageMemory
+from .worker_memory import limit_key, queue_estimates, stage_load, worker_rooms
 
+FLOPS = 20.0  # floating point operations of a thread in a nanosecond
+TOUCHED = 5.0  # bytes that a process reads and writes in a nanosecond
 _PARTS = ("activations", "weights", "optimizer")
 _OFFLOADS = tuple(chain.from_iterable(combinations(_PARTS, count) for count in range(len(_PARTS) + 1)))
 _FORMS = ("stage", "layers")
+
+
+class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`nanoseconds`: of the operations in this context, entered once or several times, on `threads` threads."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nanoseconds = 0.0
+        self._threads = threads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not func.is_view:
+            known = flop_registry.get(func.overloadpacket)
+            flops = 0 if known is None else known(*args, **kwargs, out_val=result)
+            touched = sum(each.nbytes for each in _tensors([*args, *kwargs.values(), result]))
+            self.nanoseconds += max(flops / FLOPS / self._threads, touched / TOUCHED)
+        return result
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [each for each in tensors(values) if each.layout is torch.strided]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from stageline.pipeline.data.source import NumberedSource, samples_of
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe, map_tensors, tensors
-from stageline.workers.extras.preflight.trial_result import CacheEstimate
 from stageline.workers.runtime.job import Job
+
+from .trial_result import CacheEstimate
 
 MICROBATCHES = 4  # of the first step that are tried
 _OFF = "or leave model.prefix_cache out"

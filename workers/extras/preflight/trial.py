@@ -10,27 +10,54 @@ mark that the user's code does not know.
     MARK result {"type": "tried", ...}
 """
 
+import ctypes
 import os
 import sys
+from collections.abc import Iterator
 
 import msgspec
 import torch
+from zlib_ng.zlib_ng import crc32
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.plan_stage import optimizer_of
-from stageline.pipeline.model.stage_layout import layouts_of
+from stageline.pipeline.model.segment import layouts_of
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.tree import Tree
+from stageline.pipeline.tree import Leaf, Tree, describe, leaves
 from stageline.workers.runtime.job import Job, prepare
 
-from .checksums import record
 from .dry_run import TrialWatch
 from .estimate import estimate_of
 from .measure import measured_cut, measured_layers
-from .transcript import LeafRecord, Transcript
-from .trial_log import DOING, RESULT
-from .trial_result import ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
+from .transcript import ROWS, LeafRecord, Transcript
+from .trial_result import DOING, RESULT, ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
+
+
+def record(tree: Tree, name: str, *, by_row: bool = False) -> Iterator[LeafRecord]:
+    """Each leaf of `tree`, whose names begin with `name`."""
+    return (_record(leaf, f"{name}{path}", by_row=by_row) for path, leaf in leaves(tree))
+
+
+def _record(leaf: Leaf, name: str, *, by_row: bool) -> LeafRecord:
+    if not isinstance(leaf, torch.Tensor) or leaf.is_meta or leaf.layout != torch.strided:  # there are no bytes
+        return LeafRecord(name, describe(leaf))
+    memory = _memory(leaf)
+    rows = leaf.shape[0] if by_row and leaf.dim() else 0
+    return LeafRecord(name, describe(leaf), crc32(memory), _rows(memory, rows))
+
+
+def _rows(memory: memoryview, rows: int) -> tuple[int, ...]:
+    each = len(memory) // rows if rows else 0
+    return tuple(crc32(memory[row * each : (row + 1) * each]) for row in range(min(rows, ROWS)))
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """Its bytes, in the order of its elements."""
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    held = (ctypes.c_ubyte * raw.numel()).from_address(raw.data_ptr())
+    held.tensor = raw  # type: ignore[attr-defined]  # keeps the memory alive
+    return memoryview(held).cast("B")
 
 
 class TrialWriter:

@@ -1,9 +1,11 @@
 """What a trial finds: what the plan comes to, what was computed on the way, or why the plan cannot work.
 
-It crosses from the process of the trial to the one that started it as JSON; neither needs torch to read it.
+It crosses as JSON from the process of the trial to the one that started it, in the log of what the user's code prints.
+Reading it needs no torch.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -13,8 +15,10 @@ from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
 from stageline.pipeline.model.layer_costs import LayerCost
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import PlanError, PlanRefused
-from stageline.workers.extras.preflight.transcript import Transcript
 
+from .transcript import Transcript
+
+DOING, RESULT = "doing", "result"  # the words of a trial's own lines
 _LASTING = {"weights": ("weights", "gradients", "averages"), "optimizer": ("optimizer",)}  # what is in files with it
 
 
@@ -200,3 +204,61 @@ class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):
                 return DataError("\n".join(self.texts))
             case _:
                 return ModelRefused("\n".join(self.texts))
+
+
+_Result = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers | TrialRefusal
+
+
+class TrialLog:
+    """The log of a trial that writes `mark` before its own lines. `printed` is called with what the user's code prints.
+
+    `read(offset)` gives the bytes that the log has from there on.
+    """
+
+    def __init__(self, mark: str, read: Callable[[int], bytes], printed: Callable[[bytes], None]) -> None:
+        self.doing = "its start"
+        self.result: _Result | None = None
+        self._begin = f"{mark} ".encode()
+        self._read = read
+        self._printed = printed
+        self._offset = 0
+        self._rest = b""  # what was read and may be the beginning of one of the trial's lines
+
+    def follow(self) -> None:
+        """Takes note of what has been added; after the result, nothing is of interest."""
+        if self.result is not None:
+            return
+        new = self._read(self._offset)
+        self._offset += len(new)
+        self._rest += new
+        while (start := self._rest.find(self._begin)) >= 0:
+            end = self._rest.find(b"\n", start + len(self._begin))
+            if end < 0:
+                break
+            self._print(start)
+            line, self._rest = self._rest[: end - start], self._rest[end - start + 1 :]
+            if self._note(line.removeprefix(self._begin)):
+                return
+        self._print(self._printable())
+
+    def _printable(self) -> int:
+        """How many bytes of the rest cannot be part of one of the trial's lines."""
+        if (start := self._rest.find(self._begin)) >= 0:
+            return start
+        tails = range(max(0, len(self._rest) - len(self._begin)), len(self._rest))
+        return next((place for place in tails if self._begin.startswith(self._rest[place:])), len(self._rest))
+
+    def _print(self, count: int) -> None:
+        if count:
+            self._printed(self._rest[:count])
+        self._rest = self._rest[count:]
+
+    def _note(self, line: bytes) -> bool:
+        """Whether it is the result."""
+        word, _, content = line.partition(b" ")
+        if word == RESULT.encode():
+            with suppress(msgspec.MsgspecError):  # then there is none
+                self.result = msgspec.json.decode(content, type=_Result)
+            return True
+        self.doing = content.decode(errors="replace")
+        return False

@@ -7,17 +7,35 @@ In float64, from zeros, on all rows at once: the same rows give the same probe. 
 that it is trained on. `l2` is the one of `PENALTIES` that is best on a part of these rows that it was not trained on;
 the probe is then trained on all of them. Of a logistic regression and its penalty: Hastie, Tibshirani and Friedman, The
 Elements of Statistical Learning, sections 3.4.1 and 4.4.
+
+Features of a layer are one row of numbers for each sample, however many dimensions the layer has:
+
+[rows]                    [rows, 1]
+[rows, features]          as it is
+[rows, places, features]  the mean over the places; or the last of them; or all side by side, "flatten"
+more dimensions           all side by side; or the mean over all but rows and the last; or the last of dimension 1
+
+Rows are split by the samples that they are of. All rows of a sample are in one part, however often it was seen, and a
+sample is in the same part in every run:
+
+sha256 of the sample's number      0 1 2 3 4 ...  modulo 5: 0 is tested, 1 chooses the penalty, the others are fitted
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from .reading import TappedMicrobatch, TapsUnusable, tensors_of
+
 PENALTIES = (1.0, 1e-2, 1e-4)  # the strongest first: of two that are equally good, it is taken
 _MOST_STEPS = 200  # of L-BFGS
+_PARTS = 5
+_TESTED, _CHOSEN = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +147,61 @@ def _explained(found: Tensor, wanted: Tensor) -> float:
     """The share of the variance, of all numbers together; 0 where there is none."""
     variance = (wanted - wanted.mean(0)).square().sum()
     return (1 - (wanted - found).square().sum() / variance).item() if variance > 0 else 0.0
+
+
+class Pool(StrEnum):
+    """What becomes of the dimensions between rows and the last."""
+
+    MEAN = "mean"
+    FLATTEN = "flatten"
+    LAST = "last"
+
+
+def features_of(layer: str, part: TappedMicrobatch, pool: Pool | None) -> Tensor:
+    """float64 [rows, features] of the layer's tensors of numbers with a fraction, side by side. Raises `TapsUnusable`
+    if there is none, or a number is not finite."""
+    rows = next((each.shape[0] for each in tensors_of(part.activations) if each.dim()), 0)
+    usable = [each for each in tensors_of(part.activations) if each.is_floating_point() and each.shape[:1] == (rows,)]
+    if not usable:
+        raise TapsUnusable(
+            f"layer {layer} returned no tensor of numbers with a fraction whose dimension 0 counts rows: leave it out "
+            "with --layers"
+        )
+    found = torch.cat([pooled(each.double(), pool) for each in usable], dim=1)
+    if not found.isfinite().all():
+        raise TapsUnusable(
+            f"layer {layer} returned numbers that are not finite for {part.place}: no probe can be trained on them; "
+            "leave it out with --layers"
+        )
+    return found
+
+
+def pooled(tensor: Tensor, pool: Pool | None) -> Tensor:
+    """[rows, features] of [rows, ...]; None: by its dimensions."""
+    if tensor.dim() <= 2:
+        return tensor if tensor.dim() == 2 else tensor[:, None]
+    match pool or (Pool.MEAN if tensor.dim() == 3 else Pool.FLATTEN):
+        case Pool.MEAN:
+            return tensor.mean(tuple(range(1, tensor.dim() - 1)))
+        case Pool.LAST:
+            return tensor[:, -1].flatten(1)
+        case Pool.FLATTEN:
+            return tensor.flatten(1)
+
+
+def split_rows(samples: Tensor) -> ProbeRows:
+    """`samples`: the number of each row's sample, int64 [rows]."""
+    numbers, places = distinct(samples)
+    part = torch.tensor([_part(number) for number in numbers], dtype=torch.int64)[places]
+    tested, chosen = part == _TESTED, part == _CHOSEN
+    return ProbeRows(~(tested | chosen), chosen, tested)
+
+
+def distinct(values: Tensor) -> tuple[list[int], Tensor]:
+    """The different ones of `values`, int64 [rows], in ascending order; and the place of each row's among them."""
+    found, places = torch.unique(values, return_inverse=True)
+    return found.tolist(), places
+
+
+def _part(sample: int) -> int:
+    return int.from_bytes(sha256(str(sample).encode()).digest()[:8], "little") % _PARTS

@@ -10,8 +10,7 @@ from torch import Tensor
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.model_names import matches, near, unmatched
 
-from .features import Pool, features_of
-from .linear_probe import ProbeRows, ProbeScore, probe_classes, probe_numbers
+from .linear_probe import Pool, ProbeRows, ProbeScore, distinct, features_of, probe_classes, probe_numbers, split_rows
 from .reading import (
     Activations,
     NoTaps,
@@ -22,7 +21,6 @@ from .reading import (
     samples_of_all,
     targets_of_all,
 )
-from .split import distinct, split_rows
 
 FEW = 30  # rows to test on, below which a score is coarse
 

@@ -9,22 +9,18 @@ To the broker the group is one worker. If a member ends, or takes no part, the l
 a new group begins at the checkpoint, with a store and ports of its own.
 """
 
-import ctypes
 import os
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
 
 from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
-from stageline.pipeline.process.fork import Fork
-from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
+from stageline.pipeline.process.child import Fork
 from stageline.pipeline.stage.group.split_stage import LeadingStage, SplitStage, make_call
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state.stage_state import StageState
@@ -39,8 +35,6 @@ PART_OF_ACTION = 0.8  # of the time that an action may take: the group names its
 END_TIMEOUT = 2.0  # seconds for a member to end by itself
 SHOWS = 0.3  # seconds in which the end of a process shows, of which a connection has told
 _STDERR = 2
-_FORKED = b"f"  # to a member: `Fork` has returned, so that the thread that forked it has ended
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _NOT_MET = "Wait timeout"  # in the error of torch's FileStore, of a process that waits for another there
 _LOOK = 0.01  # seconds between two looks at the members
 
@@ -82,7 +76,6 @@ class Group:
 
     def __init__(self, place: GroupPlace) -> None:
         self.place = place
-        self._lifeline = LifelineOwner()
         self._members: list[_Member] = []
         self._left = False  # a thread is left that waits for the members to meet
         for rank in range(1, place.size):
@@ -127,13 +120,7 @@ class Group:
         for member in self._members:
             member.connection.close()
         for member in self._members:
-            if not at_once:
-                with suppress(subprocess.TimeoutExpired):
-                    member.process.wait(END_TIMEOUT)
-            member.process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                member.process.wait(END_TIMEOUT)
-        self._lifeline.close()
+            member.process.end(0.0 if at_once else END_TIMEOUT)
         if not self._left:  # else a thread may still write to what is open by this number
             os.close(self.place.store)
 
@@ -143,10 +130,7 @@ class Group:
             self.place.job, self.place.stage, rank, self.place.size, self.place.store, self.place.timeout
         )
         with theirs:
-            run = partial(serve_as_member, place, theirs, self._lifeline.end)
-            process = Fork(run, _STDERR, [theirs.fileno(), self._lifeline.end])
-        with suppress(OSError):  # it has ended, which the first call tells
-            ours.sendall(_FORKED)
+            process = Fork(partial(serve_as_member, place, theirs), _STDERR, [theirs.fileno()], dies_with_parent=True)
         return _Member(rank, process, ours)
 
     def _why_lost(self, error: Exception) -> str:
@@ -167,12 +151,8 @@ class Group:
         )
 
 
-def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int) -> int:
+def serve_as_member(place: GroupPlace, connection: socket.socket) -> int:
     """Makes the calls that come from the leader, until it ends the group or is gone. Returns the exit code."""
-    if connection.recv(len(_FORKED)) != _FORKED:
-        return ExitCode.FAILED
-    Lifeline(lifeline).end_process_when_cut(after=0.0)
-    _die_with_parent()
     failed, call = False, without_copies(make_call)
     try:
         stage = place.make(SplitStage)
@@ -192,13 +172,6 @@ def serve_as_member(place: GroupPlace, connection: socket.socket, lifeline: int)
             _tell(place, error)
         return ExitCode.FAILED
     return ExitCode.OK
-
-
-def _die_with_parent() -> None:
-    """Also if this process is stopped then, where the system knows that. The thread that forked it must have ended: of
-    its end, too, the system would tell."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _tell(place: GroupPlace, error: Exception) -> None:

@@ -21,7 +21,7 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.model.traced.apart import has_backward_threads, initialized_accelerator
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.process.fork import Fork, above_stdio
+from stageline.pipeline.process.child import Fork, above_stdio
 from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 from stageline.workers.disk.owned_folder import demand_short_socket_paths
 from stageline.workers.runs import folder as runs
@@ -116,9 +116,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
     def abandon(self) -> None:
         """Kills the launcher, if it is there: its processes then end by themselves."""
-        self._launcher.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(KILL_TIMEOUT)
+        self._launcher.end()
 
     def await_start(self, timeout: float = START_TIMEOUT) -> None:
         """Waits until the broker's address is known. Raises `NotStarted` after `timeout` seconds."""

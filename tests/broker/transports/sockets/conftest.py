@@ -3,7 +3,8 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import pytest
 
@@ -22,13 +23,13 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def polls(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """For how many seconds each poll would have waited."""
     found: list[float] = []
-    ready = queues._ready
+    ready = queues.ShmQueues._ready
 
-    def counted(watched: dict[int, int], seconds: float) -> set[int]:
+    def counted(self: queues.ShmQueues, watched: dict[Any, int], seconds: float) -> Collection[Any]:
         found.append(seconds)
-        return ready(watched, seconds)
+        return ready(self, watched, seconds)
 
-    monkeypatch.setattr(queues, "_ready", counted)
+    monkeypatch.setattr(queues.ShmQueues, "_ready", counted)
     return found
 
 

@@ -129,7 +129,7 @@ def test_a_look_finds_messages_and_the_end_of_the_connection(stack: ExitStack, t
     assert arrivals() == 2
     line.producer.close()
     assert arrivals() == 1
-    assert dialer.descriptor is None
+    assert dialer.handle is None
 
 
 # ---------------------------------------------------------------------------------------- a consumer that is behind

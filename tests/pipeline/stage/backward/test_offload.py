@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.stage.backward import offload
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.extras.preflight.live_bytes import LiveBytes
+from stageline.workers.extras.preflight.trial_stages import LiveBytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stageline.workers.extras.audit import decoders
+from stageline.workers.extras.audit import measures as decoders
 
 
 def rows(count: int, *shape: int) -> Tensor:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from stageline.workers.extras.audit.dependence import by_chance, centred_distances, distance_correlation
+from stageline.workers.extras.audit.measures import by_chance, centred_distances, distance_correlation
 
 
 def test_of_three_points_it_is_what_the_formula_gives_by_hand() -> None:

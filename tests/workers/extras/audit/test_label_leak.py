@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stageline.workers.extras.audit.label_leak import area, told_by_direction, told_by_norm
+from stageline.workers.extras.audit.measures import area, told_by_direction, told_by_norm
 
 LABELS = torch.tensor([0, 1, 0, 1, 0, 1])
 

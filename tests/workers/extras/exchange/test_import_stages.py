@@ -12,8 +12,7 @@ from stageline.pipeline.model.cut import build_segments
 from stageline.pipeline.model.weights.tensor_files import INDEX
 from stageline.pipeline.plan import Plan, read_plan
 from stageline.workers.extras.exchange.export import export_stages
-from stageline.workers.extras.exchange.foreign import foreign_weights
-from stageline.workers.extras.exchange.import_stages import import_stages
+from stageline.workers.extras.exchange.foreign import foreign_weights, import_stages
 from stageline.workers.extras.exchange.stored_weights import StoredWeights
 from support import reference
 

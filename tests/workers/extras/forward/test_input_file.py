@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from stageline import DataError
 from stageline.pipeline.tree import Tree, tensors
-from stageline.workers.extras.forward.input_file import open_inputs
+from stageline.workers.extras.forward.row_files import open_inputs
 
 ROWS = torch.arange(14, dtype=torch.float32).reshape(7, 2)
 

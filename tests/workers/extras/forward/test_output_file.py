@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from stageline import DataError
 from stageline.workers.extras.exchange.stored_weights import WeightsUnusable
-from stageline.workers.extras.forward.output_file import JoinedOutputs, demand_writable, write_outputs
+from stageline.workers.extras.forward.row_files import JoinedOutputs, demand_writable, write_outputs
 
 
 def joined(*outputs: tuple[object, int]) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.extras.forward.temporary_run import PREFIX, remove_abandoned_runs, temporary_run_folder
+from stageline.workers.extras.forward.forward_run import PREFIX, remove_abandoned_runs, temporary_run_folder
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def test_a_folder_is_removed_at_the_end_with_all_that_is_in_it(tmp_path: Path) -
 def test_what_a_killed_command_has_left_is_removed_by_the_next_one_and_nothing_else(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
-        "from stageline.workers.extras.forward.temporary_run import temporary_run_folder\n"
+        "from stageline.workers.extras.forward.forward_run import temporary_run_folder\n"
         "with temporary_run_folder() as folder:\n"
         "    (folder / 'broker.log').touch()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -8,8 +8,8 @@ import torch
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import read_plan
-from stageline.workers.extras.preflight.checksums import record
 from stageline.workers.extras.preflight.dry_run import Carried, TrialWatch, dry_run
+from stageline.workers.extras.preflight.trial import record
 from stageline.workers.extras.preflight.trial_result import StageEstimate
 from stageline.workers.runtime.job import Job, prepare
 from support import reference

@@ -7,7 +7,7 @@ from torch import nn
 
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.workers.disk.offload_files import MappedFiles
-from stageline.workers.extras.preflight.live_bytes import LiveBytes
+from stageline.workers.extras.preflight.trial_stages import LiveBytes
 
 KIB = 1024
 

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from stageline.workers.extras.taps.linear_probe import PENALTIES, ProbeRows, probe_classes, probe_numbers
-from stageline.workers.extras.taps.split import split_rows
+from stageline.workers.extras.taps.linear_probe import PENALTIES, ProbeRows, probe_classes, probe_numbers, split_rows
 
 ROWS = 400
 

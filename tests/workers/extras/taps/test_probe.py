@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stageline.workers.extras.taps.features import Pool
+from stageline.workers.extras.taps.linear_probe import Pool
 from stageline.workers.extras.taps.probe import ProbeChoice, ProbeRefused, probe
 from stageline.workers.extras.taps.reading import Activations, NoTaps, TappedMicrobatch, Taps, TapsUnusable
 

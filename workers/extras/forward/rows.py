@@ -1,7 +1,8 @@
-"""The batches that a run's model is evaluated on: the rows that its plan holds out, or those of other data."""
+"""Rows through a run's model: predictions for a file; loss and metrics of held-out rows, or of other data."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stageline.pipeline.data import Batch, Feed
@@ -9,7 +10,12 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.workers.extras.exchange.load import RunModel
 from stageline.workers.runtime.executor.metric_value import Metric
+from stageline.workers.script.arguments.arguments import Workers
+
+from .forward_run import ForwardRun, Measured, Tell
+from .row_files import Inputs, JoinedOutputs, write_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +71,27 @@ def metrics_of(plan: Plan) -> Mapping[str, Metric]:
     names = plan.model.metrics
     made: list[Callable[..., Any]] = [load_function(name, base_folder(plan), "model.metrics") for name in names]
     return dict(zip(plan.metric_names, made, strict=True))
+
+
+def evaluate_run(model: RunModel, wanted: Wanted, workers: Workers, tell: Tell) -> tuple[str, Measured]:
+    """What was evaluated on, in the plan's words, and what was measured. Raises what `ForwardRun`, `load_source` and
+    `load_function` do."""
+    plan = plan_with(model.plan, wanted)
+    loss, metrics, batches = loss_of(plan), metrics_of(plan), batches_of(plan, wanted)
+    with ForwardRun(model, workers, loss=loss, metrics=metrics, tell=tell) as run:
+        return plan.data.origin_held_out, run.evaluate(batches)
+
+
+def predict_rows(
+    model: RunModel, inputs: Inputs, target: Path, batch_size: int | None, workers: Workers, tell: Tell
+) -> Mapping[str, str]:
+    """Writes to `target` what `model` returns for `inputs`, row by row, in batches of `batch_size` rows (None: the
+    plan's). Returns what it returned besides tensors, by names. Raises what `ForwardRun` does, `DataError`, `OSError`;
+    then there is no such file."""
+    size = batch_size or model.plan.data.batch_size
+    outputs = JoinedOutputs()
+    with ForwardRun(model, workers, tell=tell) as run:
+        for count, output in zip(inputs.sizes(size), run.predictions(inputs.batches(size)), strict=True):
+            outputs.add(output, count)
+    write_outputs(target, outputs.joined())
+    return outputs.left_out

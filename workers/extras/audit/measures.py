@@ -1,18 +1,38 @@
-"""Decoders: compute inputs from what crosses a cut, as one could who has such pairs for some rows, and measure others.
+"""Measures how much crosses a cut: decoders of inputs, distance correlation, and label leakage.
+
+Decoders compute inputs from what crosses, as one could who has such pairs for some rows, and measure others:
 
     linear    ridge regression; the penalty is the best of `PENALTIES` on a fifth of the rows that it is trained on
     conv      Linear, twice (upsample, convolution, ReLU), convolution: trained by Adam on the squared error; for inputs
               that are no images, a network of two linear layers. For how many epochs, a fifth of the rows says, too
 
 Images are decoded at 32 x 32 pixels at most. Many features are first reduced to their `MOST_FEATURES` main components.
+
+Distance correlation tells how much two sets of numbers for the same rows depend on each other, in any way:
+
+    a_ij = |x_i - x_j|    A_ij = a_ij - mean of row i - mean of column j + mean of all    (B of y likewise)
+    dCor(x, y)^2 = mean(A B) / sqrt(mean(A A) mean(B B))
+
+Szekely, Rizzo and Bakirov, Measuring and testing dependence by correlation of distances, Ann. Statist. 35 (2007).
+It is 0 of independent variables, and 1 where one is a similar image of the other. Of a finite sample of many dimensions
+it is far above 0 by chance (Szekely and Rizzo, J. Multivariate Analysis 117, 2013), so it is compared with that of
+pairs that do not belong together.
+
+Labels are told from gradients at a cut by two scores, measured by the area under the ROC curve:
+
+    norm         |g_i|: rows of a rare, or not yet learned, class have larger gradients
+    direction    cos(g_i, g_h), h one row whose label is known: rows of its class have gradients that point its way
+
+Li et al., Label leakage and protection in two-party split learning, ICLR 2022, arXiv 2102.08504. There labels are 0 and
+1. With more classes, each is told from all others, and the mean over classes counts. 0.5 is what guessing gives.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, mse_loss
+from torch.nn.functional import adaptive_avg_pool2d, mse_loss, normalize
 
 PENALTIES = (10.0, 1.0, 1e-1, 1e-2, 1e-4)
 MOST_FEATURES = 256
@@ -137,3 +157,67 @@ def _network(features: int, shape: torch.Size) -> nn.Sequential:
         nn.ReLU(),
         nn.Conv2d(16, channels, 3, padding=1),
     )
+
+
+def distance_correlation(x: Tensor, y: Tensor) -> float:
+    """Of `x`, [rows, m], and `y`, [rows, n], of any floating dtype: from 0 to 1. 0 if one does not vary."""
+    return correlation(centred_distances(x), centred_distances(y))
+
+
+def centred_distances(rows: Tensor) -> Tensor:
+    """A of rows [rows, m]: float64 [rows, rows]."""
+    distances = torch.cdist(rows.float() - rows.float().mean(0), rows.float() - rows.float().mean(0)).double()
+    distances.fill_diagonal_(0)  # as it is but for rounding
+    return distances - distances.mean(0) - distances.mean(1, keepdim=True) + distances.mean()
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    """The distance correlation, of what `centred_distances` gives."""
+    scale = ((a * a).mean() * (b * b).mean()).sqrt()
+    return float(((a * b).mean().clamp(min=0) / scale).sqrt()) if scale > 0 else 0.0
+
+
+def by_chance(a: Tensor, b: Tensor) -> float:
+    """The same of pairs that do not belong together: each row of one with the next row of the other."""
+    return correlation(a, b.roll((1, 1), (0, 1)))
+
+
+def told_by_norm(gradients: Tensor, labels: Tensor) -> float | None:
+    """`gradients` [rows, features], `labels` int64 [rows]. The larger of the area and 1 less it, since the one who
+    looks may know which class has the larger norms; None if no class can be told from others."""
+    norms = gradients.double().norm(dim=1)
+    return _mean_over_classes(labels, lambda mine: _either(area(norms, mine)))
+
+
+def told_by_direction(gradients: Tensor, labels: Tensor) -> float | None:
+    """The same by the cosine with the gradient of the first row of each class, which is not scored."""
+    directions = normalize(gradients.double(), dim=1)
+
+    def of_class(mine: Tensor) -> float:
+        known = int(mine.int().argmax())
+        others = torch.arange(len(mine)) != known
+        return area((directions @ directions[known])[others], mine[others])
+
+    return _mean_over_classes(labels, of_class, least=2)
+
+
+def area(scores: Tensor, positive: Tensor) -> float:
+    """The area under the ROC curve: how often a `positive` row (bool [rows]) has a higher score than another, equal
+    scores counting half."""
+    ranks = scores.argsort().argsort().double()
+    _, places = torch.unique(scores, return_inverse=True)
+    count = torch.bincount(places).double()
+    ranks = (torch.zeros_like(count).index_add_(0, places, ranks) / count)[places] + 1  # equal scores, equal ranks
+    ours, theirs = int(positive.sum()), int((~positive).sum())
+    return float((ranks[positive].sum() - ours * (ours + 1) / 2) / (ours * theirs))
+
+
+def _either(found: float) -> float:
+    return max(found, 1 - found)
+
+
+def _mean_over_classes(labels: Tensor, told: Callable[[Tensor], float], least: int = 1) -> float | None:
+    """Of the classes with `least` rows, and as many of other classes."""
+    masks = [labels == each for each in torch.unique(labels)]
+    found = [told(mine) for mine in masks if mine.sum() >= least and (~mine).any()]
+    return sum(found) / len(found) if found else None
