@@ -105,6 +105,73 @@ DECIDING = {
     "workers/runtime/machine.py": PURE,
 }
 
+# The public interface of the core, on which the extras are built: the names that `stageline` exports, those in the
+# `__all__` of a core room, the files at the top of the three folders, and these files.
+PUBLIC = (
+    "broker/codec/codecs.py",  # what a queue makes of tensors
+    "broker/codec/tensors.py",
+    "broker/control/records.py",  # values in a run's records
+    "pipeline/model/cut.py",  # a plan's model and its stages
+    "pipeline/model/layer_costs.py",
+    "pipeline/model/load.py",
+    "pipeline/model/patterns.py",
+    "pipeline/model/plan_stage.py",
+    "pipeline/model/segment.py",
+    "pipeline/model/stage_layout.py",
+    "pipeline/model/weights/tensor_files.py",
+    "pipeline/plan/difference.py",  # a plan as tables of keys, and files that are written like one
+    "pipeline/plan/errors.py",
+    "pipeline/plan/keys/key_types.py",
+    "pipeline/plan/tables.py",
+    "pipeline/stage/scalar_loss.py",
+    "pipeline/stage/stage.py",
+    "workers/checkpoint/recut.py",  # checkpoints
+    "workers/checkpoint/regroup.py",
+    "workers/checkpoint/snapshot.py",
+    "workers/checkpoint/source.py",
+    "workers/checkpoint/weights.py",
+    "workers/disk/atomic_file.py",  # files that are whole or absent
+    "workers/disk/owned_folder.py",
+    "workers/disk/tensor_file.py",
+    "workers/runs/folder.py",  # the folder of a run
+    "workers/runs/notes.py",
+    "workers/runs/owner.py",
+    "workers/runtime/executor/metric_value.py",
+    "workers/runtime/worker_feature.py",  # the protocol of a worker's features
+)
+
+# Extras that still reach further into the core, and why; the list may only become shorter.
+REACHING = {
+    "workers/extras/exchange/load.py": "fills an unsplit model as stages are filled",
+    "workers/extras/forward/forward_run.py": "begins a scripted run without a Line",
+    "workers/extras/forward/rows.py": "likewise",
+    "workers/extras/prefix_cache/again.py": "computes stages as a worker does",
+    "workers/extras/prefix_cache/cache.py": "keeps rows in the form of messages",
+    "workers/extras/prefix_cache/opening.py": "changes the instructions of a worker",
+    "workers/extras/preflight/doctor.py": "opens the transports of a plan",
+    "workers/extras/preflight/dry_run.py": "carries out a step without workers",
+    "workers/extras/preflight/estimate.py": "likewise",
+    "workers/extras/preflight/measure.py": "likewise",
+    "workers/extras/preflight/memory_choice.py": "likewise",
+    "workers/extras/preflight/pure_prefix.py": "likewise",
+    "workers/extras/preflight/trial.py": "likewise",
+    "workers/extras/preflight/trial_stages.py": "likewise",
+    "workers/extras/preflight/worker_memory.py": "counts what transports and offloaded files take",
+    "workers/extras/replay/recorder.py": "records in the form of messages",
+    "workers/extras/replay/records.py": "likewise",
+    "workers/extras/replay/replay.py": "carries out one instruction without a loop",
+    "workers/extras/taps/reading.py": "reads which microbatches were skipped",
+    "workers/extras/taps/tap_writer.py": "follows the loop and its progress",
+}
+
+# Files of the core that import an extra by its name, and why; the list may only become shorter. The commands and the
+# public names import extras by purpose, and `worker_feature.py` names features in a table.
+ON_EXTRAS = {
+    "workers/launch/launch.py": "tries a plan before it runs",
+    "workers/launch/trials.py": "likewise, and finds machines for stages",
+    "workers/script/calls/page.py": "draws the timetable of a script's run",
+}
+
 # What only the edge may touch: clocks, chance, the system, threads, sockets.
 EDGE = {
     "asyncio",
@@ -193,6 +260,36 @@ def test_no_file_is_in_a_circle_of_imports() -> None:
     while free := {name for name, others in waiting.items() if not others & waiting.keys()}:
         waiting = {name: others for name, others in waiting.items() if name not in free}
     assert not waiting
+
+
+def interface() -> set[str]:
+    """The modules that the public interface of the core is in."""
+    top = {name for name, path in files().items() if room(path) in TOPS}
+    rooms = {name for name, path in files().items() if path.name == "__init__.py" and "__all__" in path.read_text()}
+    exported = needs(ROOT / PACKAGE / "__init__.py")
+    return top | rooms | exported | {module_name(path) for path in PUBLIC}
+
+
+def module_name(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")
+
+
+def test_extras_are_built_on_the_public_interface() -> None:
+    allowed = interface()
+    extras = {name: path for name, path in files().items() if name.startswith("workers.extras.")}
+    reaching = {
+        name
+        for name, path in extras.items()
+        if {other for other in needs(path) if other not in allowed and not other.startswith("workers.extras.")}
+    }
+    assert reaching == set(map(module_name, REACHING))
+    assert set(map(module_name, PUBLIC)) <= {other for path in extras.values() for other in needs(path)}
+
+
+def test_the_core_does_without_extras() -> None:
+    core = {name: path for name, path in files().items() if not name.startswith(("workers.extras", "workers.cli"))}
+    built = {name for name, path in core.items() if any(other.startswith("workers.extras") for other in needs(path))}
+    assert built == {"__init__", *map(module_name, ON_EXTRAS)}
 
 
 @pytest.mark.parametrize("kind", [PURE, TENSORS])

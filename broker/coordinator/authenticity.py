@@ -12,18 +12,22 @@ that has its records does, nor one of a run that is new.
 
 What the broker says is sealed with the secret of the incarnation that its recipient has proven. A process without a
 place has no secret yet, and a command needs none: what they are told is not sealed.
+
+Reads `registry`, to know which workers may be believed.
 """
 
 from dataclasses import dataclass
 
 from stageline.broker.control.channel import Envelope
 from stageline.broker.control.messages import Ask, Assigned, Declined, Exited, Hello, Refused, StopRun
-from stageline.broker.control.protocol import MessageSeal, SealedMessage, Serials, encode
+from stageline.broker.control.protocol import MessageSeal, RunKeys, SealedMessage, Serials, encode
+from stageline.broker.ledger.registry import Registry
 from stageline.pipeline.errors import ExitCode
 
-from .records import Outgoing, RunRecords
+from .state import Outgoing
 
 _REMEMBERED = 64  # newest serials of the control secret: those of two supervisors, one after the other, may mix
+_KEPT = 10_000  # newest addresses of workers: a worker that connects again has another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +42,25 @@ _OPEN, _PROVEN = Judgement(), Judgement(proven=True)
 
 
 class Authenticity:
-    """Judges the messages to the broker of one run."""
+    """The seals of one broker of a run. Its serials begin at the time, above those of a broker before it.
 
-    def __init__(self, run: RunRecords) -> None:
-        self._run = run
+    Args:
+        keys: The run's secrets.
+        registry: The members of the run.
+        adopted: True if the run's id was given to this broker: its records may be lost.
+    """
+
+    def __init__(self, keys: RunKeys, registry: Registry, *, adopted: bool) -> None:
+        self._keys = keys
+        self._registry = registry
+        self._adopted = adopted
         self._of_incarnations: dict[int, Serials] = {}  # of genuine messages only: as many as there were workers
         self._of_control = Serials(_REMEMBERED)
+        self._serial = 0
+        self._addresses: dict[bytes, int] = {}  # the incarnation that has proven to speak from each
 
     def judge(self, sealed: SealedMessage) -> Judgement:
-        """Each message once: a second time it is one that was sent again."""
+        """Judge each message once: the second time it is one that was sent again."""
         match sealed.message:
             case Ask():
                 return Judgement(proven=not self._control(sealed).refusal)
@@ -60,12 +74,29 @@ class Authenticity:
                 return self._member(sealed, message.incarnation)
 
     def is_proven(self, incarnation: int, seal: MessageSeal) -> bool:
-        """Whether the worker of that incarnation made the seal, now or before."""
-        return seal.is_of(self._run.keys.of_incarnation(incarnation))
+        """Return True if the worker of that incarnation made the seal, now or before."""
+        return seal.is_of(self._keys.of_incarnation(incarnation))
+
+    def note_proven(self, sender: bytes, incarnation: int) -> None:
+        """Note that the worker of `incarnation` has proven that it speaks from the address `sender`."""
+        self._addresses[sender] = incarnation
+        if len(self._addresses) > _KEPT:
+            del self._addresses[next(iter(self._addresses))]
+
+    def envelope(self, outgoing: Outgoing, now: float) -> Envelope:
+        """Return the message as bytes, with its recipient. `now` is in seconds since the epoch."""
+        recipient, message = outgoing
+        if isinstance(message, Assigned):  # it brings the secret, which its recipient has from now on
+            self.note_proven(recipient, message.incarnation)
+        incarnation = self._addresses.get(recipient)
+        if incarnation is None:
+            return recipient, encode(message)
+        self._serial = max(self._serial + 1, int(now * 1e9))
+        return recipient, encode(message, self._keys.of_incarnation(incarnation), self._serial)
 
     def _control(self, sealed: SealedMessage) -> Judgement:
         name = type(sealed.message).__name__
-        if not sealed.seal.is_of(self._run.keys.of_control):
+        if not sealed.seal.is_of(self._keys.of_control):
             return Judgement(f"{name} from an unknown peer without the run's secret")
         if not self._of_control.is_new(sealed.seal.serial):
             return Judgement(f"{name} that has come before")
@@ -80,12 +111,12 @@ class Authenticity:
         return _PROVEN
 
     def _is_vouched(self, hello: Hello) -> bool:
-        """Whether the records that could prove the worker are lost, and it may be believed.
+        """Return True if the records that could prove the worker are lost, and it may be believed.
 
         Once places are given again, it may ask for its new incarnation until it has used that.
         """
-        registry = self._run.registry
-        if not self._run.adopted or hello.memory is None or registry.current(hello.incarnation) is not None:
+        registry = self._registry
+        if not self._adopted or hello.memory is None or registry.current(hello.incarnation) is not None:
             return False
         renewed = registry.renewed(hello.incarnation)
         lost = not (registry.begun or registry.since)  # a run that was restarted as a whole has records, and their key
@@ -93,8 +124,7 @@ class Authenticity:
 
 
 def refusal_to(sealed: SealedMessage) -> Refused | None:
-    """What the sender of a refused message is told, if anything: a worker learns from its Hello that it must be started
-    again."""
+    """Return what the sender of a refused message is told: a worker learns from its Hello that it must be restarted."""
     match sealed.message:
         case Hello(incarnation=incarnation, name=name):
             return Refused(
@@ -104,32 +134,3 @@ def refusal_to(sealed: SealedMessage) -> Refused | None:
             )
         case _:
             return None
-
-
-_KEPT = 10_000  # newest addresses of workers: a worker that connects again has another one
-
-
-class OutgoingSeals:
-    """The seals of one broker of a run. Its serials begin at the time, above those of a broker before it."""
-
-    def __init__(self, run: RunRecords) -> None:
-        self._run = run
-        self._serial = 0
-        self._incarnations: dict[bytes, int] = {}  # by address
-
-    def note_proven(self, sender: bytes, incarnation: int) -> None:
-        """The worker of `incarnation` has proven that it speaks from the address `sender`."""
-        self._incarnations[sender] = incarnation
-        if len(self._incarnations) > _KEPT:
-            del self._incarnations[next(iter(self._incarnations))]
-
-    def envelope(self, outgoing: Outgoing, now: float) -> Envelope:
-        """Return the message as bytes, with its recipient. `now` is in seconds since the epoch."""
-        recipient, message = outgoing
-        if isinstance(message, Assigned):  # it brings the secret, which its recipient has from now on
-            self.note_proven(recipient, message.incarnation)
-        incarnation = self._incarnations.get(recipient)
-        if incarnation is None:
-            return recipient, encode(message)
-        self._serial = max(self._serial + 1, int(now * 1e9))
-        return recipient, encode(message, self._run.keys.of_incarnation(incarnation), self._serial)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import isfinite
 
 import msgspec
@@ -12,61 +11,52 @@ from stageline.broker.diagnosis.explain import MEND
 from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.evaluations import fact_of
 from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
+from stageline.broker.ledger.losses import Replacement
 from stageline.broker.ledger.recovery import attempts_on
-from stageline.broker.ledger.registry import Contact, Replacement
+from stageline.broker.ledger.registry import Contact
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule
 
-from .lifecycle import RunState
-from .records import RunRecords
-from .restart import Restart
+from .restart import missing, waiting_for
 from .run import RunPhase
-from .supervision import Supervision
+from .state import Life, RunState
+from .supervision import why_waiting
 
 Facts = dict[str, object]
 
 _DEPTH = ("ready", "in_flight", "retained", "bytes", "oldest")  # what a report has of each queue
 _LOOKED_BACK = 16  # steps, for one of which all times are known: of those before a loss, some are not
 _WHILE_PLACING = {  # what can be done while no worker has anything to wait for
-    RunState.CHOOSING_CHECKPOINT: "start the missing workers, where their snapshots are",
-    RunState.RECONCILING: "wait: the run continues by itself, or the broker names what is missing",
-    RunState.RECONNECTING: "wait: the run continues by itself",
+    Life.CHOOSING_CHECKPOINT: "start the missing workers, where their snapshots are",
+    Life.RECONCILING: "wait: the run continues by itself, or the broker names what is missing",
+    Life.RECONNECTING: "wait: the run continues by itself",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RunView:
-    """What queries read of the run at `now` (seconds since the epoch). They change nothing."""
-
-    now: float
-    run: RunRecords
-    restart: Restart
-    supervision: Supervision
 
 
 class _BadQuery(Exception):
     """A parameter of the query is missing or invalid."""
 
 
-def answer(view: RunView, ask: Ask) -> Answer | Refused:
-    """Answers `ask`, or refuses and names what can be asked."""
+def answer(run: RunState, ask: Ask, now: float) -> Answer | Refused:
+    """Answer `ask` at `now` (seconds since the epoch), or refuse and name what can be asked."""
     if ask.what not in _ANSWERS:
         return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=ExitCode.USAGE)
     try:
-        return Answer(f"{ask.what}/1", _ANSWERS[ask.what](view, ask.of))
+        return Answer(f"{ask.what}/1", _ANSWERS[ask.what](run, ask.of, now))
     except _BadQuery as error:
         return Refused(f"{ask.what}: {error}", code=ExitCode.USAGE)
 
 
-def _status(view: RunView, of: Mapping[str, str]) -> Facts:
-    """The run, its workers, and the losses from step `losses_from` on and the rounds of evaluation after them (all if
-    not given). `script` is its script, as a
-    worker without stages; None of a run that has none."""
+def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
+    """Return the run, its workers, and its losses and rounds of evaluation from step `losses_from` on, else all.
+
+    `script` is its script, as a worker without stages; None of a run that has none.
+    """
     first = _number(of, "losses_from", 0)
-    run, outcome, ledger, schedule = view.run, view.run.outcome, view.run.ledger, view.run.config.schedule
-    workers = range(len(schedule.placement))
-    missing = [index for index in view.restart.missing if index in workers] if run.phase is RunPhase.WAITING else []
+    outcome, ledger, schedule = run.outcome, run.ledger, run.config.schedule
+    workers, pending = range(len(schedule.placement)), run.replacements.pending.values()
+    lacking = [index for index in missing(run) if index in workers] if run.phase is RunPhase.WAITING else []
     return {
         "run": run.id,
         "name": run.config.name,
@@ -81,8 +71,8 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         },
         "orders": _orders(run),
         "phase": str(run.phase),
-        "missing": missing,
-        "script": None if run.config.script is None else _worker(view, run.config.script),
+        "missing": lacking,
+        "script": None if run.config.script is None else _worker(run, now, run.config.script),
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
         "saving": run.saving,
@@ -101,20 +91,20 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "best": _best(run.evaluations.standing()),
         "stopped_early": outcome.reason if outcome and outcome.early else None,
         "checkpoint": run.checkpoints.complete if run.config.snapshots else None,
-        "listening": run.lifecycle.state is RunState.RECONNECTING,
-        "recollecting": run.lifecycle.state is RunState.RECONCILING,
-        "damaged": list(view.restart.damages),
+        "listening": run.lifecycle.state is Life.RECONNECTING,
+        "recollecting": run.lifecycle.state is Life.RECONCILING,
+        "damaged": list(run.search.damages),
         "restarts": run.replacements.ever.total(),
-        "recovering": [_replacement(view, each) for each in run.replacements.pending.values() if each.index in workers],
+        "recovering": [_replacement(run, now, each) for each in pending if each.index in workers],
         "fault": run.fault,
         "declined": [{"host": each.host, "pid": each.pid, "reason": each.reason} for each in run.declined],
-        "spares": [_standby(contact, view.now) for contact in run.standby.values()],
+        "spares": [_standby(contact, now) for contact in run.standby.values()],
         "oddities": dict(run.events.anomalies),
-        "workers": [_worker(view, index) for index in workers],
+        "workers": [_worker(run, now, index) for index in workers],
     }
 
 
-def _orders(run: RunRecords) -> Facts | None:
+def _orders(run: RunState) -> Facts | None:
     """By which schedules a run goes that chooses them, and why; None of another run."""
     if run.config.schedule_memory is None:
         return None
@@ -147,18 +137,18 @@ def _loss(found: tuple[int, float | None] | None) -> Facts | None:
     return None if found is None else {"step": found[0], "loss": found[1]}
 
 
-def _replacement(view: RunView, pending: Replacement) -> Facts:
+def _replacement(run: RunState, now: float, pending: Replacement) -> Facts:
     """`given`: the place is taken again, and its new worker has yet to complete an action."""
     return {
         "index": pending.index,
         "pid": pending.pid,
         "host": pending.host,
-        "stages": list(view.run.config.schedule.placement[pending.index]),
-        "since": max(0.0, view.now - pending.since),  # seconds ago
+        "stages": list(run.config.schedule.placement[pending.index]),
+        "since": max(0.0, now - pending.since),  # seconds ago
         "why": pending.why,
         "how": pending.how,
-        "left": max(0.0, view.run.config.patience - (view.now - pending.awaited)),  # seconds for another to join
-        "given": pending.index in view.run.registry.members,
+        "left": max(0.0, run.config.patience - (now - pending.awaited)),  # seconds for another to join
+        "given": pending.index in run.registry.members,
     }
 
 
@@ -167,9 +157,9 @@ def _standby(contact: Contact, now: float) -> Facts:
     return {"name": hello.name, "host": hello.host, "pid": hello.pid, "heard": max(0.0, now - contact.last_seen)}
 
 
-def _worker(view: RunView, index: int) -> Facts:
-    member = view.run.registry.members.get(index)
-    config = view.run.config
+def _worker(run: RunState, now: float, index: int) -> Facts:
+    member = run.registry.members.get(index)
+    config = run.config
     place: Facts = {"index": index, "stages": list(config.placement[index])}
     if config.schedule.shares:
         place["labels"] = list(config.labels[index])
@@ -185,7 +175,7 @@ def _worker(view: RunView, index: int) -> Facts:
         "endpoint": member.endpoint,
         "incarnation": member.incarnation,
         "generation": member.generation,
-        "heard": max(0.0, view.now - member.last_seen),  # seconds ago
+        "heard": max(0.0, now - member.last_seen),  # seconds ago
         "now": report.now if report else "starts" if member.sender else "",
         "trouble": report.trouble if report else "",
         "fault": report.fault if report else "",
@@ -197,42 +187,42 @@ def _worker(view: RunView, index: int) -> Facts:
     }
 
 
-def _join(view: RunView, of: Mapping[str, str]) -> Facts:
+def _join(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """What a worker that has no plan file needs to join a script's run: its plan, and which code it goes with; and
     whether it comes too late."""
-    code = view.run.config.code
+    code = run.config.code
     if code is None:
         raise _BadQuery(
-            f"run {view.run.id} has no script that gives its workers a plan. Start them with the plan that its broker "
+            f"run {run.id} has no script that gives its workers a plan. Start them with the plan that its broker "
             "has: stageline worker CONFIG --broker URL"
         )
-    settings = dict(view.run.config.settings)
-    over = view.run.lifecycle.over
-    return {"run": view.run.id, "settings": settings, "torch": code.torch, "files": dict(code.files), "over": over}
+    settings = dict(run.config.settings)
+    over = run.lifecycle.over
+    return {"run": run.id, "settings": settings, "torch": code.torch, "files": dict(code.files), "over": over}
 
 
-def _queues(view: RunView, of: Mapping[str, str]) -> Facts:
+def _queues(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """Each queue as each worker with an end of it sees it."""
-    reports = [(index, member.report) for index, member in sorted(view.run.registry.members.items()) if member.report]
+    reports = [(index, member.report) for index, member in sorted(run.registry.members.items()) if member.report]
     rows = [
         {"queue": name, "worker": index, **dict(zip(_DEPTH, depth, strict=False))}
         for index, report in reports
         for name, depth in report.queues.items()
     ]
-    return {"run": view.run.id, "queues": rows}
+    return {"run": run.id, "queues": rows}
 
 
-def _story(view: RunView, of: Mapping[str, str]) -> Facts:
+def _story(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """The history of a microbatch: one entry per stage."""
     step, microbatch = _number(of, "step"), _number(of, "microbatch")
-    schedule = view.run.config.schedule
+    schedule = run.config.schedule
     if microbatch >= schedule.microbatches:
         raise _BadQuery(
             f"there is no microbatch {microbatch}: a step has {schedule.microbatches}, 0 to {schedule.microbatches - 1}"
         )
-    _check_step(view.run, step)
-    stages = [_at_stage(view, MicrobatchPosition(stage, step, microbatch)) for stage in _having(schedule, microbatch)]
-    return {"run": view.run.id, "step": step, "microbatch": microbatch, "stages": stages}
+    _check_step(run, step)
+    stages = [_at_stage(run, MicrobatchPosition(stage, step, microbatch)) for stage in _having(schedule, microbatch)]
+    return {"run": run.id, "step": step, "microbatch": microbatch, "stages": stages}
 
 
 def _having(schedule: Schedule, microbatch: int) -> list[int]:
@@ -240,7 +230,7 @@ def _having(schedule: Schedule, microbatch: int) -> list[int]:
     return [schedule.replicas.having(stage, microbatch) for stage in range(schedule.stages)]
 
 
-def _check_step(run: RunRecords, step: int) -> None:
+def _check_step(run: RunState, step: int) -> None:
     if run.training_steps is None or step < run.training_steps or step < run.ledger.begun:
         return
     last = max(run.training_steps, run.ledger.begun) - 1
@@ -249,9 +239,9 @@ def _check_step(run: RunRecords, step: int) -> None:
     )
 
 
-def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
+def _at_stage(run: RunState, at: MicrobatchPosition) -> Facts:
     """The state of a microbatch at one stage, when each action on it began and ended, and what was lost."""
-    run, schedule = view.run, view.run.config.schedule
+    schedule = run.config.schedule
     entry, record = run.ledger.entry(at), run.store.record(at.stage, at.step)
     timed = timed_actions(record) if record else []
     own = [each for each in timed if each[0].microbatch == at.microbatch or each[0].kind in ONCE_PER_STEP]
@@ -275,27 +265,27 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
     }
 
 
-def _why(view: RunView, of: Mapping[str, str]) -> Facts:
+def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """Why the run waits, or why the worker that owns a stage does."""
-    facts: Facts = {"run": view.run.id, "phase": str(view.run.phase)}
-    owner = _owner(view, of)  # a stage that does not exist is refused in every phase
-    if view.run.outcome is not None:
+    facts: Facts = {"run": run.id, "phase": str(run.phase)}
+    owner = _owner(run.config.schedule, of)  # a stage that does not exist is refused in every phase
+    if run.outcome is not None:
         over = "nothing: the run is over"
-        return {**facts, "text": view.run.outcome.reason, "chain": [], "root": None, "reports": [], "action": over}
-    if view.run.fault:
-        text = f"the broker {view.run.fault}. Until then it hears nothing of the workers, which train without it"
+        return {**facts, "text": run.outcome.reason, "chain": [], "root": None, "reports": [], "action": over}
+    if run.fault:
+        text = f"the broker {run.fault}. Until then it hears nothing of the workers, which train without it"
         return {**facts, "text": text, "chain": [], "root": None, "reports": [], "action": MEND}
-    if view.restart.waiting_for:
-        action = _WHILE_PLACING[view.run.lifecycle.state]
-        return {**facts, "text": view.restart.waiting_for, "chain": [], "root": None, "reports": [], "action": action}
-    found = view.supervision.diagnose(view.now, owner)
+    if awaited := waiting_for(run):
+        action = _WHILE_PLACING[run.lifecycle.state]
+        return {**facts, "text": awaited, "chain": [], "root": None, "reports": [], "action": action}
+    found = why_waiting(run, now, owner)
     chain = found.chain
     return {
         **facts,
         "text": found.text,
         "chain": [dataclasses.asdict(edge) for edge in chain.edges],
-        "root": {"cause": str(chain.cause), "worker": None if chain.index is None else _worker(view, chain.index)},
-        "reports": [_age(view, index) for index in _workers_of(chain) if index in view.run.registry.members],
+        "root": {"cause": str(chain.cause), "worker": None if chain.index is None else _worker(run, now, chain.index)},
+        "reports": [_age(run, now, index) for index in _workers_of(chain) if index in run.registry.members],
         "action": found.action,
     }
 
@@ -306,16 +296,15 @@ def _workers_of(chain: WaitChain) -> list[int]:
     return list(dict.fromkeys([*(edge.index for edge in chain.edges), *root]))
 
 
-def _age(view: RunView, index: int) -> Facts:
+def _age(run: RunState, now: float, index: int) -> Facts:
     """How old what a worker last told is, in seconds: reports of one answer may be of different ages."""
-    member = view.run.registry.members[index]
-    return {"worker": index, "name": member.name, "heard": max(0.0, view.now - member.last_seen)}
+    member = run.registry.members[index]
+    return {"worker": index, "name": member.name, "heard": max(0.0, now - member.last_seen)}
 
 
-def _owner(view: RunView, of: Mapping[str, str]) -> int | None:
+def _owner(schedule: Schedule, of: Mapping[str, str]) -> int | None:
     if "stage" not in of:
         return None
-    schedule = view.run.config.schedule
     stage = schedule.replicas.copy_of(of["stage"])
     if stage is None:
         copies = f", with replicas {schedule.copies} in all" if schedule.shares else ""
@@ -327,9 +316,9 @@ def _numbered(stages: int) -> str:
     return "stage 0" if stages == 1 else f"stages 0 to {stages - 1}"
 
 
-def _timetable(view: RunView, of: Mapping[str, str]) -> Facts:
+def _timetable(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """Every action of the newest training step whose times all stages have reported; no action if there is none."""
-    run, floor = view.run, view.run.ledger.finished_floor
+    floor = run.ledger.finished_floor
     for step in range(floor - 1, max(0, floor - _LOOKED_BACK) - 1, -1):
         records = [run.store.record(stage, step) for stage in range(run.config.schedule.copies)]
         timed = [timed_actions(record) for record in records if record is not None]
@@ -350,7 +339,7 @@ def _number(of: Mapping[str, str], name: str, default: int | None = None) -> int
     return int(text)
 
 
-_ANSWERS: Mapping[str, Callable[[RunView, Mapping[str, str]], Facts]] = {
+_ANSWERS: Mapping[str, Callable[[RunState, Mapping[str, str], float], Facts]] = {
     "status": _status,
     "queues": _queues,
     "story": _story,

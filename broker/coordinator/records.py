@@ -1,294 +1,234 @@
-"""All that the broker knows of its run, and which of it is stored when.
+"""What is stored of a run, and when: its records, from which a broker continues, and what it has observed.
 
 A worker's incarnation and the complete checkpoint are decided together and stored in one write: a broker killed at any
 moment cannot leave an incarnation that begins at another step than its worker was told.
+
+Workers' newest reports, open microbatches and anomalies live in the broker's memory alone. `keep_observation` makes one
+fact of them, about once a second, for those who ask after the broker's end; `recall` takes it back into restored
+records. No decision is made from it.
+
+Reads all parts of the state. Writes, after a loss: `ledger`, `checkpoints`, `lost_work`.
 """
 
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import msgspec
 
-from stageline.broker.control.messages import Declined, FromBroker, Report, Trim
+from stageline.broker.control.messages import Exited, Report
 from stageline.broker.control.protocol import RunKeys
-from stageline.broker.control.records import LONGEST_NAME, EvaluationRecord
+from stageline.broker.control.records import EvaluationRecord, Event
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
-from stageline.broker.ledger.ledger import Ledger, QueueDigests
-from stageline.broker.ledger.member import Member, MemberStatus
+from stageline.broker.ledger.ledger import Holder, IllegalTransition, Ledger
+from stageline.broker.ledger.losses import Replacement, Replacements, Standstill
 from stageline.broker.ledger.orders import OrderBook
-from stageline.broker.ledger.recovery import KEPT_LOSSES, CheckpointTracker, LostAttempt, lost_attempts
-from stageline.broker.ledger.registry import Registry, Replacement, Replacements, StandbyWorkers
+from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch, lost_attempts
+from stageline.broker.ledger.registry import Member, MemberStatus, Registry
 from stageline.broker.stores.base import Fact, Store, StoredRun
-from stageline.pipeline.evaluation import Rounds, Standing
 
-from .lifecycle import RunEvent, RunLifecycle
 from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
+from .state import KEPT_LOSSES, RunState
 
-_FACT = "registry"
-_LOGGED = 20  # anomalies of one kind that become warnings, in so many seconds; all are counted
-_PERIOD = 10.0
-_DECLINED = 8  # newest processes that did not join
-
-Outgoing = tuple[bytes, FromBroker]  # recipient, message
-
-
-class EventLog:
-    """Log lines since the reader last cleared them, and how often each kind of anomaly happened."""
-
-    def __init__(self) -> None:
-        self.infos: list[str] = []
-        self.warnings: list[str] = []
-        self.anomalies: Counter[str] = Counter()
-        self._lately: Counter[str] = Counter()
-        self._once: set[str] = set()
-        self._since = 0.0
-
-    def count(self, kind: str, line: str) -> None:
-        """Something unexpected and harmless happened: counted, and logged the first times of a while."""
-        self.anomalies[kind] += 1
-        self._lately[kind] += 1
-        if self._lately[kind] <= _LOGGED:
-            self.warnings.append(line)
-
-    def count_once(self, kind: str, line: str) -> None:
-        """Count an anomaly that an attacker may repeat: each line is logged once."""
-        self.anomalies[kind] += 1
-        if line not in self._once:
-            self._once.add(line)
-            self.warnings.append(line)
-
-    def turn(self, now: float) -> None:
-        """Call it several times a second: says how many anomalies were only counted, and begins to log again."""
-        if now - self._since < _PERIOD:
-            return
-        withheld = ((kind, count - _LOGGED) for kind, count in self._lately.items() if count > _LOGGED)
-        self.warnings += [f"{kind}: {count} more in the last {now - self._since:.0f} s" for kind, count in withheld]
-        self._lately.clear()
-        self._since = now
+OBSERVED, _REGISTRY = "observed", "registry"  # names of facts
+EVERY = 1.0  # seconds between two observations
 
 
 class _Replacing(msgspec.Struct):
-    gaps: list[Replacement]
-    in_a_row: list[tuple[int, int]]
-    ever: list[tuple[int, int]]
+    gaps: list[Replacement] = []
+    in_a_row: list[tuple[int, int]] = []
+    ever: list[tuple[int, int]] = []
 
 
 class _Progress(msgspec.Struct):
-    """What is stored beside the registry's own part."""
+    """The part of the records beside the registry's own."""
 
     checkpoints: CheckpointTracker
     replacing: _Replacing
     attempts: list[LostAttempt] = []
 
 
-class RunRecords:
-    """The state of the run with the id `run`. The coordinator's parts share it, and change it.
+class _ObservedMember(msgspec.Struct, frozen=True):
+    incarnation: int
+    status: MemberStatus
+    last_seen: float
+    last_progress: float
+    activity_since: float
+    exited: tuple[float, Exited] | None
+    report: Report | None
 
-    Times are seconds since the epoch.
+
+class _ObservedMicrobatch(msgspec.Struct, frozen=True):
+    event: Event
+    holder: Holder
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """A run as its broker saw it `at` that time (seconds since the epoch)."""
+
+    at: float
+    training_steps: int | None
+    oddities: dict[str, int]
+    damaged: list[str]
+    members: list[_ObservedMember]
+    microbatches: list[_ObservedMicrobatch]
+
+
+def restored(run: str, config: RunConfig, store: Store, stored: StoredRun, now: float) -> RunState:
+    """Return the state of a run as its records tell it; each of its workers has a lease from `now` on.
+
+    Args:
+        run: The run's id.
+        config: The broker's part of the plan.
+        store: Where the run's records are kept.
+        stored: What `store` has of the run.
+        now: Seconds since the epoch.
     """
+    schedule, facts = config.schedule, stored.facts
+    identity = RunIdentity.stored_in(facts)
+    kept = _Progress(CheckpointTracker(0, [set() for _ in range(schedule.copies)]), _Replacing())
+    registry = Registry(config.placement, config.labels, unused_incarnation(now) if config.restarts else 0)
+    if _REGISTRY in facts:
+        registry.restore(facts[_REGISTRY], now)
+        kept = msgspec.convert(facts[_REGISTRY], _Progress)
+    ledger = Ledger(schedule.copies, schedule.microbatches, config.log_every, last=schedule.stages - 1)
+    ledger.restore(stored.finished, stored.losses)
+    ledger.reach(kept.checkpoints.complete)  # a checkpoint found on the disks may be ahead of the records
+    replacements = Replacements(kept.replacing.gaps)
+    replacements.in_a_row.update(dict(kept.replacing.in_a_row))
+    replacements.ever.update(dict(kept.replacing.ever))
+    replacements.restart_deadlines(now)
+    evaluations = Evaluations(config.criterion)
+    for record in stored_in(facts):
+        evaluations.add(record)
+    outcome = msgspec.convert(facts["outcome"], RunOutcome) if facts.get("outcome") else None
+    if outcome is not None and outcome.phase is RunPhase.FINISHED:
+        for member in registry.members.values():
+            member.recall_finished()
+    return RunState(
+        run,
+        config,
+        store,
+        RunKeys(run) if identity is None else identity.keys,  # none without a stored key
+        identity is not None and identity.adopted,
+        registry,
+        ledger,
+        kept.checkpoints,
+        replacements,
+        evaluations,
+        OrderBook.stored_in(facts),
+        StartSearch(config.placement),
+        Standstill(config.lease),
+        deque(kept.attempts, KEPT_LOSSES),
+        outcome,
+        config.length,
+    )
 
-    def __init__(self, run: str, config: RunConfig, store: Store) -> None:
-        schedule = config.schedule
-        self.id = run
-        self.keys = RunKeys(run)  # none without a stored key
-        self.adopted = False  # see `RunIdentity`
-        self.config = config
-        self.store = store
-        self.lifecycle = RunLifecycle()
-        self.outcome: RunOutcome | None = None
-        self.ledger = Ledger(schedule.copies, schedule.microbatches, config.log_every, last=schedule.stages - 1)
-        self.registry = Registry(config.placement, config.leases, labels=config.labels)
-        self.digests = QueueDigests()  # of messages that lie at a server
-        self.checkpoints = CheckpointTracker(complete=0, newer=[set() for _ in range(schedule.copies)])
-        self.replacements = Replacements()
-        self.lost_work: deque[LostAttempt] = deque(maxlen=KEPT_LOSSES)
-        self.standby = StandbyWorkers()
-        self.training_steps: int | None = None  # of the run, once a worker has loaded the data
-        self.length = config.length  # of the run, once it is known; for workers that have no data
-        self.evaluations = Evaluations(config.criterion)
-        self.orders = OrderBook()  # of a run that chooses its schedule
-        self.metrics: dict[str, float] = {}  # of the newest round of evaluation
-        self.declined: deque[Declined] = deque(maxlen=_DECLINED)
-        self.events = EventLog()
-        self.fault = ""  # what the broker itself cannot do for now, continuing "the broker"
-        self.outgoing: list[Outgoing] = []  # messages that the present decision sends
 
-    @property
-    def phase(self) -> RunPhase:
-        """How far the run is, as users see it."""
-        if self.outcome is not None:
-            return self.outcome.phase
-        return RunPhase.RUNNING if self.registry.begun else RunPhase.WAITING
+def unused_incarnation(now: float) -> int:
+    """Return an incarnation above all given out before `now`: no broker gives out one a millisecond."""
+    return int(now * 1000)
 
-    @property
-    def all_left(self) -> bool:
-        """Whether no worker has anything left to report."""
-        return all(member.status is not MemberStatus.PRESENT for member in self.registry.members.values())
 
-    @property
-    def all_heard(self) -> bool:
-        """Whether every worker has contacted this broker: of a finished run that a former broker served, one that was
-        not told of the end may do so yet."""
-        return all(member.sender for member in self.registry.members.values())
+def save(run: RunState) -> None:
+    """Store which worker has which place, the checkpoints and the replacements, in one write."""
+    run.store.put(_REGISTRY, facts_of(run))
 
-    @property
-    def saving(self) -> bool:
-        """Whether workers of a stopped run may still finish a step, and write its snapshot."""
-        workers = (member for member in self.registry.members.values() if not member.is_script)
-        stops = self.outcome is not None and self.outcome.at_step_end
-        return stops and any(member.status is MemberStatus.PRESENT for member in workers)
 
-    @property
-    def trimmable(self) -> int:
-        """The step before which no worker, and no replacement, needs a message."""
-        return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor
+def facts_of(run: RunState) -> Fact:
+    """Return what `save` stores."""
+    counts = run.replacements
+    replacing = _Replacing(list(counts.pending.values()), list(counts.in_a_row.items()), list(counts.ever.items()))
+    progress = _Progress(run.checkpoints, replacing, list(run.lost_work))
+    return {**run.registry.facts(), **msgspec.to_builtins(progress, order="deterministic")}
 
-    @property
-    def rounds(self) -> Rounds | None:
-        """When the run evaluates; None before it is known how long it is."""
-        every, length = self.config.evaluates_every, self.length
-        if length is None:
-            return None
-        return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
 
-    @property
-    def early_end(self) -> Standing | None:
-        """How the run stood when it ended early; None if it has not."""
-        standing = self.evaluations.standing()
-        early = standing is not None and (self.length is None or standing.step < self.length.training)
-        return standing if standing is not None and standing.stops and early else None
+def add_evaluation(run: RunState, record: EvaluationRecord) -> bool:
+    """Store what a round of evaluation found, once; False if it is known. Raises as `Evaluations.add` does."""
+    new = run.evaluations.add(record)
+    if new:
+        run.store.put(fact_name(record), fact_of(record))
+    return new
 
-    @property
-    def steps_to_train(self) -> int:
-        """After how many steps the run has finished; 0 as long as no worker that has the data has come."""
-        return self.steps_to_train_of(self.training_steps)
 
-    def steps_to_train_of(self, told: int | None) -> int:
-        """Return after how many steps the run has finished, if its workers have `told` a number, or none yet.
+def go_back(run: RunState, lost: Iterable[Member], stages: Iterable[int], why: str, now: float) -> None:
+    """Send `stages` back to the complete checkpoint: `lost` workers, which `why` tells, have lost what came after it.
 
-        The number is not used if the run's length is known, or the run has ended early.
-        """
-        early = self.early_end
-        known = told if self.length is None else self.length.training
-        return known or 0 if early is None else early.step
+    Args:
+        run: The state; what is lost is noted while its ledger still has it.
+        lost: Members that have lost their places.
+        stages: Stages that begin at the complete checkpoint again.
+        why: A continuation of a sentence about a lost worker.
+        now: Seconds since the epoch.
+    """
+    step, gone = run.checkpoints.complete, list(stages)
+    for member in lost:
+        run.lost_work.extend(lost_attempts(member, run.ledger, step, why, now))
+    run.checkpoints.forget(gone)
+    run.ledger.go_back(gone, step)
+    run.store.go_back(gone, step)
+    save(run)
 
-    def announcement(self, step: int) -> Trim | None:
-        """What lets go of all that comes before the complete checkpoint of `step`, but for the snapshots of the best
-        round of evaluation before it. None as long as one of those rounds is not known: a broker that has lost its
-        records is told them again.
 
-        The round after `step` steps does not count, though it may be known: so what is kept follows from the last
-        stage's snapshot of `step`, in which all rounds before it are.
-        """
-        if not self.config.keeps_best:
-            return Trim(step)
-        if self.rounds is None or self.evaluations.count_before(step) < self.rounds.before(step):
-            return None
-        standing = self.evaluations.standing(step - 1)
-        return Trim(step, None if standing is None or standing.best is None else standing.best.step)
+def keep_observation(run: RunState, now: float) -> None:
+    """Store what only this process knows, for those who ask after its end: call it about once a second."""
+    run.store.put(OBSERVED, _observe(run, now))
 
-    def broadcast(self, message: FromBroker) -> None:
-        """Sends `message` to every reachable worker with a place."""
-        self.outgoing += [(member.sender, message) for member in self.registry.reachable() if member.sender]
 
-    def lack_checkpoint(self, complete: int, member: Member | None) -> bool:
-        """Whether the records must be stale, since `member` was told that a newer checkpoint is `complete`."""
-        return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
+def _observe(run: RunState, now: float) -> Fact:
+    members = [_observed(member) for member in run.registry.members.values()]
+    oddities, damaged = dict(run.events.anomalies), list(run.search.damages)
+    seen = Observation(now, run.training_steps, oddities, damaged, members, list(_open_microbatches(run)))
+    found: Fact = msgspec.to_builtins(seen, str_keys=True)
+    return found
 
-    def lack_order(self, report: Report) -> bool:
-        """Whether the records must be stale, since a worker was given more orders than they have."""
-        return self.config.restarts > 0 and report.orders > len(self.orders.orders)
 
-    def fail(self, reason: str, code: int) -> None:
-        """The first failure ends the run; what follows from it does not replace it."""
-        if not self.lifecycle.over:
-            self.end(RunEvent.FAILURE, RunOutcome(RunPhase.FAILED, reason, code))
+def recall(run: RunState, facts: Mapping[str, Fact]) -> None:
+    """Complete a state that was restored from `facts` by what was observed, if anything was.
 
-    def end(self, event: RunEvent, outcome: RunOutcome) -> None:
-        """Ends the run, and stops all workers."""
-        self.lifecycle.move(event)
-        self.set_outcome(outcome)
-        self.events.infos.append(f"run {self.id} has {outcome.phase}: {outcome.reason}")
-        self.stop_workers(outcome)
+    Nothing is taken of a worker whose place was given to another afterwards. Raises `msgspec.ValidationError`.
+    """
+    if not (fact := facts.get(OBSERVED)):
+        return
+    seen = msgspec.convert(fact, Observation)
+    run.learn_steps(seen.training_steps)
+    run.events.anomalies.update(seen.oddities)
+    for damage in seen.damaged:
+        run.search.note_damage(damage)
+    for each in seen.members:
+        if (member := run.registry.current(each.incarnation)) is not None:
+            sender = member.sender or b"recorded"  # else it would count as not heard of since a restart
+            run.registry.members[member.index] = replace(member, sender=sender, **msgspec.structs.asdict(each))
+    for entry in seen.microbatches:
+        _reopen(run.ledger, entry)
 
-    def set_outcome(self, outcome: RunOutcome) -> None:
-        self.outcome = outcome
-        self.store.put("outcome", msgspec.to_builtins(outcome))
 
-    def stop_workers(self, outcome: RunOutcome) -> None:
-        self.broadcast(outcome.stop_message)
-        self.outgoing += [(contact.sender, outcome.stop_message) for contact in self.standby.values()]
+def recall_steps(run: RunState, facts: Mapping[str, Fact]) -> None:
+    """Take back how many steps a run has trained that is over."""
+    if fact := facts.get(OBSERVED):
+        run.learn_steps(msgspec.convert(fact, Observation).training_steps)
 
-    def note_declined(self, host: str, pid: int, reason: str) -> None:
-        """A process does not become a worker."""
-        declined = Declined(host, pid, reason[:LONGEST_NAME])
-        if declined not in self.declined:
-            self.declined.append(declined)
 
-    def add_lost_work(self, members: Iterable[Member], why: str, now: float) -> None:
-        """The work of lost `members` after the complete checkpoint; call it while the ledger still has it."""
-        for member in members:
-            self.lost_work += lost_attempts(member, self.ledger, self.checkpoints.complete, why, now)
+def _observed(member: Member) -> _ObservedMember:
+    report = member.report and msgspec.structs.replace(member.report, steps=[], events=[], snapshots=[], evaluations=[])
+    seen = member.last_seen, member.last_progress, member.activity_since
+    return _ObservedMember(member.incarnation, member.status, *seen, member.exited, report)
 
-    def add_evaluation(self, record: EvaluationRecord) -> bool:
-        """Stores what a round of evaluation found, once; False if it is known. Raises as `Evaluations.add` does."""
-        new = self.note_evaluation(record)
-        if new:
-            self.store.put(fact_name(record), fact_of(record))
-        return new
 
-    def note_evaluation(self, record: EvaluationRecord) -> bool:
-        """The same of a round that is stored."""
-        new = self.evaluations.add(record)
-        if (newest := self.evaluations.newest) is not None:
-            self.metrics = newest.metrics
-        return new
+def _open_microbatches(run: RunState) -> Iterator[_ObservedMicrobatch]:
+    for stage in range(run.config.schedule.copies):
+        for held in run.ledger.unfinished(stage):
+            at, entry = held.position, held.entry
+            if entry.since is not None and entry.holder is not None:
+                event = Event(at.stage, at.step, at.microbatch, str(entry.state), entry.since)
+                yield _ObservedMicrobatch(event, entry.holder)
 
-    def go_back(self, stages: Iterable[int]) -> None:
-        """The stages, which have lost their workers, will begin at the complete checkpoint again."""
-        lost = list(stages)
-        self.checkpoints.forget(lost)
-        self.ledger.go_back(lost, self.checkpoints.complete)
-        self.store.go_back(lost, self.checkpoints.complete)
-        self.save()
 
-    def save(self) -> None:
-        """Stores which worker has which place, the checkpoints and the replacements, in one write."""
-        self.store.put(_FACT, self.facts())
-
-    def facts(self) -> Fact:
-        """What `save` stores."""
-        counts = self.replacements
-        replacing = _Replacing(list(counts.pending.values()), list(counts.in_a_row.items()), list(counts.ever.items()))
-        progress = _Progress(self.checkpoints, replacing, list(self.lost_work))
-        return {**self.registry.facts(), **msgspec.to_builtins(progress, order="deterministic")}
-
-    def restore(self, stored: StoredRun, now: float) -> None:
-        """Continues from what a former broker has stored."""
-        identity = RunIdentity.stored_in(stored.facts)
-        if identity is not None:
-            self.keys, self.adopted = identity.keys, identity.adopted
-        self.ledger.restore(stored.finished, stored.losses)
-        self.orders = OrderBook.stored_in(stored.facts)
-        for record in stored_in(stored.facts):
-            self.note_evaluation(record)
-        self.registry.floor = self.unused_incarnation(now) if self.config.restarts else 0
-        if _FACT in stored.facts:
-            self.registry.restore(stored.facts[_FACT], now)
-            kept = msgspec.convert(stored.facts[_FACT], _Progress)
-            self.checkpoints = kept.checkpoints
-            self.ledger.reach(self.checkpoints.complete)  # a checkpoint found on the disks may be ahead of the records
-            self.replacements.pending = {each.index: each for each in kept.replacing.gaps}
-            self.replacements.in_a_row.update(dict(kept.replacing.in_a_row))
-            self.replacements.ever.update(dict(kept.replacing.ever))
-            self.replacements.restart_deadlines(now)
-            self.lost_work += kept.attempts
-        if stored.facts.get("outcome"):
-            self.outcome = msgspec.convert(stored.facts["outcome"], RunOutcome)
-            if self.outcome.phase is RunPhase.FINISHED:
-                self.registry.recall_finished()
-
-    @staticmethod
-    def unused_incarnation(now: float) -> int:
-        """An incarnation above all given out before `now`: no broker gives out one a millisecond."""
-        return int(now * 1000)
+def _reopen(ledger: Ledger, entry: _ObservedMicrobatch) -> None:
+    """Take back a microbatch, unless its step is finished: the records are newer than the observation."""
+    event = entry.event
+    if 0 <= event.stage < len(ledger.finished) and event.step >= ledger.finished[event.stage]:
+        try:
+            ledger.enter(event, entry.holder)
+        except IllegalTransition as error:
+            raise msgspec.ValidationError(str(error)) from error

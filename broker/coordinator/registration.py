@@ -5,6 +5,9 @@
         └───> refused
 
 While it is not known at which step the stages start, all stand by: see `restart`.
+
+Reads `config`, `checkpoints`, `ledger`, `orders`, `replacements`, `outcome`, `search.poll`. Writes `registry`,
+`standby`, `length`, `declined`, `search.reconciliation`; through `restart.lose_records`, what follows.
 """
 
 from contextlib import suppress
@@ -24,298 +27,295 @@ from stageline.broker.control.messages import (
     Standby,
 )
 from stageline.broker.control.records import RunLength
-from stageline.broker.ledger.member import Member, may_take
+from stageline.broker.ledger.losses import MOST
 from stageline.broker.ledger.recovery import is_gone
-from stageline.broker.ledger.registry import MOST, Contact, process_key
+from stageline.broker.ledger.registry import Contact, Member, may_take, process_key
 from stageline.pipeline.addresses import Reach, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
 
-from .lifecycle import RunState
-from .records import RunRecords
-from .restart import Restart
+from . import records
+from .restart import lose_records, waiting_for
 from .run import RunConfig
+from .state import Life, RunState
 
 UNDECIDED = 3.0  # seconds that a newcomer stands by at most until those that load their models are heard again
 
 FromMember = Report | Finished | Failed | Goodbye
 
 
-class Registration:
-    """Of the workers of one run. Times are seconds since the epoch."""
+def answer(run: RunState, hello: Hello, sender: bytes, now: float) -> None:
+    """Answer a Hello: with a place, or that its sender is to stand by, or why it is refused."""
+    known = process_key(hello) in run.standby or run.registry.current(hello.incarnation) is not None
+    if run.outcome is not None and (hello.spare or known):  # the run's end is the end of this worker too
+        run.outgoing.append((sender, run.outcome.stop_message))
+        return
+    if outdates_records(run, hello):
+        stale = f"{hello.name} knows more of the run than the broker's records, which are lost or stale"
+        lose_records(run, stale, now)
+    newest = run.registry.incarnation
+    match _mismatch(run, hello) or _unreachable_queues(run, hello) or _decide(run, hello, sender, now):
+        case Member() as member:
+            assign(run, member, new=member.incarnation > newest)
+        case Refused() as refused:
+            run.events.count("refused", f"{hello.name}: {refused.reason}")
+            run.note_declined(hello.host, hello.pid, refused.reason)
+            run.outgoing.append((sender, refused))
+        case Standby() as standby:
+            if (predecessor := _predecessor(run, hello)) is not None:
+                predecessor.contest()
+            _stand_by(run, hello, sender, now)
+            run.outgoing.append((sender, standby))
 
-    def __init__(self, run: RunRecords, restart: Restart) -> None:
-        self._run = run
-        self._restart = restart
-        self._announced: dict[int, tuple[int, str]] = {}  # the peers that all workers were sent last
 
-    def answer(self, hello: Hello, sender: bytes, now: float) -> None:
-        known = process_key(hello) in self._run.standby or self._run.registry.current(hello.incarnation) is not None
-        if self._run.outcome is not None and (hello.spare or known):  # the run's end is the end of this worker too
-            self._run.outgoing.append((sender, self._run.outcome.stop_message))
-            return
-        if self._outdates_records(hello):
-            self._restart.lose_records(
-                f"{hello.name} knows more of the run than the broker's records, which are lost or stale", now
-            )
-        newest = self._run.registry.incarnation
-        match self._mismatch(hello) or self._unreachable_queues(hello) or self._decide(hello, sender, now):
-            case Member() as member:
-                self.assign(member, new=member.incarnation > newest)
-            case Refused() as refused:
-                self._run.events.count("refused", f"{hello.name}: {refused.reason}")
-                self._run.note_declined(hello.host, hello.pid, refused.reason)
-                self._run.outgoing.append((sender, refused))
-            case Standby() as standby:
-                if (predecessor := self._predecessor(hello)) is not None:
-                    predecessor.superseded = not predecessor.sender
-                self._stand_by(hello, sender, now)
-                self._run.outgoing.append((sender, standby))
+def answer_unknown(run: RunState, message: FromMember, sender: bytes) -> None:
+    """Answer a message of an incarnation that is not current.
 
-    def _stand_by(self, hello: Hello, sender: bytes, now: float) -> None:
-        """Keeps the Hello without the settings, which are the run's; not if too many stand by already."""
-        key, standby = process_key(hello), self._run.standby
-        if key in standby or len(standby) < MOST + len(self._run.registry.placement):
-            kept = msgspec.structs.replace(hello, settings={})
-            standby[key] = Contact(kept, sender, now, self._came(hello, now))
-
-    def answer_unknown(self, message: FromMember, sender: bytes) -> None:
-        """A worker whose incarnation may only be missing in the records gets no answer before it sends Hello."""
-        incarnation = message.incarnation
-        renewed = self._run.registry.renewed(incarnation)
-        unknown = self._run.config.restarts > 0 and self._run.registry.is_unknown(incarnation)
-        if renewed is not None:
-            renewed.sender = sender
-            self.assign(renewed)
-        elif self._run.lifecycle.state is not RunState.RECONCILING and not unknown:
-            self._run.events.count(
-                "fenced", f"{type(message).__name__} of incarnation {incarnation}, which is not current"
-            )
-            reason = (
-                f"incarnation {incarnation} is not current in run {self._run.id}: its stages belong to another "
-                "process, or its run is over. Stop this worker"
-            )
-            self._run.outgoing.append((sender, Refused(reason, code=ExitCode.FAILED)))
-
-    def promote(self, now: float) -> None:
-        """Gives the places of lost workers to those on standby."""
-        self._run.standby.prune(now)
-        for index in self._run.registry.missing if self._run.registry.begun else []:
-            known = self._run.length is not None
-            contact = self._run.standby.take(index, self._run.config.placement[index], length_known=known)
-            if contact is None:
-                continue
-            claims = msgspec.structs.replace(contact.hello, claim=index)
-            member = self._register(claims, contact.sender, now, promoted=True)
-            if isinstance(member, Member):
-                self.assign(member, new=True)
-
-    def assign(self, member: Member, *, new: bool = False) -> None:
-        """Sends a worker its place, its peers and the newest checkpoint."""
-        if new:
-            self._run.events.infos.append(
-                f"{member.label} is {member.process}, generation {member.generation}, incarnation {member.incarnation}"
-            )
-        self._run.outgoing.append((member.sender, self._place_of(member)))
-        self._inform(member)
-
-    def assign_again(self) -> None:
-        """After the records were lost: sends all workers that keep running their places. First of all: what else they
-        are told is sealed with secrets that come with these."""
-        members = self._run.registry.reachable()
-        self._run.outgoing += [(member.sender, self._place_of(member)) for member in members]
-        for member in members:
-            self._inform(member)
-
-    def _place_of(self, member: Member) -> Assigned:
-        return Assigned(
-            self._run.id,
-            member.index,
-            member.incarnation,
-            step=self._start_step(member),
-            keep=member.former > 0,
-            since=self._run.registry.since,
-            secret=b"" if member.aware else self._run.keys.of_incarnation(member.incarnation),
-            queue_key=self._run.keys.of_queues,
-            length=self._run.length,
-            orders=tuple(self._run.orders.orders),
-            closed=self._run.orders.closed,
+    A worker whose incarnation may only be missing in the records gets no answer before it sends Hello.
+    """
+    incarnation = message.incarnation
+    renewed = run.registry.renewed(incarnation)
+    unknown = run.config.restarts > 0 and run.registry.is_unknown(incarnation)
+    if renewed is not None:
+        renewed.move(sender)
+        assign(run, renewed)
+    elif run.lifecycle.state is not Life.RECONCILING and not unknown:
+        run.events.count("fenced", f"{type(message).__name__} of incarnation {incarnation}, which is not current")
+        reason = (
+            f"incarnation {incarnation} is not current in run {run.id}: its stages belong to another "
+            "process, or its run is over. Stop this worker"
         )
+        run.outgoing.append((sender, Refused(reason, code=ExitCode.FAILED)))
 
-    def _inform(self, member: Member) -> None:
-        self._send_peers(member.sender)
-        complete = self._run.checkpoints.complete if self._run.config.snapshots else 0
-        if complete and (announcement := self._run.announcement(complete)) is not None:  # it may have been missed
-            self._run.outgoing.append((member.sender, announcement))
 
-    def _start_step(self, member: Member) -> int:
-        """The step that `member` is told to begin at."""
-        ledger = self._run.ledger
-        if self._run.config.snapshots:
-            return member.start
-        return min((ledger.finished[stage] for stage in member.stages), default=ledger.finished_floor)
+def promote(run: RunState, now: float) -> None:
+    """Give the places of lost workers to those on standby."""
+    run.standby.prune(now)
+    for index in run.registry.missing if run.registry.begun else []:
+        contact = run.standby.take(index, run.config.placement[index], length_known=run.length is not None)
+        if contact is not None:
+            claims = msgspec.structs.replace(contact.hello, claim=index)
+            member = _register(run, claims, contact.sender, now, promoted=True)
+            if isinstance(member, Member):
+                assign(run, member, new=True)
 
-    def _send_peers(self, sender: bytes) -> None:
-        """To all workers if the peers have changed, else to `sender` only."""
-        registry = self._run.registry
-        if not registry.complete:
-            return
-        peers = Peers(registry.peers)
-        if peers.workers == self._announced:
-            self._run.outgoing.append((sender, peers))
+
+def assign(run: RunState, member: Member, *, new: bool = False) -> None:
+    """Send a worker its place, its peers and the newest checkpoint."""
+    if new:
+        who = f"{member.process}, generation {member.generation}, incarnation {member.incarnation}"
+        run.events.infos.append(f"{member.label} is {who}")
+    run.outgoing.append((member.sender, _place_of(run, member)))
+    _inform(run, member)
+
+
+def assign_again(run: RunState) -> None:
+    """Send all workers that keep running their places, after the records were lost.
+
+    These come first of all: what else the workers are told is sealed with secrets that come with these.
+    """
+    members = run.registry.reachable()
+    run.outgoing += [(member.sender, _place_of(run, member)) for member in members]
+    for member in members:
+        _inform(run, member)
+
+
+def start_step(run: RunState, member: Member) -> int:
+    """Return the step that `member` is told to begin at."""
+    if run.config.snapshots:
+        return member.start
+    return min((run.ledger.finished[stage] for stage in member.stages), default=run.ledger.finished_floor)
+
+
+def outdates_records(run: RunState, hello: Hello) -> bool:
+    """Return True if the worker belongs to this run and proves that the records are lost or stale."""
+    memory = hello.memory
+    if not run.config.restarts or hello.plan != run.config.plan:
+        return False
+    if memory is None:
+        return has_lost_its_start(run, hello)
+    ahead = run.lacks_checkpoint(memory.complete, run.registry.current(hello.incarnation))
+    return memory.run == run.id and (ahead or run.registry.is_unknown(hello.incarnation))
+
+
+def has_lost_its_start(run: RunState, hello: Hello) -> bool:
+    """Return True if the snapshot that a worker was told to begin with was deleted after a newer one.
+
+    Then the records must be stale.
+    """
+    member = run.registry.current(hello.incarnation)
+    every = range(run.config.schedule.copies)  # the script begins where all stages do
+    return member is not None and is_gone(member.start, member.stages or every, hello.snapshots or ())
+
+
+def _stand_by(run: RunState, hello: Hello, sender: bytes, now: float) -> None:
+    """Keep the Hello without the settings, which are the run's; not if too many stand by already."""
+    key, standby = process_key(hello), run.standby
+    if key in standby or len(standby) < MOST + len(run.config.placement):
+        standby[key] = Contact(msgspec.structs.replace(hello, settings={}), sender, now, _came(run, hello, now))
+
+
+def _place_of(run: RunState, member: Member) -> Assigned:
+    return Assigned(
+        run.id,
+        member.index,
+        member.incarnation,
+        step=start_step(run, member),
+        keep=member.former > 0,
+        since=run.registry.since,
+        secret=b"" if member.aware else run.keys.of_incarnation(member.incarnation),
+        queue_key=run.keys.of_queues,
+        length=run.length,
+        orders=tuple(run.orders.orders),
+        closed=run.orders.closed,
+    )
+
+
+def _inform(run: RunState, member: Member) -> None:
+    """Tell the peers, to all workers if they have changed, and the newest checkpoint, which may have been missed."""
+    if run.registry.complete:
+        peers = Peers(run.registry.peers)
+        if run.registry.announces():
+            run.events.infos.append(f"run {run.id}: all workers have joined")
+            run.broadcast(peers)
         else:
-            self._announced = peers.workers
-            self._run.events.infos.append(f"run {self._run.id}: all workers have joined")
-            self._run.broadcast(peers)
+            run.outgoing.append((member.sender, peers))
+    complete = run.checkpoints.complete if run.config.snapshots else 0
+    if complete and (announcement := run.announcement(complete)) is not None:
+        run.outgoing.append((member.sender, announcement))
 
-    def _decide(self, hello: Hello, sender: bytes, now: float) -> Member | Refused | Standby | None:
-        """A place, a refusal, or standby; None for a running worker that is to wait for the broker's decision."""
-        restart = self._restart
-        if self._run.lifecycle.state is RunState.RECONCILING:
-            restart.reconciliation.add(hello, sender, now)
-            return None if hello.memory else Standby(restart.waiting_for, self._run.id)
-        if self._run.lifecycle.state is RunState.RECONNECTING and not hello.incarnation:
-            return Standby(restart.waiting_for)
-        if hello.spare and not self._run.registry.begun:
-            return Standby("the run has not begun; a spare takes the place of a lost worker")
-        possible = hello.claim is None or hello.claim < len(self._run.registry.placement)
-        if self._run.lifecycle.state is RunState.CHOOSING_CHECKPOINT and possible and not hello.incarnation:
-            return Standby(restart.waiting_for, self._run.id, restart.poll.step)
-        if hello.needs_length and not hello.incarnation and self._run.length is None:
-            return Standby("no worker that has the data has come yet, and only those know how many steps the run has")
-        found = self._register(hello, sender, now)
-        if isinstance(found, Refused):
-            silent = self._silent_owners(hello, now)
-            for owner in silent:
-                # One that loads its model is silent meanwhile. One that this broker has heard has its lease: a name and
-                # a host prove nothing, and a paused process is silent too.
-                owner.superseded = owner.introduced and owner.host == hello.host and not owner.sender
-            if silent or self._may_stand_by(hello):
-                return Standby(found.reason)
-        self._run.standby.pop(process_key(hello), None)
-        return found
 
-    def _register(self, hello: Hello, sender: bytes, now: float, *, promoted: bool = False) -> Member | Refused:
-        """Gives a place, or refuses. What it gave is stored."""
-        found = self._run.registry.register(hello, sender, now, self._run.checkpoints.complete)
-        if isinstance(found, Member):
-            found.generation = self._run.replacements.generation(found.index)
-            found.promoted = found.promoted or promoted
-            self._run.length = self._run.length or hello.length
-            self._run.save()
-        return found
+def _decide(run: RunState, hello: Hello, sender: bytes, now: float) -> Member | Refused | Standby | None:
+    """Return a place, a refusal, or standby; None for a running worker that is to wait for the broker's decision."""
+    state = run.lifecycle.state
+    if state is Life.RECONCILING:
+        run.search.reconciliation.add(hello, sender, now)
+        return None if hello.memory else Standby(waiting_for(run), run.id)
+    if state is Life.RECONNECTING and not hello.incarnation:
+        return Standby(waiting_for(run))
+    if hello.spare and not run.registry.begun:
+        return Standby("the run has not begun; a spare takes the place of a lost worker")
+    possible = hello.claim is None or hello.claim < len(run.config.placement)
+    if state is Life.CHOOSING_CHECKPOINT and possible and not hello.incarnation:
+        return Standby(waiting_for(run), run.id, run.search.poll.step)
+    if hello.needs_length and not hello.incarnation and run.length is None:
+        return Standby("no worker that has the data has come yet, and only those know how many steps the run has")
+    found = _register(run, hello, sender, now)
+    if isinstance(found, Refused):
+        silent = _silent_owners(run, hello, now)
+        for owner in silent:  # one that loads its model is silent meanwhile
+            if owner.introduced and owner.host == hello.host:
+                owner.contest()
+        if silent or _may_stand_by(run, hello):
+            return Standby(found.reason)
+    run.standby.pop(process_key(hello), None)
+    return found
 
-    def _may_stand_by(self, hello: Hello) -> bool:
-        """Whether a worker for which there is no place may stand by until one becomes free.
 
-        A spare may. So may a worker that was restarted before its loss was noticed, or after its place was given away,
-        or while its place's owner has not reconnected to this broker. Two that claim one place from the beginning may
-        not: that is a user's mistake. Nor may another script while there is one, which may run for days.
-        """
-        if not self._run.config.restarts or hello.incarnation:
-            return False
-        given_away = hello.claim is not None and self._run.replacements.generation(hello.claim) > 1
-        owners = self._run.registry.members.values()
-        unconfirmed = any(not owner.sender for owner in owners if may_take(hello.claim, owner.index, owner.stages))
-        restarted = self._predecessor(hello) is not None and not self._claims_script(hello)
-        return hello.spare or given_away or unconfirmed or restarted
+def _register(run: RunState, hello: Hello, sender: bytes, now: float, *, promoted: bool = False) -> Member | Refused:
+    """Give a place, or refuse. A place that is given is stored."""
+    replaced = run.replacements.ever
+    found = run.registry.register(hello, sender, now, run.checkpoints.complete, replaced, promoted=promoted)
+    if isinstance(found, Member):
+        run.learn_length(hello)
+        records.save(run)
+    return found
 
-    def _silent_owners(self, hello: Hello, now: float) -> list[Member]:
-        """Owners of the places that a newcomer could have from which nothing has come since the newcomer came: a worker
-        that was killed and started again by hand comes while its predecessor still has the place. Only processes of its
-        own host, and only until each of them either has sent a message or is declared lost, which one that loads its
-        model may take long for.
-        Another script may come from any host, and wait until the one before it is lost.
-        """
-        came = self._came(hello, now)
-        replaces = self._run.config.restarts > 0 or not self._run.registry.begun
-        script = self._claims_script(hello)
-        if hello.incarnation or not replaces:
-            return []
-        reachable = self._run.registry.reachable()
-        owners = [owner for owner in reachable if may_take(hello.claim, owner.index, owner.stages)]
-        silent = [owner for owner in owners if owner.last_seen <= came and (script or owner.host == hello.host)]
-        return [owner for owner in silent if script or owner.introduced or now - came < UNDECIDED]
 
-    def _claims_script(self, hello: Hello) -> bool:
-        return hello.claim is not None and hello.claim == self._run.config.script
+def _may_stand_by(run: RunState, hello: Hello) -> bool:
+    """Return True if a worker for which there is no place may stand by until one becomes free.
 
-    def _came(self, hello: Hello, now: float) -> float:
-        contact = self._run.standby.get(process_key(hello))
-        return now if contact is None else contact.came
+    A spare may. So may a worker that was restarted before its loss was noticed, or after its place was given away, or
+    while its place's owner has not reconnected to this broker. Two that claim one place from the beginning may not:
+    that is a user's mistake. Nor may another script while there is one, which may run for days.
+    """
+    if not run.config.restarts or hello.incarnation:
+        return False
+    given_away = hello.claim is not None and run.replacements.generation(hello.claim) > 1
+    owners = run.registry.members.values()
+    unconfirmed = any(not owner.sender for owner in owners if may_take(hello.claim, owner.index, owner.stages))
+    restarted = _predecessor(run, hello) is not None and not _claims_script(run, hello)
+    return hello.spare or given_away or unconfirmed or restarted
 
-    def _predecessor(self, hello: Hello) -> Member | None:
-        """The owner of the place that is claimed, if it seems to be the same worker before it was restarted."""
-        owner = self._run.registry.members.get(hello.claim) if hello.claim is not None else None
-        same = owner is not None and (owner.name, owner.host) == (hello.name, hello.host)
-        return owner if same else None
 
-    def _outdates_records(self, hello: Hello) -> bool:
-        """Whether the worker belongs to this run and proves that the records are lost or stale."""
-        memory = hello.memory
-        if not self._run.config.restarts or hello.plan != self._run.config.plan:
-            return False
-        if memory is None:
-            return self._has_lost_its_start(hello)
-        ahead = self._run.lack_checkpoint(memory.complete, self._run.registry.current(hello.incarnation))
-        return memory.run == self._run.id and (ahead or self._run.registry.is_unknown(hello.incarnation))
+def _silent_owners(run: RunState, hello: Hello, now: float) -> list[Member]:
+    """Return owners of the places that a newcomer could have which have been silent since the newcomer came.
 
-    def _has_lost_its_start(self, hello: Hello) -> bool:
-        """Whether the records must be stale, since the snapshot that a worker was told to begin with was deleted after
-        a newer one."""
-        member = self._run.registry.current(hello.incarnation)
-        every = range(self._run.config.schedule.copies)  # the script begins where all stages do
-        return member is not None and is_gone(member.start, member.stages or every, hello.snapshots or ())
+    A worker that was killed and started again by hand comes while its predecessor still has the place. Only processes
+    of its own host count, and only until each of them either has sent a message or is declared lost, which one that
+    loads its model may take long for. Another script may come from any host, and wait until the one before it is lost.
+    """
+    came = _came(run, hello, now)
+    replaces = run.config.restarts > 0 or not run.registry.begun
+    script = _claims_script(run, hello)
+    if hello.incarnation or not replaces:
+        return []
+    owners = [owner for owner in run.registry.reachable() if may_take(hello.claim, owner.index, owner.stages)]
+    silent = [owner for owner in owners if owner.last_seen <= came and (script or owner.host == hello.host)]
+    return [owner for owner in silent if script or owner.introduced or now - came < UNDECIDED]
 
-    def _mismatch(self, hello: Hello) -> Refused | None:
-        """Refusal of a worker of another version or plan, or of a run that is over; None if the worker fits."""
-        config, outcome = self._run.config, self._run.outcome
-        if hello.version != CONTROL_VERSION:
+
+def _claims_script(run: RunState, hello: Hello) -> bool:
+    return hello.claim is not None and hello.claim == run.config.script
+
+
+def _came(run: RunState, hello: Hello, now: float) -> float:
+    contact = run.standby.get(process_key(hello))
+    return now if contact is None else contact.came
+
+
+def _predecessor(run: RunState, hello: Hello) -> Member | None:
+    """Return the owner of the place that is claimed, if it seems to be the same worker before it was restarted."""
+    owner = run.registry.members.get(hello.claim) if hello.claim is not None else None
+    same = owner is not None and (owner.name, owner.host) == (hello.name, hello.host)
+    return owner if same else None
+
+
+def _mismatch(run: RunState, hello: Hello) -> Refused | None:
+    """Return the refusal of a worker of another version or plan, or of a run that is over; None if the worker fits."""
+    config, outcome, known = run.config, run.outcome, run.length
+    if hello.version != CONTROL_VERSION:
+        return Refused(
+            f"{hello.name} uses control protocol version {hello.version}, the broker version {CONTROL_VERSION}; "
+            "install the same stageline on both machines",
+            code=ExitCode.FAILED,
+        )
+    if hello.plan != config.plan:
+        reason = f"{hello.name} has another plan than the broker: {_difference(hello, config)}"
+        return Refused(reason, code=ExitCode.REFUSED)
+    if (theirs := _restarts(hello)) is not None and (theirs > 0) != (config.restarts > 0):
+        return Refused(
+            f"{hello.name} has recovery.restarts = {theirs}, the broker has {config.restarts}: either all workers "
+            "write snapshots, or none does",
+            code=ExitCode.REFUSED,
+        )
+    if hello.length is not None and known is not None and hello.length != known:
+        return Refused(
+            f"{hello.name} has data for {_steps(hello.length)}, the run has {_steps(known)}: give every worker "
+            "that reads data the same",
+            code=ExitCode.REFUSED,
+        )
+    if outcome is not None:
+        return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", code=outcome.code)
+    return None
+
+
+def _unreachable_queues(run: RunState, hello: Hello) -> Refused | None:
+    """Return the refusal of a worker whose queues are at a file, out of reach for workers on other hosts; else None."""
+    for other in run.registry.members.values():
+        if (
+            transport_of(hello.endpoint).reach < Reach.NETWORK
+            and other.endpoint
+            and other.host != hello.host
+            and other.index != hello.claim
+        ):
             return Refused(
-                f"{hello.name} uses control protocol version {hello.version}, the broker version {CONTROL_VERSION}; "
-                "install the same stageline on both machines",
-                code=ExitCode.FAILED,
-            )
-        if hello.plan != config.plan:
-            return Refused(
-                f"{hello.name} has another plan than the broker: {_difference(hello, config)}", code=ExitCode.REFUSED
-            )
-        if (theirs := _restarts(hello)) is not None and (theirs > 0) != (config.restarts > 0):
-            return Refused(
-                f"{hello.name} has recovery.restarts = {theirs}, the broker has {config.restarts}: either all workers "
-                "write snapshots, or none does",
+                f"the queues of {hello.name} are at {hello.endpoint} on host {hello.host}, where {other.title} "
+                f"on host {other.host} cannot reach them; set queues.url to tcp://ADDRESS:0, or to redis://..., "
+                "for every worker",
                 code=ExitCode.REFUSED,
             )
-        known = self._run.length
-        if hello.length is not None and known is not None and hello.length != known:
-            return Refused(
-                f"{hello.name} has data for {_steps(hello.length)}, the run has {_steps(known)}: give every worker "
-                "that reads data the same",
-                code=ExitCode.REFUSED,
-            )
-        if outcome is not None:
-            return Refused(
-                f"the run is over ({outcome.reason}); start the broker again for a new one", code=outcome.code
-            )
-        return None
-
-    def _unreachable_queues(self, hello: Hello) -> Refused | None:
-        """Refusal of a worker whose queues are at a file, where workers on other hosts cannot reach them; None if all
-        can."""
-        for other in self._run.registry.members.values():
-            if (
-                transport_of(hello.endpoint).reach < Reach.NETWORK
-                and other.endpoint
-                and other.host != hello.host
-                and other.index != hello.claim
-            ):
-                return Refused(
-                    f"the queues of {hello.name} are at {hello.endpoint} on host {hello.host}, where {other.title} "
-                    f"on host {other.host} cannot reach them; set queues.url to tcp://ADDRESS:0, or to redis://..., "
-                    "for every worker",
-                    code=ExitCode.REFUSED,
-                )
-        return None
+    return None
 
 
 def _steps(length: RunLength) -> str:
@@ -324,7 +324,7 @@ def _steps(length: RunLength) -> str:
 
 
 def _restarts(hello: Hello) -> int | None:
-    """`recovery.restarts` of the worker's plan, 0 without snapshots; None if its settings do not include it."""
+    """Return `recovery.restarts` of the worker's plan, 0 without snapshots; None if its settings do not include it."""
     match hello.settings:
         case {"recovery": {"restarts": int(restarts), "snapshot_every": int(every)}}:
             return restarts if every else 0

@@ -1,25 +1,29 @@
-"""A run as the broker sees it: its part of the plan, how far it is, how it ended, and which run a store holds."""
+"""A run as its broker is given it: its part of the plan, how it ended or is to stop, and which run a store holds."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import ceil
 from typing import Literal
 
 import msgspec
 
-from stageline.broker.control.messages import Stop
+from stageline.broker.control.messages import Stop, StopRun
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import RunLength
 from stageline.broker.errors import BrokerError
-from stageline.broker.ledger.member import Leases
+from stageline.broker.ledger.losses import Leases
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.broker.stores.base import Fact, Store
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Placement, Schedule
 
-RESUMED = "resumed"  # the name of a fact
-_RUN = "run"  # likewise
+RESUMED, _RUN = "resumed", "run"  # names of facts
+DELAY = 1.0  # seconds at most from a stage's start of a step until the broker's decision on that news arrives there
+MOTION = 0.3  # seconds that steps must have been observed for to know their pace
+_LEAST = 0.1  # seconds between two reports
 
 
 class OtherRun(BrokerError):
@@ -63,6 +67,67 @@ class RunOutcome(msgspec.Struct, frozen=True):
     @property
     def stop_message(self) -> Stop:
         return Stop(self.reason, self.code, self.at_step_end, self.step)
+
+
+class StopPlan:
+    """The request to stop a run, and what is known about the step after which all its stages can stop.
+
+    All stages have to stop after the same step, or their last snapshots make no checkpoint. It is late enough that no
+    stage has passed it when the message arrives, and otherwise as early as possible. In a scripted run it is the last
+    step that the script has called for, if that has begun a moment later. Times are seconds since the epoch.
+    """
+
+    def __init__(self) -> None:
+        self.request: StopRun | None = None
+        self.called_for: int | None = None  # all training steps of a script that makes no more calls
+        self.decided = False  # the request has ended the run
+        self._deadline = 0.0  # when it is decided, whatever is known
+        self._begun = 0  # the first step that no stage had begun when it came
+        self._seen: deque[tuple[float, int]] = deque()  # when, and the first step that no stage had begun
+
+    def ask(self, request: StopRun, begun: int, now: float) -> bool:
+        """Note a request: the newest counts, from the time of the first. Returns True for the first."""
+        first, self.request = self.request is None, request
+        if first:
+            self._deadline, self._begun = now + DELAY, begun
+        return first
+
+    def decide(self) -> None:
+        """Note that the request ends the run."""
+        self.decided = True
+
+    def note_calls(self, told: int | None, *, present: bool) -> None:
+        """Note how many steps a script that is `present` has called for; None as long as it makes more calls."""
+        self.called_for = told if present else self.called_for
+
+    def note_progress(self, begun: int, now: float) -> None:
+        """Note that `begun` is the first step that no stage has begun."""
+        self._seen.append((now, begun))
+        while len(self._seen) > 1 and self._seen[1][0] <= now - DELAY:
+            self._seen.popleft()
+
+    def knows_last_step(self, begun: int, now: float, *, asks_script: bool) -> bool:
+        """Return True once `last_step` can be told: it is known, or is waited for no longer."""
+        if now >= self._deadline:
+            return True
+        if self.called_for is not None:  # of which two may be on their way, and may take long
+            return begun >= self.called_for
+        paced = bool(self._seen) and (now - self._seen[0][0] >= DELAY or self._moving(now) >= MOTION)
+        return paced and not asks_script
+
+    def last_step(self, begun: int, training_steps: int | None, now: float) -> int:
+        """Return the number of steps after which every stage can stop."""
+        if self.called_for is not None:  # if none has begun since the request, a step takes longer than that
+            return self.called_for if begun > self._begun else min(begun, self.called_for)
+        lately = max(0, begun - self._seen[0][1]) if self._seen else 0
+        # One or two steps do not tell how long each took, only that they may be long.
+        ahead = lately if lately <= 2 else ceil(lately / max(_LEAST, self._moving(now)) * DELAY)
+        return begun + ahead if training_steps is None else min(begun + ahead, training_steps)
+
+    def _moving(self, now: float) -> float:
+        """Return for how many of the seconds observed the run has made progress."""
+        first = self._seen[0][1]
+        return now - max(at for at, begun in self._seen if begun == first)
 
 
 class ScriptCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

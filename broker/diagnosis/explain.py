@@ -9,15 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stageline.broker.ledger.ledger import Held, Ledger
-from stageline.broker.ledger.member import (
-    SCRIPT,
-    Member,
-    WorkerLoss,
-    describe_exit,
-    silence_limit,
-    stages_label,
-    worker_label,
-)
+from stageline.broker.ledger.losses import WorkerLoss, describe_exit, silence_limit
+from stageline.broker.ledger.registry import SCRIPT, Member, stages_label, worker_label
 
 from .queue_routes import CALL, CLIP, EVALUATION, LOSS, NORMS, REPLAYED, REPLY, SUBTOTAL, SUM, TIED, TOTAL, VERDICT
 from .wait_graph import (

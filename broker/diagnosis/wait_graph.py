@@ -10,8 +10,8 @@ from enum import StrEnum
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import Wait
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
-from stageline.broker.ledger.member import Leases, Member, MemberStatus
-from stageline.broker.ledger.registry import Replacement
+from stageline.broker.ledger.losses import Leases, Replacement
+from stageline.broker.ledger.registry import Member, MemberStatus
 from stageline.pipeline.schedule import Placement, Schedule
 
 from .queue_routes import (

@@ -15,6 +15,7 @@ import msgspec
 from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.stores.base import Fact
+from stageline.pipeline.choice import ChosenSchedule, MeasuredTimes, RankedSchedule
 
 _FACT = "orders"  # its name in a store
 
@@ -56,6 +57,13 @@ class ReviewRecord(msgspec.Struct, frozen=True):
     weight: tuple[float | None, ...] = ()
     update: tuple[float, ...] = ()
 
+    def times(self, stages: int) -> MeasuredTimes | None:
+        """Return the times of the review; None if they are of another number of stages."""
+        each = (self.forward, self.backward, self.input, self.weight, self.update)
+        if set(map(len, each)) != {stages}:
+            return None
+        return MeasuredTimes(*each, self.latency, self.transfer, self.step)
+
 
 class OrderBook(msgspec.Struct):
     """All orders so far, why each was given, the one that is to come, and the newest review."""
@@ -83,6 +91,26 @@ class OrderBook(msgspec.Struct):
     def message(self) -> ScheduleOrders:
         return ScheduleOrders(tuple(self.orders), self.closed)
 
+    def note_review(self, chosen: ChosenSchedule) -> None:
+        """Keep what the newest review came to."""
+        times = chosen.times
+        self.review = ReviewRecord(
+            chosen.why,
+            tuple(map(_compared, chosen.compared)),
+            times.forward,
+            times.backward,
+            times.latency,
+            times.transfer,
+            times.step,
+            times.input,
+            times.weight,
+            times.update,
+        )
+
+    def propose(self, proposed: ProposedOrder) -> None:
+        """Begin the next order: its step has yet to be agreed on."""
+        self.proposed = proposed
+
     def agreed(self, closed: Iterable[int]) -> None:
         """Every worker has closed a step: the proposed order holds from the last of those on."""
         if self.proposed is not None:
@@ -94,3 +122,7 @@ class OrderBook(msgspec.Struct):
         """Workers know these: the records were lost, or are stale."""
         self.orders, self.proposed = list(orders), None
         self.reasons = (self.reasons + [""] * len(orders))[: len(orders)]
+
+
+def _compared(ranked: RankedSchedule) -> ComparedSchedule:
+    return ComparedSchedule(ranked.name, ranked.window, ranked.seconds, ranked.in_flight, ranked.bytes, ranked.reason)

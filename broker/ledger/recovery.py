@@ -43,8 +43,7 @@ import msgspec
 from stageline.broker.control.messages import Hello
 from stageline.broker.control.records import WorkerRecord
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
-from stageline.broker.ledger.member import Member, stages_label
-from stageline.broker.ledger.registry import Contact, ProcessKey, process_key
+from stageline.broker.ledger.registry import Contact, Member, ProcessKey, process_key, stages_label
 from stageline.pipeline.schedule import Placement
 
 
@@ -94,9 +93,6 @@ def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, i
     """
     kept = ({of for each, of in snapshots if each == stage} for stage in stages)
     return step > 0 and any(step not in steps and max(steps, default=0) > step for steps in kept)
-
-
-KEPT_LOSSES = 64  # the newest of a run, one for each stage of a lost worker: they are written with every checkpoint
 
 
 class LostAttempt(msgspec.Struct, frozen=True):
@@ -361,3 +357,30 @@ class CheckpointPoll:
 def _fit(index: int, read: list[Hello]) -> list[Hello]:
     """Hellos of workers that may have the place."""
     return [hello for hello in read if hello.claim in (None, index)]
+
+
+class StartSearch:
+    """The search for the step that stages begin at, before places are given. Times are seconds since the epoch."""
+
+    def __init__(self, placement: Placement, damages: Iterable[str] = ()) -> None:
+        self.reconciliation = Reconciliation(placement, 0.0, 0.0)  # while the records are lost
+        self.poll = CheckpointPoll(placement, 0)  # while a checkpoint is chosen
+        self.damages = tuple(damages)  # what was wrong with the snapshots that could not be used
+
+    def collect(self, lease: float, now: float, *, resumed: bool) -> None:
+        """Begin to ask all workers and disks, for a `lease` at least."""
+        self.reconciliation = Reconciliation(self.poll.placement, lease, now, resumed=resumed)
+
+    def verify(self, step: int, floor: int) -> None:
+        """Begin to ask all workers for their snapshots of `step`. The run does not begin below step `floor`."""
+        self.poll = CheckpointPoll(self.poll.placement, step, floor=floor)
+
+    def follow(self, found: ResumePoint | CheckpointPoll) -> list[str]:
+        """Note the result of the poll, or go on with the next one. Returns the damages that it has found."""
+        new, self.damages = found.damages[len(self.damages) :], found.damages
+        self.poll = found if isinstance(found, CheckpointPoll) else self.poll
+        return list(new)
+
+    def note_damage(self, damage: str) -> None:
+        """Add what follows from the damages."""
+        self.damages = (*self.damages, damage)

@@ -1,103 +1,26 @@
-"""The places of the plan: which worker has which, which are empty until a replacement comes, and who waits for one.
+"""The places of the plan: which process has which, and under which incarnation.
 
     Hello ──> present ──> finished ──> left
-                 └──────────┴────────> lost     by the rule of `member.loss_of`
+                 └──────────┴────────> lost     by the rule of `losses.loss_of`
 
-    lost ──> pending, place empty ──(a worker is placed)──> pending, place taken ──(it completes an action)──> done
-                  └──(no worker comes in time)──> the run is given up
-
-The script of a scripted run has the last place. Times are seconds since the epoch.
+A scripted run has one place without stages, the last: that of the user's script, which calls the workers. Times are
+seconds since the epoch.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from stageline.broker.control.messages import Hello, Refused, Report
-from stageline.broker.ledger.member import Leases, Member, MemberStatus, WorkerLoss, loss_of, may_take
+from stageline.broker.control.messages import Exited, Failed, Finished, Goodbye, Hello, Refused, Report
+from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 
-
-class Replacement(msgspec.Struct):
-    """Of the worker of place `index`, whose process was `pid` on `host`. Times are seconds since the epoch."""
-
-    index: int
-    since: float  # when the worker was found to be lost
-    why: str
-    pid: int
-    awaited: float  # the deadline for a replacement to come counts from here
-    how: str = ""  # its end or its silence alone, continuing a sentence about it
-    host: str = ""
-
-
-class Replacements:
-    """The pending replacements, and the counts of all."""
-
-    def __init__(self) -> None:
-        self.pending: dict[int, Replacement] = {}  # by index
-        self.in_a_row: Counter[int] = Counter()  # by index: replaced since the newest complete checkpoint
-        self.ever: Counter[int] = Counter()  # by index: replaced in this run
-
-    def generation(self, index: int) -> int:
-        """Counts the workers that have had the place, from 1: the present one's number, or the next one's."""
-        return self.ever[index] + 1
-
-    def count(self, index: int) -> None:
-        """A worker, or a process that was to become one, was lost."""
-        self.in_a_row[index] += 1
-        self.ever[index] += 1
-
-    def clear(self) -> None:
-        """No replacement is pending; the run's total stays."""
-        self.pending.clear()
-        self.in_a_row.clear()
-
-    def restart_deadlines(self, now: float) -> None:
-        """The broker itself was away."""
-        for replacement in self.pending.values():
-            replacement.awaited = now
-
-
-MOST = 1000  # processes at a time, beside one for each place
-SILENCE = 3.0  # seconds after which a worker on standby, which should send Hello every second, is gone
-
-ProcessKey = tuple[str, str, int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Contact:
-    """A process without a place: its newest Hello, its address, when it was last seen, and when it came (seconds since
-    the epoch)."""
-
-    hello: Hello
-    sender: bytes
-    last_seen: float
-    came: float = 0.0
-
-
-class StandbyWorkers(dict[ProcessKey, Contact]):
-    """The contacts on standby by `process_key`, in the order in which they came; a repeated Hello keeps its turn."""
-
-    def take(self, index: int, stages: Sequence[int], *, length_known: bool = True) -> Contact | None:
-        """Removes and returns the first process that accepts place `index`, of `stages`, and lacks nothing for it."""
-        able = ((key, contact.hello) for key, contact in self.items() if length_known or not contact.hello.needs_length)
-        found = next((key for key, hello in able if may_take(hello.claim, index, stages)), None)
-        return None if found is None else self.pop(found)
-
-    def prune(self, now: float) -> None:
-        """Removes workers that have become silent."""
-        for key in [key for key, contact in self.items() if now - contact.last_seen >= SILENCE]:
-            del self[key]
-
-
-def process_key(hello: Hello) -> ProcessKey:
-    """What tells processes apart; by the token, which no one is shown, also one that names itself as another."""
-    return hello.name, hello.host, hello.pid, hello.token
-
+SCRIPT = "the script"
 
 # What a store keeps of a member.
 _STORED = (
@@ -105,20 +28,194 @@ _STORED = (
     "token", "promoted",
 )  # fmt: skip
 
+NEVER: Mapping[int, int] = MappingProxyType({})  # no place's worker was replaced
+ProcessKey = tuple[str, str, int, str]
+
+
+class MemberStatus(StrEnum):
+    """Part that a worker takes in the run."""
+
+    PRESENT = "present"
+    FINISHED = "finished"
+    LEFT = "left"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker with a place in the plan, or the script. Its methods note what it has said, and what became of it."""
+
+    index: int
+    stages: tuple[int, ...]
+    incarnation: int
+    name: str
+    host: str
+    pid: int
+    endpoint: str
+    last_seen: float
+    start: int = 0  # the step it began at
+    generation: int = 1  # counts the workers that have had this place, from 1
+    former: int = 0  # the incarnation it had before the broker's records were lost
+    token: str = ""  # of its first Hello: by it the process is known before it has used its incarnation
+    sender: bytes = b""  # its address on the channel; empty until it contacts this broker
+    introduced: bool = False  # its endpoint is known, even if it has none
+    aware: bool = False  # it has sent a message under its incarnation
+    counted: set[int] = field(default_factory=set)  # stages of which this broker knows how many steps it has finished
+    promoted: bool = False  # it was on standby when the place became free
+    superseded: bool = False  # another process of its host asks for its place: it may have been started in its stead
+    status: MemberStatus = MemberStatus.PRESENT
+    report: Report | None = None  # the newest
+    last_progress: float = 0.0  # when it last completed an action, or had none to compute
+    activity_since: float = 0.0  # when its present activity was first reported
+    digests: Mapping[str, TensorDigest] | None = None  # of its stages' weights, once it has finished
+    copies: Mapping[str, str] = field(default_factory=dict)  # names there of what stages share, with that in the first
+    exited: tuple[float, Exited] | None = None  # when its process ended, and how
+    parting: tuple[float, Failed | Goodbye] | None = None  # when it said that it ends, and how; nothing since
+    labels: tuple[str, ...] = ()  # its stages for people, where stages have replicas: "1.0", "1.1"
+
+    @property
+    def is_script(self) -> bool:
+        """True for the script: it has no stages."""
+        return not self.stages
+
+    @property
+    def title(self) -> str:
+        """ "worker 1", "the script"."""
+        return SCRIPT if self.is_script else f"worker {self.index}"
+
+    @property
+    def label(self) -> str:
+        """ "worker 1 (stages 0 and 2)", "the script"."""
+        return worker_label(self.index, self.labels or self.stages)
+
+    @property
+    def titles(self) -> str:
+        """ "stages 0 and 2", "stage 1.0"."""
+        return stages_label(self.labels or self.stages)
+
+    @property
+    def process(self) -> str:
+        """ "worker-1 (pid 101, host a)"."""
+        return f"{self.name} (pid {self.pid}, host {self.host})"
+
+    @property
+    def reachable(self) -> bool:
+        """True while messages are still sent to it."""
+        return self.status in (MemberStatus.PRESENT, MemberStatus.FINISHED)
+
+    def note_contact(self, sender: bytes, now: float) -> None:
+        """Note a message under the member's incarnation, from the address `sender`."""
+        self.sender, self.last_seen, self.aware = sender, now, True
+        self.superseded = False
+
+    def note_report(self, report: Report, now: float) -> None:
+        """Note the newest report, and whether the member makes progress."""
+        before, self.report = self.report, report
+        if before is None or before.actions != report.actions or report.waiting:
+            self.last_progress = now
+        if before is None or before.now != report.now:
+            self.activity_since = now
+
+    def reconnect(self, hello: Hello, sender: bytes, now: float) -> None:
+        """Note another Hello of the member, which may bring its endpoint."""
+        self.sender, self.endpoint, self.last_seen = sender, hello.endpoint, now
+        self.aware = self.aware or hello.incarnation == self.incarnation
+        if not self.introduced and (self.aware or hello.endpoint):
+            self.introduced, self.last_progress = True, now  # from here on it is expected to make progress
+
+    def move(self, sender: bytes) -> None:
+        """Answer to another address from now on."""
+        self.sender = sender
+
+    def contest(self) -> None:
+        """Note that another process of its host asks for its place, unless this broker has heard the member.
+
+        Then it keeps its lease: a name and a host prove nothing, and a paused process is silent too.
+        """
+        self.superseded = not self.sender
+
+    def restart_lease(self, now: float) -> None:
+        """Start the lease over: the broker itself was away."""
+        self.last_seen = self.last_progress = now
+
+    def part(self, message: Failed | Goodbye, now: float) -> None:
+        """Note that the member says that it ends. The first such message counts."""
+        self.parting = self.parting or (now, message)
+
+    def take_parting(self) -> Failed | Goodbye | None:
+        """Return the message by which it has said that it ends, and forget that. Returns None if it has not."""
+        said, self.parting = self.parting, None
+        return None if said is None else said[1]
+
+    def note_exit(self, exited: Exited, now: float) -> None:
+        """Note the end of the member's process."""
+        self.exited = now, exited
+
+    def finish(self, finished: Finished) -> None:
+        """Note that the member has done all steps."""
+        self.status = MemberStatus.FINISHED
+        self.digests, self.copies = finished.digests, finished.copies
+
+    def leave(self) -> None:
+        """Note that the member takes no part in the run any more, as it said or was told."""
+        self.status = MemberStatus.LEFT
+
+    def lose(self) -> None:
+        """Note that the member is lost."""
+        self.status = MemberStatus.LOST
+
+    def recall_finished(self) -> None:
+        """Note that a worker has said to a former broker that it has finished. A script does not say so; it leaves."""
+        self.status = self.status if self.is_script else MemberStatus.FINISHED
+
+
+def worker_label(index: int, stages: Sequence[int | str]) -> str:
+    """ "worker 1 (stages 0 and 2)"; "the script" for the place without stages."""
+    return f"worker {index} ({stages_label(stages)})" if stages else SCRIPT
+
+
+def stages_label(stages: Sequence[int | str]) -> str:
+    """ "stage 1", "stages 0 and 2", "stages 0, 2 and 4"."""
+    *others, last = map(str, stages)
+    return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"
+
+
+def may_take(claim: int | None, index: int, stages: Sequence[int]) -> bool:
+    """Return True if a process with this `claim` (None: any worker's place) may have place `index`, of `stages`.
+
+    The script's place is only for one that claims it.
+    """
+    return claim == index or (claim is None and bool(stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """A process without a place: its newest Hello, its address, when it was last seen, and when it came."""
+
+    hello: Hello
+    sender: bytes
+    last_seen: float
+    came: float = 0.0
+
+
+def process_key(hello: Hello) -> ProcessKey:
+    """Return what tells processes apart; by the token, which no one is shown, also one that names itself as another."""
+    return hello.name, hello.host, hello.pid, hello.token
+
 
 @dataclass(slots=True)
 class Registry:
-    """Gives places and incarnations, records heartbeats, finds lost workers."""
+    """Gives places and incarnations, and finds the member that a message is from."""
 
     placement: Placement
-    leases: Leases
+    labels: Sequence[tuple[str, ...]] = ()  # of each place's stages, where stages have replicas
+    floor: int = 0  # incarnations given out from now on are above it
     incarnation: int = 0  # the highest given out
     members: dict[int, Member] = field(default_factory=dict)  # by index
     begun: bool = False  # every worker of the plan was present at the same time once
     recorded: int = 0  # the highest incarnation in the records that were restored
-    floor: int = 0  # incarnations given out from now on are above it
-    labels: Sequence[tuple[str, ...]] = ()  # of each place's stages, where stages have replicas
     since: int = 0  # no worker of this incarnation or an older one still runs: the run was restarted as a whole
+    announced: dict[int, tuple[int, str]] = field(default_factory=dict)  # the peers that all workers were sent last
 
     @property
     def missing(self) -> list[int]:
@@ -132,21 +229,41 @@ class Registry:
 
     @property
     def complete(self) -> bool:
-        """Whether every worker of the plan is present and introduced."""
+        """True if every worker of the plan is present and introduced."""
         return len(self.peers) == len(self.placement)
 
     def reachable(self) -> list[Member]:
         """Workers that messages are sent to, by index."""
         return [member for member in self._in_order() if member.reachable]
 
-    def register(self, hello: Hello, sender: bytes, now: float, start: int = 0) -> Member | Refused:
-        """Gives the sender of `hello` a place, which begins at step `start`, or confirms the one it has.
+    def announces(self) -> bool:
+        """Return True if the peers are others than at the last call."""
+        before, self.announced = self.announced, self.peers
+        return self.announced != before
 
-        Refusals say what would work.
+    def register(
+        self,
+        hello: Hello,
+        sender: bytes,
+        now: float,
+        start: int = 0,
+        replaced: Mapping[int, int] = NEVER,
+        *,
+        promoted: bool = False,
+    ) -> Member | Refused:
+        """Give the sender of `hello` a place, or confirm the one it has. Refusals say what would work.
+
+        Args:
+            hello: A process's request for a place.
+            sender: Address of the process on the channel.
+            now: Seconds since the epoch.
+            start: Step at which the stages of a place that is given now begin.
+            replaced: How often each place's worker was replaced, by index.
+            promoted: True if the process was on standby when the place became free.
         """
         member = self._known(hello)
         if member is not None:
-            self._reconnect(member, hello, sender, now)
+            member.reconnect(hello, sender, now)
         elif hello.incarnation:
             return Refused(
                 f"incarnation {hello.incarnation} of {hello.name} is not current: its stages were given to another "
@@ -157,7 +274,8 @@ class Registry:
             index = self._free_index(hello, now)
             if isinstance(index, Refused):
                 return index
-            member = self._place(index, hello, sender, now, start)
+            known = {"generation": 1 + replaced.get(index, 0), "introduced": bool(hello.endpoint), "promoted": promoted}
+            member = self._place(index, Contact(hello, sender, now), now, start, **known)
             member.counted.update(member.stages)
         self.begun = self.begun or self.complete
         return member
@@ -171,7 +289,7 @@ class Registry:
         return next((member for member in self.members.values() if member.former == incarnation > 0), None)
 
     def is_unknown(self, incarnation: int) -> bool:
-        """Whether `incarnation` was given out after these records were written: they are lost or stale.
+        """Return True if `incarnation` was given out after these records were written: they are lost or stale.
 
         If there were no records, and every place was taken by a worker that contacted this broker, then the run has
         started over, and another incarnation is a stale one. Restored records cannot prove an incarnation current: the
@@ -181,70 +299,42 @@ class Registry:
         between = self.recorded < incarnation <= self.floor
         return not confirmed and (between or incarnation > max(self.incarnation, self.floor))
 
-    def reset(self, kept: Mapping[int, Contact], step: int, floor: int, now: float) -> None:
-        """Starts over above incarnation `floor`, with the workers `kept`, which keep their state."""
+    def reset(
+        self, kept: Mapping[int, Contact], step: int, floor: int, now: float, replaced: Mapping[int, int] = NEVER
+    ) -> None:
+        """Start over above incarnation `floor`, with the workers `kept`, which keep their state of `step`."""
         self.members.clear()
         self.recorded = self.floor = floor
         for index, contact in sorted(kept.items()):
-            member = self._place(index, contact.hello, contact.sender, now, step)
-            member.introduced, member.former = True, contact.hello.incarnation
+            known = {"former": contact.hello.incarnation, "generation": 1 + replaced.get(index, 0)}
+            self._place(index, contact, now, step, introduced=True, **known)
         self.since = self.since if kept else floor
         self.begun = True
 
-    def note_contact(self, member: Member, sender: bytes, now: float) -> None:
-        """A message under the worker's incarnation arrived from `sender`."""
-        member.sender, member.last_seen, member.aware = sender, now, True
-        member.superseded = False
-
-    def note_report(self, member: Member, report: Report, now: float) -> None:
-        before = member.report
-        member.report = report
-        if before is None or before.actions != report.actions or report.waiting:
-            member.last_progress = now
-        if before is None or before.now != report.now:
-            member.activity_since = now
-
     def free(self, member: Member) -> None:
-        """Takes the worker's place away, so that another can have it."""
+        """Take the worker's place away, so that another can have it."""
         self.members.pop(member.index, None)
 
     def free_all(self) -> None:
-        """Takes all places away; incarnations keep growing."""
+        """Take all places away; incarnations keep growing."""
         self.members.clear()
         self.since = max(self.incarnation, self.floor)
         self.begun = False
 
-    def restart_leases(self, now: float) -> None:
-        """The broker itself was away."""
-        for member in self.members.values():
-            member.last_seen = member.last_progress = now
-
-    def losses(self, now: float) -> list[WorkerLoss]:
-        """Workers that should be at work and are not, each with the reason."""
-        found = (loss_of(member, self.leases, now) for member in self.reachable())
-        return [loss for loss in found if loss is not None]
-
     def facts(self) -> dict[str, object]:
-        """What is stored for `restore`, as JSON's own types."""
+        """Return what is stored for `restore`, as JSON's own types."""
         kept = [{name: getattr(member, name) for name in _STORED} for member in self._in_order()]
         return {"incarnation": self.incarnation, "since": self.since, "begun": self.begun, "members": kept}
 
     def restore(self, facts: Mapping[str, object], now: float) -> None:
-        """Takes over a former broker's workers under their incarnations; each has a lease to reconnect."""
+        """Take over a former broker's workers under their incarnations; each has a lease to reconnect."""
         self.recorded = self.incarnation = msgspec.convert(facts["incarnation"], int)
         self.since = msgspec.convert(facts.get("since", 0), int)
         self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[dict[str, Any]]):
             index = kept["index"]
-            stages = {"stages": self.placement[index], "labels": self._labels(index)}
-            place = {**stages, "last_seen": now, "last_progress": now}
-            self.members[index] = msgspec.convert({**kept, **place}, Member)
-
-    def recall_finished(self) -> None:
-        """The run had finished: each worker has said so to the former broker. A script does not say so; it leaves."""
-        for member in self.members.values():
-            if not member.is_script:
-                member.status = MemberStatus.FINISHED
+            place = {"stages": self.placement[index], "labels": self._labels(index)}
+            self.members[index] = msgspec.convert({**kept, **place, "last_seen": now, "last_progress": now}, Member)
 
     def _labels(self, index: int) -> tuple[str, ...]:
         return self.labels[index] if self.labels else ()
@@ -264,34 +354,24 @@ class Registry:
         key = process_key(hello)
         return next((each for each in unaware if (each.name, each.host, each.pid, each.token) == key), None)
 
-    def _reconnect(self, member: Member, hello: Hello, sender: bytes, now: float) -> None:
-        member.sender, member.endpoint, member.last_seen = sender, hello.endpoint, now
-        member.aware = member.aware or hello.incarnation == member.incarnation
-        if not member.introduced and (member.aware or hello.endpoint):
-            member.introduced, member.last_progress = True, now  # from here on it is expected to make progress
-
     def _free_index(self, hello: Hello, now: float) -> int | Refused:
         if hello.claim is None:
             # In a resumed run, a place to begin at with snapshots that it has verified; else any.
             read = set(hello.inspection.stages) if hello.inspection is not None else set()
             free = [index for index in self.missing if may_take(None, index, self.placement[index])]
             fit = [index for index in free if read.issuperset(self.placement[index])]
-            workers = [member for member in self._in_order() if not member.is_script]
-            owners = ", ".join(f"{member.index} is {member.process}" for member in workers)
-            full = f"all {len(workers)} workers of the plan have joined: {owners}. Stop one of them first"
+            workers = [f"{each.index} is {each.process}" for each in self._in_order() if not each.is_script]
+            full = f"all {len(workers)} workers of the plan have joined: {', '.join(workers)}. Stop one of them first"
             return next(iter(fit or free), Refused(full, code=ExitCode.FAILED))
         if hello.claim >= len(self.placement):
-            workers_known = sum(map(bool, self.placement))
-            return Refused(
-                f"there is no worker {hello.claim}: the plan has workers 0 to {workers_known - 1}",
-                code=ExitCode.USAGE,
-            )
+            last = sum(map(bool, self.placement)) - 1
+            return Refused(f"there is no worker {hello.claim}: the plan has workers 0 to {last}", code=ExitCode.USAGE)
         owner = self.members.get(hello.claim)
         return hello.claim if owner is None else Refused(self._claimed(owner, now), code=ExitCode.FAILED)
 
     def _claimed(self, owner: Member, now: float) -> str:
+        ago = f"{max(0.0, now - owner.last_seen):.1f} s ago"
         if owner.is_script:
-            ago = f"{max(0.0, now - owner.last_seen):.1f} s ago"
             return f"the run has its script: {owner.process}, alive {ago}; stop it first, or wait until it is lost"
         if not owner.sender:
             return (
@@ -300,27 +380,21 @@ class Registry:
             )
         verb = "is" if len(owner.stages) == 1 else "are"
         way_out = "start this one without --index or stop the other" if self.missing else "stop the other first"
-        return (
-            f"{owner.titles} {verb} claimed by worker {owner.process}, "
-            f"alive {max(0.0, now - owner.last_seen):.1f} s ago; {way_out}"
-        )
+        return f"{owner.titles} {verb} claimed by worker {owner.process}, alive {ago}; {way_out}"
 
-    def _place(self, index: int, hello: Hello, sender: bytes, now: float, start: int) -> Member:
+    def _place(self, index: int, contact: Contact, now: float, start: int, **known: Any) -> Member:
         self.incarnation = max(self.incarnation, self.floor) + 1
+        hello = contact.hello
         self.members[index] = Member(
-            index,
-            self.placement[index],
-            self.incarnation,
-            hello.name,
-            hello.host,
-            hello.pid,
-            hello.endpoint,
+            index=index,
+            incarnation=self.incarnation,
+            **{name: getattr(hello, name) for name in ("name", "host", "pid", "endpoint", "token")},
             last_seen=now,
             start=start,
-            sender=sender,
-            introduced=bool(hello.endpoint),
+            sender=contact.sender,
             last_progress=now,
-            token=hello.token,
+            stages=self.placement[index],
             labels=self._labels(index),
+            **known,
         )
         return self.members[index]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         StageError,
         StagelineError,
     )
+    from stageline.pipeline.feature import Feature, FeatureFailed, FeatureRefused
     from stageline.pipeline.model.families.layers import Layer, Layers
     from stageline.pipeline.model.traced.traced_layers import traced
     from stageline.pipeline.plan import Plan, PlanRefused, read_plan
@@ -59,6 +60,9 @@ __all__ = [
     "Costs",
     "DataError",
     "EqualNormGradients",
+    "Feature",
+    "FeatureFailed",
+    "FeatureRefused",
     "Fitted",
     "GradientMismatch",
     "Layer",
@@ -127,6 +131,7 @@ _MODULES = {  # where each name is defined
         "StageError",
         "StagelineError",
     ),
+    "stageline.pipeline.feature": ("Feature", "FeatureFailed", "FeatureRefused"),
     "stageline.pipeline.model.families.layers": (
         "Layer",
         "Layers",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.coordinator.observation import OBSERVED
+from stageline.broker.coordinator.records import OBSERVED
 from stageline.broker.stores.sqlite import SqliteReader
 from support.redis_server import RedisServer
 from support.workspace import MODEL, Workspace, free_port, until, wait_for

@@ -12,9 +12,8 @@ from stageline.broker.control.messages import Answer, Ask, ToBroker
 from stageline.broker.control.protocol import decode_to_broker
 from stageline.broker.control.records import StepRecord
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.lifecycle import RunState
-from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, run_of
+from stageline.broker.coordinator.state import Life, Outgoing
 from stageline.broker.stores.base import Fact, MemoryStore
 
 TICK = 0.1  # seconds
@@ -103,7 +102,7 @@ class SimulatedBroker(SimulatedProcess):
         self.later(TICK, self._tick)
 
     def _decide(self, decide: Callable[[], list[Outgoing]]) -> None:
-        listened = self.core.run.lifecycle.state is RunState.RECONNECTING
+        listened = self.core.run.lifecycle.state is Life.RECONNECTING
         try:
             sends = decide()
         except Killed:
@@ -111,8 +110,8 @@ class SimulatedBroker(SimulatedProcess):
             return
         if (
             listened
-            and self.core.run.lifecycle.state is not RunState.RECONNECTING
-            and self.core.run.lifecycle.state is not RunState.RECONCILING
+            and self.core.run.lifecycle.state is not Life.RECONNECTING
+            and self.core.run.lifecycle.state is not Life.RECONCILING
         ):
             self._fired[CONTINUES if self.core.run.registry.members else STARTS_OVER] += 1
         self._watch(sends)

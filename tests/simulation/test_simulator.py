@@ -21,15 +21,12 @@ from simulation.queues import AHEAD
 from simulation.run_seeds import simulate
 from simulation.scenario import OF_SCRIPT, PlannedFault, drawn
 from stageline.broker.control.messages import Assigned, Trim
+from stageline.broker.coordinator import records, registration, reports, restart
 from stageline.broker.coordinator.authenticity import Authenticity, Judgement
-from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.ordering import Ordering
-from stageline.broker.coordinator.records import RunRecords
-from stageline.broker.coordinator.registration import Registration
-from stageline.broker.coordinator.restart import Restart
-from stageline.broker.ledger.member import Member
+from stageline.broker.coordinator.state import RunState
 from stageline.broker.ledger.orders import OrderBook
-from stageline.broker.ledger.registry import Registry
+from stageline.broker.ledger.registry import Member, Registry
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.log import Log
 from stageline.broker.queues.requests import CreditRequest, Requester
@@ -165,26 +162,26 @@ def test_a_replacement_that_begins_at_its_own_newest_snapshot_skips_what_the_oth
 
 
 def test_a_replacement_that_begins_at_the_beginning_wants_what_is_forgotten(monkeypatch):
-    monkeypatch.setattr(Registration, "_start_step", lambda registration, member: 0)
+    monkeypatch.setattr(registration, "start_step", lambda run, member: 0)
     assert first_wrong() != "nothing"
 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_is_announced_before_it_is_stored_is_forgotten_by_the_next_broker(monkeypatch):
-    save = RunRecords.save
+    save, record = records.save, reports.record_snapshots
 
-    def record_without_saving(coordinator: Coordinator, *of: object, record=Coordinator._record_snapshots) -> object:
-        monkeypatch.setattr(RunRecords, "save", lambda records: None)
-        wrong = record(coordinator, *of)
-        monkeypatch.setattr(RunRecords, "save", save)
+    def record_without_saving(*of: object) -> object:
+        monkeypatch.setattr(records, "save", lambda run: None)
+        wrong = record(*of)
+        monkeypatch.setattr(records, "save", save)
         return wrong
 
-    monkeypatch.setattr(Coordinator, "_record_snapshots", record_without_saving)
+    monkeypatch.setattr(reports, "record_snapshots", record_without_saving)
     assert "went back" in first_wrong(range(55, 400))
 
 
 def test_queues_that_are_trimmed_to_what_is_finished_and_not_to_what_is_saved_lack_messages(monkeypatch):
-    monkeypatch.setattr(RunRecords, "trimmable", property(lambda records: records.ledger.finished_floor))
+    monkeypatch.setattr(RunState, "trimmable", property(lambda run: run.ledger.finished_floor))
     assert "not on the disk" in first_wrong()
 
 
@@ -212,7 +209,7 @@ def test_snapshots_that_are_deleted_before_a_newer_checkpoint_is_announced_are_m
 
 
 def test_without_reading_snapshots_first_a_resumed_run_begins_at_a_damaged_checkpoint(monkeypatch):
-    monkeypatch.setattr(Restart, "_starts_at_checkpoint", lambda restart: False)
+    monkeypatch.setattr(restart, "starts_at_checkpoint", lambda run: False)
     assert "has no snapshot of step" in first_wrong(range(16, 400))
 
 
@@ -255,25 +252,25 @@ def test_a_request_that_is_said_only_once_may_be_lost_for_ever(monkeypatch):
 
 @pytest.mark.slow
 def test_old_records_that_are_trusted_place_workers_where_nothing_is_left(monkeypatch):
-    monkeypatch.setattr(Registration, "_outdates_records", lambda registration, hello: False)
+    monkeypatch.setattr(registration, "outdates_records", lambda run, hello: False)
     assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 
 @pytest.mark.slow
 def test_if_all_who_knew_better_are_gone_old_records_place_workers_where_nothing_is_left_too(monkeypatch):
-    monkeypatch.setattr(Registration, "_has_lost_its_start", lambda registration, hello: False)
+    monkeypatch.setattr(registration, "has_lost_its_start", lambda run, hello: False)
     assert "no end in sight" in first_wrong(having(PlannedFault.POWER))
 
 
 @pytest.mark.slow
 def test_a_broker_with_old_records_that_heeds_no_newer_checkpoint_ruins_the_run(monkeypatch):
-    monkeypatch.setattr(RunRecords, "lack_checkpoint", lambda records, complete, member: False)
+    monkeypatch.setattr(RunState, "lacks_checkpoint", lambda run, complete, member: False)
     assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 
 @pytest.mark.slow
 def test_incarnations_that_are_handed_out_twice_let_a_replaced_worker_send_for_its_successor(monkeypatch):
-    monkeypatch.setattr(RunRecords, "unused_incarnation", staticmethod(lambda now: 0))
+    monkeypatch.setattr(records, "unused_incarnation", lambda now: 0)
     monkeypatch.setattr(
         Authenticity, "judge", lambda authenticity, sealed: Judgement()
     )  # secrets would tell them apart
@@ -315,11 +312,11 @@ def test_losses_that_are_not_in_the_snapshots_are_lost_with_the_records(monkeypa
 def test_a_checkpoint_announced_before_the_rounds_before_it_are_known_lets_the_best_one_go(monkeypatch):
     """A broker that has lost its records finds the checkpoint on the disks, and the best round nowhere."""
 
-    def at_once(run: RunRecords, step: int) -> Trim:
+    def at_once(run: RunState, step: int) -> Trim:
         standing = run.evaluations.standing(step - 1) if run.config.keeps_best else None
         return Trim(step, None if standing is None or standing.best is None else standing.best.step)
 
-    monkeypatch.setattr(RunRecords, "announcement", at_once)
+    monkeypatch.setattr(RunState, "announcement", at_once)
     assert "of the best checkpoint" in first_wrong(range(2250, 2260))
 
 
@@ -335,7 +332,7 @@ def test_an_order_that_holds_from_the_step_that_the_broker_closed_comes_too_late
 
 
 def test_orders_that_are_told_only_once_may_be_lost_for_ever(monkeypatch):
-    monkeypatch.setattr(Ordering, "_tell_again", lambda ordering, now: None)
+    monkeypatch.setattr(Ordering, "_tell_again", lambda ordering, run, now: None)
     assert "waiting for" in first_wrong(range(616, 1000))
 
 

@@ -26,10 +26,10 @@ from simulation.worker import Name, SimulatedWorker
 from stageline.broker.control.messages import Assigned, Exited, Trim
 from stageline.broker.control.records import RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
+from stageline.broker.coordinator.state import Outgoing
 from stageline.broker.ledger.evaluations import stored_in
-from stageline.broker.ledger.member import Leases
+from stageline.broker.ledger.losses import Leases
 from stageline.pipeline.digest import weights_sha256
 
 LONGEST = 200.0  # seconds that a run may last after the last injection

@@ -1,12 +1,16 @@
 """Workers that register at a registry."""
 
 from stageline.broker.control.messages import CONTROL_VERSION, Hello, Report
-from stageline.broker.ledger.member import Leases, Member
-from stageline.broker.ledger.registry import Registry
+from stageline.broker.ledger.losses import Leases, WorkerLoss, losses
+from stageline.broker.ledger.registry import Member, Registry
 
 PLACEMENT = ((0, 2), (1,))
 LEASE = 10.0
 LEASES = Leases(silence=LEASE, action=20.0, loading=60.0)
+
+
+def lost(registry: Registry, now: float) -> list[WorkerLoss]:
+    return losses(registry.reachable(), LEASES, now)
 
 
 def hello(name: str, *, pid: int = 1, claim: int | None = None, incarnation: int = 0, endpoint: str = "") -> Hello:

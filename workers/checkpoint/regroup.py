@@ -87,6 +87,8 @@ def regrouped(share: Share, states: Sequence[StageState]) -> StageState:
     layout, names = share.layout, set(share.names)
     if any(state.in_flight or state.previous for state in states):
         raise ForeignState("microbatches were in flight, as in asynchronous mode: no other stages can go on with them")
+    if kept := sorted({name for state in states for name in state.features}):
+        raise ForeignState(f"{', '.join(kept)} keeps a state of each stage: no other stages can go on with it")
     groups = None if layout.groups is None else _Groups(layout, states)
     return StageState(
         weights=_picked(names, [state.weights for state in states]),

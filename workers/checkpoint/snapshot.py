@@ -246,6 +246,7 @@ def training_of(state: StageState) -> dict[str, Any]:
             }
             for each in state.in_flight
         ],
+        **({"features": dict(state.features)} if state.features else {}),
         **({} if previous is None else {"previous": {"updates": previous.updates, "weights": dict(previous.weights)}}),
     }
 

@@ -18,10 +18,9 @@ from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refu
 from stageline.broker.control.protocol import KEY_BYTES, decode_to_broker
 from stageline.broker.control.records import RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.lifecycle import RunState
-from stageline.broker.coordinator.observation import EVERY
-from stageline.broker.coordinator.records import EventLog, RunRecords
+from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
+from stageline.broker.coordinator.state import EventLog, Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.stores.base import StoreUnusable
@@ -197,7 +196,7 @@ class _Departure:
             return False
         if self._over is None:
             self._over = monotonic()
-        dismissed = self._run.lifecycle.state is RunState.DISMISSED and self._run.all_left and self._run.all_heard
+        dismissed = self._run.lifecycle.state is Life.DISMISSED and self._run.all_left and self._run.all_heard
         return dismissed or monotonic() - self._over >= self._patience(outcome)
 
     def _patience(self, outcome: RunOutcome) -> float:
@@ -218,7 +217,7 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
     return plan, plan.make_schedule()
 
 
-def _clear_queues(run: RunRecords, url: str) -> None:
+def _clear_queues(run: RunState, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
     backend = backend_of(url)
     if not backend.has_server or run.phase is not RunPhase.FINISHED:
@@ -262,7 +261,7 @@ class _Host:
     def should_exit(self) -> bool:
         """Called in every turn. After a signal the run is stopped: workers learn of it with their next report. A run
         that is over does not keep the broker running after a signal."""
-        if self._signals.count and self._core.run.lifecycle.state is not RunState.DISMISSED:
+        if self._signals.count and self._core.run.lifecycle.state is not Life.DISMISSED:
             self._core.handle(b"", StopRun("the broker was interrupted"), time())
         if not self._over and self._core.run.outcome is not None:
             self._over = True

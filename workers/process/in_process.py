@@ -15,7 +15,7 @@ import torch
 
 from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, Trim
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.observation import EVERY
+from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import Queues

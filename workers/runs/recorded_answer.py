@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from stageline.broker.control.messages import Answer, Ask, Refused
-from stageline.broker.coordinator.observation import OBSERVED, recall
-from stageline.broker.coordinator.queries import RunView, answer
-from stageline.broker.coordinator.records import RunRecords
-from stageline.broker.coordinator.restart import Restart
+from stageline.broker.coordinator.queries import answer
+from stageline.broker.coordinator.records import recall, restored
 from stageline.broker.coordinator.run import RunConfig
-from stageline.broker.coordinator.shutdown import Shutdown
-from stageline.broker.coordinator.supervision import Supervision
+from stageline.broker.coordinator.state import RunState
 from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
@@ -35,7 +32,7 @@ def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts
 
     Raises `QueryRefused`. Records of a wrong shape raise what `records.explained` turns into `RecordsDamaged`.
     """
-    facts = _unplanned(run, what) if run.plan is None else _asked(_view(run), what, of)
+    facts = _unplanned(run, what) if run.plan is None else _asked(run, what, of)
     state = run.state
     if state in (RecordedState.STARTING, RecordedState.KILLED) and "phase" in facts:
         facts["phase"] = str(state)
@@ -50,25 +47,22 @@ def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts
     return facts
 
 
-def _asked(view: RunView, what: str, of: Mapping[str, str]) -> Facts:
-    match answer(view, Ask(what, dict(of))):
+def _asked(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts:
+    match answer(_state(run), Ask(what, dict(of)), run.as_of):
         case Answer(schema, facts):
             return {"schema": schema, **facts}
         case Refused(reason, _):
             raise QueryRefused(reason)
 
 
-def _view(run: RecordedRun) -> RunView:
+def _state(run: RecordedRun) -> RunState:
     plan = _plan(run)
-    records = RunRecords(run.id, RunConfig.of(plan, plan.make_schedule()), run.store)
-    records.restore(run.stored, run.as_of)
-    restart = Restart(records)
-    if observed := run.stored.facts.get(OBSERVED):
-        restart.damages = tuple(recall(records, observed).damaged)
-    records.outcome, records.training_steps = run.outcome, run.training_steps
+    state = restored(run.id, RunConfig.of(plan, plan.make_schedule()), run.store, run.stored, run.as_of)
+    recall(state, run.stored.facts)
+    state.learn_end(run.outcome, run.training_steps)
     if run.result is not None:
-        _add_result(records, run.result)
-    return RunView(run.as_of, records, restart, Supervision(records, Shutdown(records)))
+        _add_result(state, run.result)
+    return state
 
 
 def _plan(run: RecordedRun) -> Plan:
@@ -78,15 +72,14 @@ def _plan(run: RecordedRun) -> Plan:
         raise RecordsDamaged(f"{run.folder / PLAN} is damaged: {error}") from error
 
 
-def _add_result(records: RunRecords, result: Result) -> None:
+def _add_result(state: RunState, result: Result) -> None:
     """Of a finished run it is enough, also if the broker's records were deleted."""
-    stages = range(records.config.schedule.copies)
-    finished = {stage: max(result.steps, records.ledger.finished[stage]) for stage in stages}
+    stages = range(state.config.schedule.copies)
+    finished = {stage: max(result.steps, state.ledger.finished[stage]) for stage in stages}
     losses = {int(step): loss for step, loss in result.losses.items()}
-    records.ledger.restore(finished, {**losses, result.steps - 1: result.loss})
+    state.ledger.restore(finished, {**losses, result.steps - 1: result.loss})
     for each in result.evaluations:
-        records.note_evaluation(record_of(each))
-    records.metrics = {name: float(value) for name, value in result.metrics.items()}
+        state.evaluations.add(record_of(each))
 
 
 def _unplanned(run: RecordedRun, what: str) -> Facts:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from stageline.broker.coordinator.observation import OBSERVED
+from stageline.broker.coordinator.records import OBSERVED
 from stageline.broker.coordinator.run import RunOutcome, RunPhase
 from stageline.broker.stores.base import MemoryStore, Store, StoredRun
 from stageline.broker.stores.sqlite import SqliteReader

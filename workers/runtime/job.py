@@ -14,7 +14,14 @@ from stageline.pipeline.data import Feed, Numbering, Source
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
-from stageline.pipeline.model.load import base_folder, load_function, load_inputs, load_source, load_targets
+from stageline.pipeline.model.load import (
+    base_folder,
+    demand_features,
+    load_function,
+    load_inputs,
+    load_source,
+    load_targets,
+)
 from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, tapped_layers
 from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.segment import Segment
@@ -234,6 +241,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     """`prepare` without the data."""
     doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
+    demand_features(plan)
     demand_matched(plan, segments)
     demand_splits(plan, segments)
     tapped_layers(plan, segments)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.model.cut import with_stored_weights
+from stageline.pipeline.model.load import demand_features
 from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, groups_of, tapped_layers
 from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.plan import Plan
@@ -64,6 +65,8 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
     demand_matched(plan, segments)
     tapped_layers(plan, segments)
     demand_recomputable(plan, segments)
+    with registered(model, options):
+        demand_features(plan)
     schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
     if options.workers == "inline":

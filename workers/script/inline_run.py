@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
@@ -164,6 +165,7 @@ class InlineRun:
             autocast=options.autocast,
             recompute=self._recompute(part.index),
             groups=self._groups,
+            features=[each if isinstance(each, Feature) else each() for each in options.features],
         )
 
 

@@ -23,10 +23,11 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.protocol import RunKeys, decode_to_broker, encode
 from stageline.broker.control.records import WorkerRecord
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator, Reception
-from stageline.broker.coordinator.lifecycle import RunState
+from stageline.broker.coordinator.records import facts_of
 from stageline.broker.coordinator.run import RunConfig, run_of
+from stageline.broker.coordinator.state import Life
 from stageline.broker.errors import BadMessage
-from stageline.broker.ledger.registry import MOST
+from stageline.broker.ledger.losses import MOST
 from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, finished, hello, name, report, steps
 
@@ -74,7 +75,7 @@ class SealedConversation:
             (each.index, each.sender, each.endpoint, each.last_seen, each.status, each.exited, each.report)
             for each in run.registry.members.values()
         ]
-        return members, run.facts(), run.lifecycle.state, list(run.ledger.finished), run.standby.copy(), run.outcome
+        return members, facts_of(run), run.lifecycle.state, list(run.ledger.finished), run.standby.copy(), run.outcome
 
 
 FORGED: list[ToBroker] = [
@@ -218,20 +219,20 @@ def remembering(incarnation: int, index: int = 0, step: int = 0) -> Hello:
 def test_a_broker_that_lost_its_records_believes_workers_that_remember_the_run() -> None:
     lost = SealedConversation(SNAPSHOTS, key=b"l" * 32, new=False)
     lost.say(name(0), remembering(7), KEYS.of_incarnation(7))
-    assert lost.core.run.lifecycle.state is RunState.RECONCILING
+    assert lost.core.run.lifecycle.state is Life.RECONCILING
 
 
 @pytest.mark.parametrize("new", [True, False])
 def test_a_stranger_that_says_it_remembers_the_run_starts_nothing_once_the_run_has_begun(new: bool) -> None:
     wire = SealedConversation(SNAPSHOTS, new=new).join()
     wire.say(STRANGER, msgspec.structs.replace(remembering(2**53 - 1)), b"")
-    assert wire.core.run.lifecycle.state is RunState.RUNNING
+    assert wire.core.run.lifecycle.state is Life.RUNNING
 
 
 def test_nor_at_a_broker_whose_run_is_new() -> None:
     wire = SealedConversation(SNAPSHOTS)
     wire.say(STRANGER, remembering(7), b"x" * 32)
-    assert wire.core.run.lifecycle.state is RunState.WAITING
+    assert wire.core.run.lifecycle.state is Life.WAITING
 
 
 def test_a_worker_at_an_incarnation_of_this_broker_must_prove_it_before_the_run_has_begun_too() -> None:
@@ -290,7 +291,7 @@ def test_a_broker_that_adopted_its_run_believes_no_stranger_when_the_run_is_resu
     resumed = SealedConversation(SNAPSHOTS, first.store, new=False)
     assert resumed.core.run.adopted
     resumed.say(STRANGER, remembering(2**53 - 1), b"")
-    assert resumed.core.run.lifecycle.state is RunState.WAITING
+    assert resumed.core.run.lifecycle.state is Life.WAITING
     assert resumed.core.run.events.anomalies["forged"] == 1
 
 

@@ -18,9 +18,9 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.records import Event, RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.ledger.member import Leases
+from stageline.broker.coordinator.state import Life
+from stageline.broker.ledger.losses import Leases
 from stageline.pipeline.digest import weights_sha256
 from support.conversation import SNAPSHOTS, TERMS, Conversation, finished, hello, name, report, steps, stop_reason
 
@@ -157,9 +157,9 @@ def test_a_second_stop_does_not_wait_for_the_steps_end(talk: Conversation):
 
 def test_the_broker_is_dismissed_after_the_run_not_by_ending_it(talk: Conversation):
     talk.send(b"train", StopRun("enough"))
-    assert talk.core.run.lifecycle.state is not RunState.DISMISSED
+    assert talk.core.run.lifecycle.state is not Life.DISMISSED
     talk.send(b"train", StopRun("over", over=True))
-    assert talk.core.run.lifecycle.state is RunState.DISMISSED
+    assert talk.core.run.lifecycle.state is Life.DISMISSED
     assert talk.status()["reason"] == "enough"
 
 

@@ -7,12 +7,9 @@ import pytest
 
 from stageline.broker.control.messages import Ask
 from stageline.broker.control.records import EvaluationRecord, Event
-from stageline.broker.coordinator.observation import OBSERVED, recall
-from stageline.broker.coordinator.queries import RunView, answer
-from stageline.broker.coordinator.records import RunRecords
-from stageline.broker.coordinator.restart import Restart
-from stageline.broker.coordinator.shutdown import Shutdown
-from stageline.broker.coordinator.supervision import Supervision
+from stageline.broker.coordinator.queries import answer
+from stageline.broker.coordinator.records import OBSERVED, recall, restored
+from stageline.broker.coordinator.state import RunState
 from support.conversation import TERMS, Conversation, name, report, steps
 
 BAD = EvaluationRecord(2, 8, 0.5, {"bad": float("nan")})
@@ -35,20 +32,19 @@ def talk() -> Conversation:
     return talk
 
 
-def recorded(talk: Conversation) -> RunView:
+def recorded(talk: Conversation) -> RunState:
     """The run as its records alone tell it."""
     stored = talk.store.load()
-    run = RunRecords("run-1", TERMS, talk.store)
-    run.restore(stored, talk.now)
-    recall(run, stored.facts[OBSERVED])
-    return RunView(talk.now, run, Restart(run), Supervision(run, Shutdown(run)))
+    run = restored("run-1", TERMS, talk.store, stored, talk.now)
+    recall(run, stored.facts)
+    return run
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.what)
 def test_the_records_answer_as_the_broker_did_when_it_last_looked(talk: Conversation, question: Ask):
     ((_, live),) = talk.send(b"me", question)
     talk.core.keep_observation(talk.now)
-    assert answer(recorded(talk), question) == live
+    assert answer(recorded(talk), question, talk.now) == live
 
 
 def test_an_observation_is_json_and_has_nothing_that_grows_with_the_run(talk: Conversation):
@@ -64,11 +60,11 @@ def test_an_observation_is_json_and_has_nothing_that_grows_with_the_run(talk: Co
 def test_what_the_records_know_better_is_not_taken_from_an_older_observation(talk: Conversation):
     talk.core.keep_observation(talk.now)
     talk.send(name(0), report(0, steps=steps(0, *range(4))))  # the microbatch that was seen as stashed is done
-    view = recorded(talk)
-    assert list(view.run.ledger.unfinished(0)) == []
-    assert view.run.ledger.finished == [4, 3]
+    run = recorded(talk)
+    assert list(run.ledger.unfinished(0)) == []
+    assert run.ledger.finished == [4, 3]
 
 
 def test_a_damaged_observation_is_refused(talk: Conversation):
     with pytest.raises(msgspec.ValidationError):
-        recall(talk.core.run, {"at": "noon"})
+        recall(talk.core.run, {OBSERVED: {"at": "noon"}})

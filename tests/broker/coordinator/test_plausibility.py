@@ -6,7 +6,7 @@ import pytest
 
 from stageline.broker.control.messages import MOST_TIMES, Confirmed, Report, Trim
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
-from stageline.broker.coordinator.plausibility import implausible, is_due
+from stageline.broker.coordinator.reports import implausible, is_due
 from stageline.broker.ledger.ledger import ENTRY
 from support.conversation import SNAPSHOTS, Conversation, name, report, steps
 

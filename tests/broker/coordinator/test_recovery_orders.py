@@ -22,8 +22,9 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.records import StepRecord, WorkerRecord
-from stageline.broker.coordinator.lifecycle import RunState
+from stageline.broker.coordinator.records import facts_of
 from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.coordinator.state import Life
 from stageline.broker.stores.base import MemoryStore
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Conversation
@@ -287,7 +288,7 @@ class Orders(RuleBasedStateMachine):
 
     def decided(self) -> object:
         known = self.talk.core.run
-        return known.facts(), list(known.ledger.finished)
+        return facts_of(known), list(known.ledger.finished)
 
     def current_owners(self) -> list[ModelProcess]:
         return [self.owners[member.incarnation] for member in self.talk.core.run.registry.members.values()]
@@ -305,7 +306,7 @@ class Orders(RuleBasedStateMachine):
             assert known.registry.missing == []
             for member in known.registry.members.values():
                 assert all(complete in self.owners[member.incarnation].has[stage] for stage in member.stages)
-        if known.lifecycle.state is not RunState.RECONCILING and self.informed:
+        if known.lifecycle.state is not Life.RECONCILING and self.informed:
             begun = [owner for owner in self.current_owners() if owner.assigned]  # others may be told of a lost run's
             assert all(owner.complete <= complete for owner in begun if owner.alive)
         self.complete = complete
@@ -317,7 +318,7 @@ class Orders(RuleBasedStateMachine):
     @invariant()
     def what_is_stored_is_what_was_decided(self) -> None:
         again = Conversation(self.store, now=self.talk.now, terms=ENDLESS).core.run
-        assert again.facts()["checkpoints"] == self.talk.core.run.facts()["checkpoints"]
+        assert facts_of(again)["checkpoints"] == facts_of(self.talk.core.run)["checkpoints"]
         assert again.registry.incarnation == self.talk.core.run.registry.incarnation
 
     @invariant()

@@ -18,8 +18,8 @@ from stageline.broker.control.messages import (
     StopRun,
 )
 from stageline.broker.control.records import WorkerRecord
-from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase, run_of
+from stageline.broker.coordinator.state import Life
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, hello, name, steps
@@ -69,7 +69,7 @@ def test_workers_that_are_still_at_work_keep_their_places_and_what_they_have(tal
     assert talk.core.run.ledger.finished == [48, 48]
     assert [member.incarnation for member in talk.core.run.registry.reachable()] == [1, 2]
     assert talk.status()["restarts"] == 0
-    assert again(talk, resume=False).core.run.lifecycle.state is not RunState.RECONNECTING
+    assert again(talk, resume=False).core.run.lifecycle.state is not Life.RECONNECTING
 
 
 def test_if_no_worker_reconnects_within_a_lease_all_begin_again(talk):
@@ -78,7 +78,7 @@ def test_if_no_worker_reconnects_within_a_lease_all_begin_again(talk):
     assert len(talk.core.run.registry.members) == 2
     talk.after(2.0)
     assert talk.core.run.registry.members == {}
-    assert talk.core.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT
+    assert talk.core.run.lifecycle.state is Life.CHOOSING_CHECKPOINT
     assert talk.core.run.ledger.finished == [40, 40]
 
 
@@ -118,7 +118,7 @@ def test_a_running_worker_continues_and_only_the_lost_one_is_replaced(talk):
 def test_a_worker_that_registers_again_is_at_work_too(talk):
     talk.send(name(0), msgspec.structs.replace(hello(0, incarnation=1, endpoint="ipc://0"), memory=MEMORY))
     talk.after(0.2)
-    assert talk.core.run.lifecycle.state is not RunState.RECONNECTING
+    assert talk.core.run.lifecycle.state is not Life.RECONNECTING
 
 
 def test_a_new_worker_stands_by_until_the_workers_before_it_have_reconnected_or_are_lost(talk):
@@ -179,7 +179,7 @@ def test_without_recovery_a_part_of_the_workers_is_of_no_use():
     talk = again(before)
     talk.send(name(0), working(0))
     talk.after(0.2)
-    assert talk.core.run.lifecycle.state is RunState.RECONNECTING
+    assert talk.core.run.lifecycle.state is Life.RECONNECTING
     talk.send(name(1), working(1))
     talk.after(0.2)
     assert [member.incarnation for member in talk.core.run.registry.reachable()] == [1, 2]
@@ -200,7 +200,7 @@ def test_without_recovery_a_failure_ends_the_run_in_the_turn_in_which_the_last_w
     talk.now += 1.5  # without a turn of the broker
     talk.send(name(1), working(1))
     talk.core.tick(talk.now)
-    assert talk.core.run.lifecycle.state is RunState.FAILED
+    assert talk.core.run.lifecycle.state is Life.FAILED
     assert talk.core.run.outcome is not None
     assert "the disk is full" in talk.core.run.outcome.reason
 
@@ -232,8 +232,8 @@ def test_a_worker_that_knows_more_than_the_records_starts_reconciliation_and_the
         both = [(0, 60), (1, 60)]
         said = msgspec.structs.replace(hello(index), incarnation=10**9 + index, memory=knows, snapshots=both)
         talk.send(name(index), said)
-    assert talk.core.run.lifecycle.state is RunState.RECONCILING
-    assert talk.core.run.lifecycle.state is not RunState.RECONNECTING
+    assert talk.core.run.lifecycle.state is Life.RECONCILING
+    assert talk.core.run.lifecycle.state is not Life.RECONNECTING
     talk.after(11.0)
     for index, member in enumerate(talk.core.run.registry.reachable()):
         talk.send(name(index), msgspec.structs.replace(finished(index), incarnation=member.incarnation))
@@ -249,9 +249,9 @@ def test_a_run_whose_workers_all_begin_again_may_put_other_messages_than_before(
         sent = {"snapshots": [(index, 3)], "steps": steps(index, *range(5)), "digests": [("forward-1", 4, "a" * 16)]}
         talk.send(name(index), Report(index + 1, 9, "computes", 0.0, 0.0, **sent))
     talk.send(name(1), Report(2, 9, "computes", 0.0, 0.0, complete=6))
-    assert talk.core.run.lifecycle.state is RunState.RECONCILING
+    assert talk.core.run.lifecycle.state is Life.RECONCILING
     begun = [msgspec.structs.replace(hello(index), pid=200 + index, snapshots=[(index, 3)]) for index in (0, 1)]
-    while talk.core.run.lifecycle.state is RunState.RECONCILING and talk.now < 60.0:
+    while talk.core.run.lifecycle.state is Life.RECONCILING and talk.now < 60.0:
         for index in (0, 1):
             talk.send(name(index), begun[index])
         talk.after(0.5)
@@ -272,10 +272,10 @@ def test_no_worker_is_waited_for_if_the_run_was_stopped_or_the_broker_is_alone()
 
 def test_a_broker_killed_while_workers_reconnect_is_followed_by_one_that_waits_too_unless_it_is_alone(talk):
     listening = again(talk)
-    assert listening.core.run.lifecycle.state is RunState.RECONNECTING
+    assert listening.core.run.lifecycle.state is Life.RECONNECTING
     listening.send(name(0), working(0))
     listening.after(0.1)
-    assert listening.core.run.lifecycle.state is not RunState.RECONNECTING
+    assert listening.core.run.lifecycle.state is not Life.RECONNECTING
     assert again(again(listening), alone=True).core.run.registry.members == {}
 
 
@@ -302,7 +302,7 @@ def test_a_run_in_another_layout_does_not_begin_below_the_step_that_it_goes_on_f
     assert (outcome.phase, outcome.code, outcome.reason) == (RunPhase.FAILED, 1, EARLIER.refusal(((0,), (1,)), [1]))
     talk = again(talk)
     looked(talk, [(0, 20), (0, 40)], [(1, 20), (1, 40)])  # 20 is the best one of the run that it goes on from
-    assert talk.core.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT
+    assert talk.core.run.lifecycle.state is Life.CHOOSING_CHECKPOINT
     for index, damages in enumerate([(), ("it is damaged",)]):
         talk.send(name(index), having_read(index, 40, *damages, there=(20,)))
     talk.after(0.2)

@@ -8,14 +8,14 @@ import pytest
 
 from stageline.broker.control.messages import Exited, Failed, StopRun
 from stageline.broker.control.records import WorkerRecord
-from stageline.broker.coordinator.lifecycle import OVER, TRANSITIONS, IllegalRunEvent, RunEvent, RunLifecycle, RunState
 from stageline.broker.coordinator.run import run_of
-from stageline.broker.ledger.member import PARTING
+from stageline.broker.coordinator.state import OVER, TRANSITIONS, IllegalRunEvent, Life, RunEvent, RunLifecycle
+from stageline.broker.ledger.losses import PARTING
 from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, Conversation, finished, having_read, hello, name, report, steps
 
-S, E = RunState, RunEvent
-Step = tuple[RunState, RunEvent]
+S, E = Life, RunEvent
+Step = tuple[Life, RunEvent]
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ CONVERSATIONS: dict[str, Callable[[], object]] = {
 }
 
 
-def reached(start: RunState) -> Iterator[RunState]:
+def reached(start: Life) -> Iterator[Life]:
     found, new = {start}, {start}
     while new:
         new = {after for (state, _), after in TRANSITIONS.items() if state in new} - found
@@ -191,11 +191,11 @@ def reached(start: RunState) -> Iterator[RunState]:
 
 
 def test_every_state_is_reached_from_the_start():
-    assert set(reached(S.STARTING)) == set(RunState)
+    assert set(reached(S.STARTING)) == set(Life)
 
 
 def test_every_state_but_the_last_leads_to_each_end():
-    for state in set(RunState) - OVER - {S.STARTING}:
+    for state in set(Life) - OVER - {S.STARTING}:
         assert set(reached(state)) >= OVER
 
 

@@ -17,9 +17,9 @@ from stageline.broker.control.messages import (
     StopRun,
     Trim,
 )
-from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase, ScriptCode
-from stageline.broker.ledger.member import PARTING
+from stageline.broker.coordinator.state import Life
+from stageline.broker.ledger.losses import PARTING
 from support.conversation import TERMS, Conversation, finished, hello, name, report, steps
 from support.scripted import (
     SCRIPT,
@@ -50,14 +50,14 @@ def kill_script(talk: Conversation) -> None:
 def test_the_run_begins_when_the_script_is_there_too_and_all_learn_where_it_is():
     talk = Conversation(terms=SCRIPTED)
     talk.join(0), talk.join(1)
-    assert talk.core.run.lifecycle.state is RunState.WAITING
+    assert talk.core.run.lifecycle.state is Life.WAITING
     assert talk.status()["missing"] == []
     assert talk.status()["script"] == {"index": 2, "stages": [], "standing": "missing"}
     talk.assigned(name(SCRIPT), script_hello())
     sends = talk.send(name(SCRIPT), script_hello(3))
     peers = Peers({0: (1, "ipc://0"), 1: (2, "ipc://1"), 2: (3, "ipc://script")})
     assert {to for to, message in sends if message == peers} == {name(0), name(1), name(SCRIPT)}
-    assert talk.core.run.lifecycle.state is RunState.RUNNING
+    assert talk.core.run.lifecycle.state is Life.RUNNING
     assert "the script is script (pid 102, host desk), generation 1, incarnation 3" in talk.core.run.events.infos
 
 
@@ -102,7 +102,7 @@ def test_silence_makes_it_lost_and_after_another_lease_the_run_stops_with_its_ne
         "the script is gone: script (pid 102, host desk) was silent for 10.0 s (recovery.lease is 10 s). "
         'It last reported: "its own code after call 41" since 10.0 s; the state after 40 steps is saved'
     )
-    assert talk.core.run.lifecycle.state is RunState.STOPPED
+    assert talk.core.run.lifecycle.state is Life.STOPPED
     assert (talk.status()["restarts"], talk.status()["recovering"]) == (0, [])
 
 

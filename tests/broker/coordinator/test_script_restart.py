@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from stageline.broker.control.messages import Assigned, FromBroker, Hello, Refused, Standby, Stop, Trim
-from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase, run_of
+from stageline.broker.coordinator.state import Life
 from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, Conversation, having_read, hello, name, report
 from support.scripted import (
@@ -64,21 +64,21 @@ def assignments(sends: Sends) -> dict[bytes, Assigned]:
 
 def test_a_broker_that_only_restarts_knows_its_script():
     talk = again(run_at_40(), resume=False)
-    assert talk.core.run.lifecycle.state is RunState.RUNNING
+    assert talk.core.run.lifecycle.state is Life.RUNNING
     sends = talk.send(name(SCRIPT), script_hello(3))
     assert sends[0] == (name(SCRIPT), Assigned("run-1", SCRIPT, 3, 0))
     assert (name(SCRIPT), Trim(40)) in sends
     heartbeats(talk, 15.0, 0, 1, SCRIPT)
-    assert talk.core.run.lifecycle.state is RunState.RUNNING
+    assert talk.core.run.lifecycle.state is Life.RUNNING
 
 
 def test_while_reconnecting_a_script_alone_keeps_the_run_going():
     """All workers were killed with the broker: the script goes on, and they are replaced."""
     talk = again(run_at_40())
-    assert talk.core.run.lifecycle.state is RunState.RECONNECTING
+    assert talk.core.run.lifecycle.state is Life.RECONNECTING
     talk.send(name(SCRIPT), script_says())
     talk.after(0.2)
-    assert talk.core.run.lifecycle.state is RunState.RUNNING
+    assert talk.core.run.lifecycle.state is Life.RUNNING
     heartbeats(talk, 11.0, SCRIPT)
     assert talk.core.run.registry.missing == [0, 1]
     for index in (0, 1):
@@ -90,7 +90,7 @@ def test_while_reconnecting_workers_alone_keep_the_run_going_until_the_script_is
     talk = again(run_at_40())
     for _ in range(18):
         assert not [each for each in heartbeats(talk, 0.5, 0, 1) if isinstance(each[1], Stop)]
-    assert talk.core.run.lifecycle.state is RunState.RUNNING
+    assert talk.core.run.lifecycle.state is Life.RUNNING
     sends = heartbeats(talk, 13.0, 0, 1)
     (stop,) = {message for _, message in sends if isinstance(message, Stop)}
     assert (stop.code, talk.status()["restarts"]) == (75, 0)
@@ -103,7 +103,7 @@ def test_while_reconnecting_workers_alone_keep_the_run_going_until_the_script_is
 def test_a_run_of_which_nothing_runs_any_more_begins_when_workers_and_script_are_there_again():
     talk = again(run_at_40())
     talk.after(LEASE + 1)
-    assert talk.core.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT
+    assert talk.core.run.lifecycle.state is Life.CHOOSING_CHECKPOINT
     assert talk.core.run.registry.members == {}
     check_that_all_begin_at_40(talk)
 
@@ -111,7 +111,7 @@ def test_a_run_of_which_nothing_runs_any_more_begins_when_workers_and_script_are
 @pytest.mark.parametrize("first", ["the script", "the workers"])
 def test_the_checkpoint_is_chosen_without_the_script_which_has_no_snapshots(first: str):
     talk = again(run_at_40(), alone=True)
-    assert talk.core.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT
+    assert talk.core.run.lifecycle.state is Life.CHOOSING_CHECKPOINT
     if first == "the script":
         ((_, said),) = talk.send(name(SCRIPT), script_hello(pid=777))
         assert isinstance(said, Standby)
@@ -126,7 +126,7 @@ def check_that_all_begin_at_40(talk: Conversation) -> None:
     for index in (0, 1):
         talk.send(name(index), msgspec.structs.replace(having_read(index, 40), pid=200 + index))
     talk.after(0.2)
-    assert talk.core.run.lifecycle.state is RunState.WAITING
+    assert talk.core.run.lifecycle.state is Life.WAITING
     for index in (0, 1):
         given = talk.assigned(name(index), msgspec.structs.replace(having_read(index, 40), pid=200 + index))
         assert given.step == 40
@@ -135,7 +135,7 @@ def check_that_all_begin_at_40(talk: Conversation) -> None:
     assert talk.core.run.registry.missing == [SCRIPT]
     assert talk.core.run.phase is RunPhase.WAITING
     assert join_script(talk, pid=777) == 40
-    assert talk.core.run.lifecycle.state is RunState.RUNNING
+    assert talk.core.run.lifecycle.state is Life.RUNNING
 
 
 def test_a_damaged_checkpoint_is_found_out_before_the_script_begins():
@@ -157,12 +157,12 @@ def test_a_script_that_runs_is_kept_with_the_workers_under_a_new_incarnation():
     for index in (0, 1):
         talk.send(name(index), remembering(index, index + 1))
     talk.send(name(SCRIPT), script_remembering(3))
-    assert talk.core.run.lifecycle.state is RunState.RECONCILING
+    assert talk.core.run.lifecycle.state is Life.RECONCILING
     given = assignments(talk.after(LEASE + 0.2))
     assert {to: (each.index, each.step, each.keep) for to, each in given.items()} == {
         name(index): (index, 40, True) for index in (0, 1, SCRIPT)
     }
-    assert talk.core.run.lifecycle.state is RunState.RUNNING
+    assert talk.core.run.lifecycle.state is Life.RUNNING
     assert "the run is at checkpoint 40; 2 workers keep running" in talk.core.run.events.infos
 
 
@@ -230,13 +230,13 @@ def test_a_resumed_run_without_records_needs_the_snapshots_alone():
     store = MemoryStore()
     run_of(store, PLAN, "run-1", b"", resume=True, alone=True)
     talk = Conversation(store, now=100.0, terms=SCRIPTED)
-    assert talk.core.run.lifecycle.state is RunState.RECONCILING
+    assert talk.core.run.lifecycle.state is Life.RECONCILING
     assert isinstance(talk.send(name(SCRIPT), script_hello(pid=777))[0][1], Standby)
     for index in (0, 1):
         there = msgspec.structs.replace(hello(index), pid=200 + index, snapshots=[(index, 20), (index, 40)])
         talk.send(name(index), there)
     talk.after(0.2)
-    assert talk.core.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT
+    assert talk.core.run.lifecycle.state is Life.CHOOSING_CHECKPOINT
     check_that_all_begin_at_40(talk)
 
 
@@ -253,7 +253,7 @@ def test_old_records_are_noticed_by_a_script_that_they_do_not_name():
     old = Conversation(backup, now=100.0, terms=SCRIPTED)
     newer = msgspec.structs.replace(script_remembering(9), pid=777)
     old.send(name(SCRIPT), newer)
-    assert old.core.run.lifecycle.state is RunState.RECONCILING
+    assert old.core.run.lifecycle.state is Life.RECONCILING
     for index in (0, 1):
         old.send(name(index), remembering(index, index + 1))
     given = assignments(old.after(LEASE + 0.2))
@@ -267,7 +267,7 @@ def test_old_records_are_noticed_by_a_checkpoint_that_only_the_script_was_told()
     old = Conversation(copy.deepcopy(store), now=100.0, terms=SCRIPTED)
     assert talk.status()["checkpoint"] == 40
     assert old.send(name(SCRIPT), script_says(complete=60)) == []
-    assert old.core.run.lifecycle.state is RunState.RECONCILING
+    assert old.core.run.lifecycle.state is Life.RECONCILING
 
 
 def test_old_records_are_noticed_by_a_script_that_cannot_begin_where_they_say():
@@ -278,4 +278,4 @@ def test_old_records_are_noticed_by_a_script_that_cannot_begin_where_they_say():
     assert given.step == 40
     there = [(stage, step) for stage in (0, 1) for step in (60, 80)]
     old.send(b"new", msgspec.structs.replace(script_hello(given.incarnation, pid=777), snapshots=there))
-    assert old.core.run.lifecycle.state is RunState.RECONCILING
+    assert old.core.run.lifecycle.state is Life.RECONCILING

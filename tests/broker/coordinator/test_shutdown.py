@@ -5,9 +5,8 @@ import pytest
 from stageline.broker.control.messages import Exited, Goodbye, Refused, Report, Stop, StopRun
 from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
-from stageline.broker.coordinator.shutdown import DELAY
-from stageline.broker.ledger.member import PARTING
+from stageline.broker.coordinator.run import DELAY, OtherRun, RunConfig, RunPhase, run_of
+from stageline.broker.ledger.losses import PARTING
 from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, name, report, steps
 

@@ -5,7 +5,7 @@ import pytest
 from stageline.broker.control.messages import Assigned, Exited, Failed, Goodbye, Stop
 from stageline.broker.control.records import Event
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.ledger.member import EXIT_GRACE, PARTING
+from stageline.broker.ledger.losses import EXIT_GRACE, PARTING
 from support.conversation import WAITING, Conversation, hello, name, report, stop_reason
 from support.replacements import Sends, kill, reach, replacement, said, stops, talk_of
 

@@ -5,7 +5,7 @@ import pytest
 from stageline.broker.control.messages import Answer, Ask, Exited, Refused, Report, StopRun
 from stageline.broker.control.records import Wait
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.broker.ledger.member import EXIT_GRACE
+from stageline.broker.ledger.losses import EXIT_GRACE
 from support.conversation import Conversation
 from support.worker_line import M, WorkerLine, computing, hang
 

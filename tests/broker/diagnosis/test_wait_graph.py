@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import Event, StepRecord, Wait
+from stageline.broker.coordinator.supervision import why_waiting
 from stageline.broker.diagnosis.wait_graph import LATE, QUIET
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import TERMS, Conversation
@@ -153,9 +154,9 @@ def test_a_message_may_be_on_its_way_for_a_moment(line: WorkerLine):
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
     line.passes(0.5)
-    assert line.core._supervision.diagnose(line.now, 1).chain.harmless
+    assert why_waiting(line.core.run, line.now, 1).chain.harmless
     line.passes(LATE)
-    assert not line.core._supervision.diagnose(line.now, 1).chain.harmless
+    assert not why_waiting(line.core.run, line.now, 1).chain.harmless
 
 
 def test_a_worker_with_several_stages_may_need_another_one_first():
@@ -165,7 +166,7 @@ def test_a_worker_with_several_stages_may_need_another_one_first():
     wait = Wait("backward-0", 7 * M + 1, "0B1", 7, 0.0)
     talk.send(b"a", Report(1, 5, "waits for backward-0", 0.0, 0.0, waits=[wait]))
     talk.send(b"b", Report(2, 5, "waits", 0.0, 0.0, waits=[Wait("backward-1", 7 * M + 3, "1B3", 7, 0.0)]))
-    text = talk.core._supervision.diagnose(talk.now, 1).text
+    text = why_waiting(talk.core.run, talk.now, 1).text
     assert text.startswith(
         "stage 1 waits for the gradient of step 7 microbatch 3 from stage 2 (worker-0, generation 1), "
         "whose worker first runs 0B1 of stage 0, which waits for the gradient of step 7 microbatch 1 from stage 1"

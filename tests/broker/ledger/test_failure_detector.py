@@ -5,43 +5,43 @@ import re
 import pytest
 
 from stageline.broker.control.messages import Exited, Stop
-from stageline.broker.ledger.member import EXIT_GRACE, Member, MemberStatus, Standstill, describe_exit
-from stageline.broker.ledger.registry import Registry
+from stageline.broker.ledger.losses import EXIT_GRACE, Standstill, describe_exit
+from stageline.broker.ledger.registry import Member, MemberStatus, Registry
 from support.conversation import Conversation, name, report
-from support.registered import LEASE, LEASES, PLACEMENT, introduced, placed, progress_report
+from support.registered import LEASE, LEASES, PLACEMENT, introduced, lost, placed, progress_report
 
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(PLACEMENT, LEASES)
+    return Registry(PLACEMENT)
 
 
 def test_a_silent_worker_is_lost_after_a_lease(registry: Registry):
     anna = introduced(registry, "anna")
-    registry.note_contact(anna, b"anna", 5.0)
-    assert registry.losses(14.9) == []
-    (loss,) = registry.losses(15.1)
+    anna.note_contact(b"anna", 5.0)
+    assert lost(registry, 14.9) == []
+    (loss,) = lost(registry, 15.1)
     assert (loss.member, loss.why) == (anna, "was silent for 10.1 s (recovery.lease is 10 s)")
 
 
 def test_a_worker_that_has_not_begun_may_take_longer(registry: Registry):
     placed(registry, "anna")
-    assert registry.losses(LEASE + 1) == []
-    (loss,) = registry.losses(LEASES.loading)
+    assert lost(registry, LEASE + 1) == []
+    (loss,) = lost(registry, LEASES.loading)
     assert loss.why == "was silent for 60.0 s (recovery.loading is 60 s)"
 
 
 def beats(registry: Registry, member: Member, *reports: tuple[float, int, str]) -> None:
     for now, actions, doing in reports:
-        registry.note_contact(member, b"", now)
-        registry.note_report(member, progress_report(member.incarnation, actions, doing), now)
+        member.note_contact(b"", now)
+        member.note_report(progress_report(member.incarnation, actions, doing), now)
 
 
 def test_a_worker_that_computes_without_progress_is_lost_though_it_reports(registry: Registry):
     anna = introduced(registry, "anna")
     beats(registry, anna, (1.0, 5, "0F3"), (11.0, 5, "0F3"), (20.9, 5, "0F3"))
-    assert registry.losses(20.9) == []  # an action may take longer than a worker may be silent
-    (loss,) = registry.losses(21.0)
+    assert lost(registry, 20.9) == []  # an action may take longer than a worker may be silent
+    (loss,) = lost(registry, 21.0)
     assert loss.why == (
         "is alive, but completed no action for 20.0 s; if one may take this long, raise recovery.action (20 s)"
     )
@@ -51,21 +51,21 @@ def test_a_worker_that_waits_or_makes_progress_is_not_lost(registry: Registry):
     anna, berta = introduced(registry, "anna"), introduced(registry, "berta")
     beats(registry, anna, (1.0, 5, "0F3"), (6.0, 5, "waits for backward-0"), (11.0, 5, "0B3"))
     beats(registry, berta, (1.0, 5, "1F3"), (6.0, 6, "1F3"), (11.0, 6, "1B3"))
-    assert registry.losses(11.0) == []
+    assert lost(registry, 11.0) == []
 
 
 def test_a_finished_worker_need_not_get_on(registry: Registry):
     anna = introduced(registry, "anna")
     anna.status = MemberStatus.FINISHED
     beats(registry, anna, (1.0, 5, "0U"), (9.0, 5, "0U"), (15.0, 5, "0U"))
-    assert registry.losses(15.0) == []
+    assert lost(registry, 15.0) == []
 
 
 def test_a_worker_whose_process_ended_is_lost_once_its_last_messages_had_time_to_arrive(registry: Registry):
     anna = introduced(registry, "anna")
     anna.exited = (2.0, Exited(0, 1, -9))
-    assert registry.losses(2.0) == []
-    (loss,) = registry.losses(2.0 + EXIT_GRACE)
+    assert lost(registry, 2.0) == []
+    (loss,) = lost(registry, 2.0 + EXIT_GRACE)
     assert (loss.why, loss.exited, loss.result) == ("was killed by SIGKILL", True, None)
 
 
@@ -91,8 +91,8 @@ def test_an_end_is_described_and_only_a_result_counts_as_the_commands_status(
 def test_all_leases_restart_when_the_broker_was_away(registry: Registry):
     anna = introduced(registry, "anna")
     beats(registry, anna, (1.0, 5, "0F3"))
-    registry.restart_leases(100.0)
-    assert registry.losses(109.0) == []
+    anna.restart_lease(100.0)
+    assert lost(registry, 109.0) == []
 
 
 BOUND = 60.0

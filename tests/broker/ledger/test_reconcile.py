@@ -24,8 +24,8 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.records import WorkerRecord
-from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.coordinator.state import Life
 from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, TERMS, Conversation, name, steps
 
@@ -259,7 +259,7 @@ def replace_hello(said: Hello, incarnation: int) -> Hello:
 def test_a_worker_of_another_run_proves_nothing(lost: Conversation):
     ((_, refused),) = lost.send(name(0), remembering(0, 1, run="yesterday"))
     assert isinstance(refused, Refused)
-    assert lost.core.run.lifecycle.state is not RunState.RECONCILING
+    assert lost.core.run.lifecycle.state is not Life.RECONCILING
 
 
 def test_without_restarts_an_unknown_incarnation_is_refused():
@@ -326,7 +326,7 @@ def test_silence_does_not_mean_that_an_old_run_is_at_its_beginning() -> None:
         old.send(name(index), remembering(index, index + 1))
     old.send(name(0), report(0, 1, 61, complete=60))
     assert assignments(old.after(3 * LEASE)) == {}
-    assert old.core.run.lifecycle.state is RunState.RECONCILING
+    assert old.core.run.lifecycle.state is Life.RECONCILING
     snapshots = [(stage, step) for stage in (0, 1) for step in (40, 60)]
     for index in (0, 1):
         old.send(name(index), remembering(index, index + 1, step=61, complete=60, snapshots=snapshots))
@@ -369,7 +369,7 @@ def test_a_disk_on_which_nothing_newer_is_shows_nothing(snapshots: list[tuple[in
     first = old.assigned(b"1", blind(1, 301))
     (again, *_) = old.send(b"1", beginning(1, first.incarnation, snapshots))
     assert again == (b"1", first)
-    assert old.core.run.lifecycle.state is not RunState.RECONCILING
+    assert old.core.run.lifecycle.state is not Life.RECONCILING
 
 
 def test_why_explains_that_the_broker_reconciles(lost: Conversation):

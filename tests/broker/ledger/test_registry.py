@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline.broker.control.messages import Hello, Refused
-from stageline.broker.ledger.member import Member
-from stageline.broker.ledger.registry import Registry
-from support.registered import LEASES, PLACEMENT, hello, introduced, placed
+from stageline.broker.ledger.registry import Member, Registry
+from support.registered import PLACEMENT, hello, introduced, lost, placed
 
 
 def refusal(registry: Registry, said: Hello, now: float = 0.0) -> Refused:
@@ -18,7 +17,7 @@ def refusal(registry: Registry, said: Hello, now: float = 0.0) -> Refused:
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(PLACEMENT, LEASES)
+    return Registry(PLACEMENT)
 
 
 def test_workers_get_the_places_that_are_free_in_turn(registry: Registry):
@@ -86,7 +85,7 @@ def test_the_registry_is_complete_when_all_workers_have_named_their_endpoints(re
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from([None, 0, 1]), st.booleans())))
 def test_incarnations_only_ever_grow_and_no_place_is_given_twice(arrivals: list[tuple[str, int | None, bool]]):
-    registry, handed_out = Registry(PLACEMENT, LEASES), [0]
+    registry, handed_out = Registry(PLACEMENT), [0]
     for name, claim, leaves in arrivals:
         before = dict(registry.members)
         member = registry.register(hello(name, claim=claim), name.encode(), 0.0)
@@ -101,11 +100,11 @@ def test_incarnations_only_ever_grow_and_no_place_is_given_twice(arrivals: list[
 
 def test_another_broker_adopts_workers_with_their_incarnations(registry: Registry):
     introduced(registry, "anna"), placed(registry, "berta")
-    other = Registry(PLACEMENT, LEASES)
+    other = Registry(PLACEMENT)
     other.restore(registry.facts(), now=50.0)
     assert other.peers == {0: (1, "ipc://anna")}
     assert other.members[1].incarnation == registry.members[1].incarnation
-    assert [loss.member.name for loss in other.losses(60.0)] == ["anna"]
+    assert [loss.member.name for loss in lost(other, 60.0)] == ["anna"]
     found = other.register(hello("anna", incarnation=1, endpoint="ipc://anna"), b"new", 51.0)
     assert isinstance(found, Member)
     assert (found.index, found.sender) == (0, b"new")
@@ -113,6 +112,6 @@ def test_another_broker_adopts_workers_with_their_incarnations(registry: Registr
 
 def test_an_adopted_registry_reuses_no_incarnation(registry: Registry):
     registry.free(placed(registry, "anna"))
-    other = Registry(PLACEMENT, LEASES)
+    other = Registry(PLACEMENT)
     other.restore(registry.facts(), now=50.0)
     assert placed(other, "berta").incarnation == 2

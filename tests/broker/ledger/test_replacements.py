@@ -20,7 +20,7 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.records import Event
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.ledger.member import PARTING
+from stageline.broker.ledger.losses import PARTING
 from support.conversation import Conversation, finished, hello, name, report, steps
 from support.replacements import REPLACING, kill, reach, replacement, said, stops, talk_of
 

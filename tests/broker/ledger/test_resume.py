@@ -5,13 +5,12 @@ import pytest
 
 from stageline.broker.control.messages import Answer, Ask, Assigned, FromBroker, Hello, Refused, Report, Standby, Stop
 from stageline.broker.control.records import Inspection, WorkerRecord
-from stageline.broker.coordinator.lifecycle import RunState
 from stageline.broker.coordinator.run import RunPhase, run_of
-from stageline.broker.ledger.member import Member
+from stageline.broker.coordinator.state import Life
 from stageline.broker.ledger.recovery import CheckpointPoll, ResumePoint
-from stageline.broker.ledger.registry import Registry
+from stageline.broker.ledger.registry import Member, Registry
 from stageline.broker.stores.base import MemoryStore
-from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, having_read, hello, name, steps
+from support.conversation import PLAN, SNAPSHOTS, Conversation, having_read, hello, name, steps
 
 BOTH = ((0,), (1,))
 DAMAGE = "the snapshot stage-1/step-40 cannot be used: weights.safetensors is missing"
@@ -227,8 +226,8 @@ def test_a_worker_without_recent_messages_is_absent(talk):
 def test_a_worker_that_knows_more_than_the_records_ends_the_roll_call(talk):
     memory = WorkerRecord("run-1", 0, 60, 61)
     talk.send(name(0), msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60)]))
-    assert talk.core.run.lifecycle.state is RunState.RECONCILING
-    assert talk.core.run.lifecycle.state is not RunState.CHOOSING_CHECKPOINT
+    assert talk.core.run.lifecycle.state is Life.RECONCILING
+    assert talk.core.run.lifecycle.state is not Life.CHOOSING_CHECKPOINT
 
 
 def test_a_run_without_a_complete_checkpoint_begins_at_once():
@@ -255,7 +254,7 @@ def test_a_run_without_records_waits_ten_minutes_for_the_workers_with_its_snapsh
 
 def test_a_worker_without_a_claim_gets_a_place_that_it_has_snapshots_of():
     """Two machines, each with the snapshots of its own stage, came in the other order than before."""
-    registry = Registry(BOTH, TERMS.leases)
+    registry = Registry(BOTH)
     has_of_1 = seeing(None, 20, [1], there=[(1, 20)])
     placed = registry.register(has_of_1, b"a", 0.0)
     assert isinstance(placed, Member)

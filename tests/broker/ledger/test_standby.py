@@ -15,7 +15,7 @@ from stageline.broker.control.messages import (
     StopRun,
 )
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.ledger.registry import SILENCE
+from stageline.broker.ledger.losses import SILENCE
 from support.conversation import TERMS, Conversation, hello, name, report
 from support.replacements import REPLACING, Sends, kill, reach, replacement, talk_of
 

@@ -42,7 +42,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.ledger.ledger import packed_times
-from stageline.broker.ledger.member import Leases
+from stageline.broker.ledger.losses import Leases
 from stageline.broker.stores.base import MemoryStore
 from stageline.broker.transports.base import open_server
 from stageline.pipeline.evaluation import Criterion
@@ -407,7 +407,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.transports.base import open_server
 from stageline.broker.ledger.ledger import packed_times
-from stageline.broker.ledger.member import Leases
+from stageline.broker.ledger.losses import (Leases)
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.process.broker_process import serve_channel

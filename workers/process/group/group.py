@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
 
-from stageline.broker.ledger.member import describe_status
+from stageline.broker.ledger.losses import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
 from stageline.pipeline.process.child import Fork
 from stageline.pipeline.stage.group.split_stage import LeadingStage, SplitStage, make_call

@@ -35,6 +35,8 @@ class SummedReplicas(Feature):
         losses: Losses of the open step on the last stage, which its replicas send along.
     """
 
+    name = "replicas"
+
     def __init__(self, replicas: Replicas, losses: StepLosses) -> None:
         self._replicas = replicas
         self._losses = losses

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar, get
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.pipeline.plan.difference import is_weights_path
@@ -35,6 +36,7 @@ from stageline.pipeline.stage.update.update import LrSchedulerFactory
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]
+FeatureMaker = Feature | Callable[[], Feature]
 Workers = Literal["processes", "inline"]
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
@@ -126,6 +128,12 @@ _RECOMPUTE = Kind(
 )
 
 
+_FEATURES = Kind(
+    lambda value: _is_list(value) and all(isinstance(each, Feature) or callable(each) for each in value),
+    "a list of features or of functions that make them, such as [GradientNoise()]",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LineOptions:
     """The arguments of a `Line`, besides its model. `docs/api.md` describes each."""
@@ -171,7 +179,15 @@ class LineOptions:
     threads: Annotated[int, Argument("workers.N.threads")] = 1
     metrics: Annotated[
         Sequence[Metric],
-        Argument("model.metrics", Kind(_is_list, "a list of functions of (outputs, targets), such as [accuracy]")),
+        Argument(
+            "model.metrics",
+            Kind(_is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
+            lambda metrics: [f"script:{name}" for name in _names_of(metrics)],
+        ),
+    ] = ()
+    features: Annotated[
+        Sequence[FeatureMaker],  # the outermost first
+        Argument("features", _FEATURES, lambda each: [f"script:{name}" for name in _feature_names(each)] or None),
     ] = ()
     workers: Annotated[Workers, Argument()] = "processes"
     name: Annotated[str, Argument("run.name")] = "line"
@@ -223,12 +239,14 @@ class LineOptions:
     def named_metrics(self) -> Mapping[str, Metric]:
         """The metrics by their own names; their places tell those apart that have none, or the same. Workers on other
         machines have them by the same names."""
-        return dict(zip(numbered([_own_name(metric) for metric in self.metrics]), self.metrics, strict=True))
+        return dict(zip(_names_of(self.metrics), self.metrics, strict=True))
 
     @property
     def objects(self) -> Mapping[str, object]:
         """The script's objects that the plan calls by a name, "script:loss"."""
-        return {"loss": self.loss, "optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler, **self.named_metrics}
+        features = dict(zip(_feature_names(self.features), self.features, strict=True))
+        single = {"loss": self.loss, "optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
+        return {**single, **self.named_metrics, **features}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +257,14 @@ class LineCall(LineOptions):
     resume: Annotated[
         str | Path | None, Argument(kind=_one_of(_PATH, "the folder of a run, or of what save has saved"))
     ] = field(default=None, kw_only=True)
+
+
+def _names_of(metrics: Sequence[Metric]) -> list[str]:
+    return numbered([_own_name(metric) for metric in metrics])
+
+
+def _feature_names(features: Sequence[FeatureMaker]) -> list[str]:
+    return [f"feature_{place}" for place in range(len(features))]
 
 
 def _own_name(metric: Metric) -> str:

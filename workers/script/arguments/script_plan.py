@@ -59,7 +59,7 @@ def registered(model: Model, options: LineOptions) -> Iterator[None]:
             OBJECTS.pop(name, None)
 
 
-def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str, object]] | None = None) -> Plan:
+def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] | None = None) -> Plan:
     """The plan of a run of `stages` stages that a script drives; with `remote`, these keys are as given there. Raises
     `PlanRefused`."""
     pairs = list(_written(options, options.placement or [(stage,) for stage in range(stages)]))
@@ -68,7 +68,7 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         pairs.append((("model", "stages"), stages))
     tables = nested(pairs)
     for table, keys in (remote or {}).items():
-        tables[table] = {**tables.get(table, {}), **keys}
+        tables[table] = {**tables.get(table, {}), **keys} if isinstance(keys, Mapping) else keys
     sets = [f"{key}={_as_toml(value)}" for key, value in options.other_keys.items()]
     return from_mapping(tables, sets=sets).resolved(stages)
 
@@ -76,7 +76,7 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
 def _written(options: LineOptions, placement: Sequence[Sequence[int]]) -> Iterator[tuple[Key, object]]:
     """Yield the keys of the plan that the arguments set, each with its value."""
     given = {name: row.write(getattr(options, name)) for name, row in ARGUMENTS.items() if hasattr(options, name)}
-    given |= {"placement": list(map(list, placement)), "metrics": [f"script:{name}" for name in options.named_metrics]}
+    given["placement"] = list(map(list, placement))
     for name, value in given.items():
         row = ARGUMENTS[name]
         if row.key and value is not None and not (row.needs and given[row.needs] is None):
@@ -85,12 +85,13 @@ def _written(options: LineOptions, placement: Sequence[Sequence[int]]) -> Iterat
 
 
 def _of_each_worker(key: str, name: str, value: Any, workers: int) -> Iterator[tuple[Key, object]]:
-    table, *rest = key.split(".")
-    if rest[0] != "N":
-        yield (table, *rest), value
+    parts = tuple(key.split("."))
+    if "N" not in parts:
+        yield parts, value
         return
     for worker in range(workers):
-        yield (table, str(worker), *rest[1:]), value[worker] if name == "placement" else value
+        own = value[worker] if name == "placement" else value
+        yield tuple(str(worker) if part == "N" else part for part in parts), own
 
 
 def _as_toml(value: object) -> object:

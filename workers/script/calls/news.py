@@ -13,7 +13,7 @@ from pathlib import Path
 from time import time
 from typing import Any, Protocol
 
-from stageline.broker.ledger.member import worker_label
+from stageline.broker.ledger.registry import worker_label
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.printable import printable_line
 from stageline.workers.control.client import BrokerUnreachable, Client

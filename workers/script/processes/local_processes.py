@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.broker.ledger.member import describe_status
+from stageline.broker.ledger.losses import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.model.traced.apart import has_backward_threads, initialized_accelerator

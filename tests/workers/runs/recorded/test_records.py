@@ -7,7 +7,7 @@ from time import time
 import msgspec
 import pytest
 
-from stageline.broker.coordinator.observation import OBSERVED
+from stageline.broker.coordinator.records import OBSERVED
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.workers.runs.listing import ending_of, run_rows

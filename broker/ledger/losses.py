@@ -1,113 +1,27 @@
-"""One process that has a place in the run, a worker or the script, and the rule by which it counts as lost.
-
-A scripted run has one place without stages, the last: that of the user's script, which calls the workers.
+"""Lost workers: the rule by which a member counts as lost, the replacements of lost ones, and who stands by for them.
 
 A worker is lost if it is silent, loads, or is in one action for too long, or if its process has ended. A worker that
 waits for a message is not to blame for making no progress. When all of them wait, the messages do not arrive:
 `Standstill` notices that. The script is lost by silence alone, or by its process's end: its user's code may take hours
 between two calls.
+
+    lost ──> pending, place empty ──(a worker is placed)──> pending, place taken ──(it completes an action)──> done
+                  └──(no worker comes in time)──> the run is given up
 """
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from stageline.broker.control.messages import Exited, Failed, Goodbye, Report
-from stageline.pipeline.digest import TensorDigest
+import msgspec
 
-SCRIPT = "the script"
+from stageline.broker.control.messages import Exited
 
+from .registry import Contact, Member, MemberStatus, ProcessKey, may_take
 
-class MemberStatus(StrEnum):
-    """Whether a worker takes part in the run."""
-
-    PRESENT = "present"
-    FINISHED = "finished"
-    LEFT = "left"
-    LOST = "lost"
-
-
-@dataclass(slots=True)
-class Member:
-    """A worker with a place in the plan, or the script. Times are seconds since the epoch."""
-
-    index: int
-    stages: tuple[int, ...]
-    incarnation: int
-    name: str
-    host: str
-    pid: int
-    endpoint: str
-    last_seen: float
-    start: int = 0  # the step it began at
-    generation: int = 1  # counts the workers that have had this place, from 1
-    former: int = 0  # the incarnation it had before the broker's records were lost
-    token: str = ""  # of its first Hello: by it the process is known before it has used its incarnation
-    sender: bytes = b""  # its address on the channel; empty until it contacts this broker
-    introduced: bool = False  # its endpoint is known, even if it has none
-    aware: bool = False  # it has sent a message under its incarnation
-    counted: set[int] = field(default_factory=set)  # stages of which this broker knows how many steps it has finished
-    promoted: bool = False  # it was on standby when the place became free
-    superseded: bool = False  # another process of its host asks for its place: it may have been started in its stead
-    status: MemberStatus = MemberStatus.PRESENT
-    report: Report | None = None  # the newest
-    last_progress: float = 0.0  # when it last completed an action, or had none to compute
-    activity_since: float = 0.0  # when its present activity was first reported
-    digests: Mapping[str, TensorDigest] | None = None  # of its stages' weights, once it has finished
-    copies: Mapping[str, str] = field(default_factory=dict)  # names there of what stages share, with that in the first
-    exited: tuple[float, Exited] | None = None  # when its process ended, and how
-    parting: tuple[float, Failed | Goodbye] | None = None  # when it said that it ends, and how; nothing since
-    labels: tuple[str, ...] = ()  # its stages for people, where stages have replicas: "1.0", "1.1"
-
-    @property
-    def is_script(self) -> bool:
-        """Whether it is the script: it has no stages, and its user's code may take hours between two calls."""
-        return not self.stages
-
-    @property
-    def title(self) -> str:
-        """ "worker 1", "the script"."""
-        return SCRIPT if self.is_script else f"worker {self.index}"
-
-    @property
-    def label(self) -> str:
-        """ "worker 1 (stages 0 and 2)", "the script"."""
-        return worker_label(self.index, self.labels or self.stages)
-
-    @property
-    def titles(self) -> str:
-        """ "stages 0 and 2", "stage 1.0"."""
-        return stages_label(self.labels or self.stages)
-
-    @property
-    def process(self) -> str:
-        """ "worker-1 (pid 101, host a)"."""
-        return f"{self.name} (pid {self.pid}, host {self.host})"
-
-    @property
-    def reachable(self) -> bool:
-        """Whether messages are still sent to it."""
-        return self.status in (MemberStatus.PRESENT, MemberStatus.FINISHED)
-
-
-def worker_label(index: int, stages: Sequence[int | str]) -> str:
-    """ "worker 1 (stages 0 and 2)"; "the script" for the place without stages."""
-    return f"worker {index} ({stages_label(stages)})" if stages else SCRIPT
-
-
-def may_take(claim: int | None, index: int, stages: Sequence[int]) -> bool:
-    """Whether a process that claims `claim`, or with None any worker's place, may have place `index`. The script's
-    place is only for one that claims it."""
-    return claim == index or (claim is None and bool(stages))
-
-
-def stages_label(stages: Sequence[int | str]) -> str:
-    """ "stage 1", "stages 0 and 2", "stages 0, 2 and 4"."""
-    *others, last = map(str, stages)
-    return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"
-
-
+MOST = 1000  # processes that stand by at a time, beside one for each place
+SILENCE = 3.0  # seconds after which a worker on standby, which should send Hello every second, is gone
 EXIT_GRACE = 0.5  # seconds that a process's last messages may arrive after the news of its exit
 PARTING = 1.0  # seconds of silence after which a worker is believed that it ends: it reports ten times a second
 KILL_GRACE = 0.1  # likewise for a process that was killed
@@ -135,8 +49,14 @@ class WorkerLoss:
     result: int | None = None
 
 
+def losses(members: Iterable[Member], leases: Leases, now: float) -> list[WorkerLoss]:
+    """Return the losses among `members` at `now`, in seconds since the epoch."""
+    found = (loss_of(member, leases, now) for member in members)
+    return [loss for loss in found if loss is not None]
+
+
 def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
-    """The reason why `member` counts as lost at `now` (seconds); None if it does not."""
+    """Return the reason why `member` counts as lost at `now`. Returns None if it does not."""
     if member.exited is not None:
         when, end = member.exited
         if now - when >= (EXIT_GRACE if end.status >= 0 else KILL_GRACE):
@@ -189,7 +109,7 @@ def describe_status(status: int) -> str:
 
 
 class Standstill:
-    """How long all workers have been waiting for each other. `lease` in seconds."""
+    """The time for which all workers have been waiting for each other. `lease` in seconds."""
 
     def __init__(self, lease: float) -> None:
         self.bound = max(STANDSTILL_LEAST, STANDSTILL_LEASES * lease)  # seconds after which the run is given up
@@ -204,3 +124,69 @@ class Standstill:
         if not reports or len(waiting) < len(reports) or actions != self._actions:
             self._actions, self._since = actions, now
         return now - self._since
+
+
+class Replacement(msgspec.Struct, frozen=True):
+    """The replacement of the worker of place `index`, whose process was `pid` on `host`.
+
+    Times are seconds since the epoch.
+    """
+
+    index: int
+    since: float  # when the worker was found to be lost
+    why: str
+    pid: int
+    awaited: float  # the deadline for a replacement to come counts from here
+    how: str = ""  # its end or its silence alone, continuing a sentence about it
+    host: str = ""
+
+
+class Replacements:
+    """The pending replacements, by index, and the counts of all."""
+
+    def __init__(self, pending: Iterable[Replacement] = ()) -> None:
+        self.pending = {each.index: each for each in pending}
+        self.in_a_row: Counter[int] = Counter()  # by index: replaced since the newest complete checkpoint
+        self.ever: Counter[int] = Counter()  # by index: replaced in this run
+
+    def generation(self, index: int) -> int:
+        """Return the number of the place's present worker, or of its next one: 1 for the first."""
+        return self.ever[index] + 1
+
+    def count(self, index: int) -> None:
+        """Count the loss of a worker, or of a process that was to become one."""
+        self.in_a_row[index] += 1
+        self.ever[index] += 1
+
+    def explain(self, index: int, detail: str) -> bool:
+        """Add what a lost process has told at its end. Returns False if there is nothing new in it."""
+        pending = self.pending[index]
+        new = bool(detail) and detail not in pending.why
+        if new:
+            self.pending[index] = msgspec.structs.replace(pending, why=f"{pending.why}. It was {detail}")
+        return new
+
+    def clear(self) -> None:
+        """Forget what is pending; the run's total stays."""
+        self.pending.clear()
+        self.in_a_row.clear()
+
+    def restart_deadlines(self, now: float) -> None:
+        """Start the time for each replacement to come over: the broker itself was away."""
+        for index, pending in self.pending.items():
+            self.pending[index] = msgspec.structs.replace(pending, awaited=now)
+
+
+class StandbyWorkers(dict[ProcessKey, Contact]):
+    """The contacts on standby by `process_key`, in the order in which they came; a repeated Hello keeps its turn."""
+
+    def take(self, index: int, stages: Sequence[int], *, length_known: bool = True) -> Contact | None:
+        """Remove and return the first process that accepts place `index`, of `stages`, and lacks nothing for it."""
+        able = ((key, contact.hello) for key, contact in self.items() if length_known or not contact.hello.needs_length)
+        found = next((key for key, hello in able if may_take(hello.claim, index, stages)), None)
+        return None if found is None else self.pop(found)
+
+    def prune(self, now: float) -> None:
+        """Remove workers that have become silent."""
+        for key in [key for key, contact in self.items() if now - contact.last_seen >= SILENCE]:
+            del self[key]

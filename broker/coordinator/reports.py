@@ -1,0 +1,177 @@
+"""Takes in what workers report: finished steps, states of microbatches, rounds of evaluation, snapshots.
+
+What is new is stored first, then the report is confirmed. A report of a genuine worker may say what cannot be: numbers
+that nothing has, snapshots that are not due. Such a report, or such a part of it, has no effect; it is counted, and
+named in the log.
+
+Reads `config`, `outcome`. Writes the member, `ledger`, `digests`, `evaluations`, `checkpoints`, `replacements`,
+`stopping`, and what workers tell of the run's length; stores them.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
+
+from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, Confirmed, Report, is_full
+from stageline.broker.control.records import LONGEST_NAME, EvaluationRecord, StepRecord
+from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
+from stageline.broker.ledger.ledger import Holder, IllegalTransition
+from stageline.broker.ledger.registry import Member
+from stageline.pipeline.errors import ExitCode
+
+from . import records
+from .shutdown import update_outcome
+from .state import RunState
+
+_STAGE = r"[0-9]{1,6}(\.[0-9]{1,6})?"  # or one of its replicas
+_QUEUE = re.compile(f"[a-z]{{1,16}}-{_STAGE}(-from-{_STAGE})?")  # `Flow` has the words; its module needs torch
+_DIFFERING = (
+    "what was taken from {} in step {} is not what was put there: another client of the queues' server has replaced "
+    "messages, or what computed them was not deterministic. Let only this run's processes use that server (a password, "
+    "and TLS), and resume the run: it begins at its newest complete checkpoint, without those messages"
+)
+
+
+def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequence[StepRecord]:
+    """Take in a report of `member`. Returns the steps that it has added."""
+    if wrong := implausible(report):
+        run.events.count("implausible", f"{member.label} reports what cannot be: {wrong}")
+        return ()
+    member.note_report(report, now)
+    if report.digests:
+        _compare_digests(run, report)
+    _note_length(run, member, report)
+    holder = Holder(member.name, member.incarnation)
+    found = run.ledger.ingest(report, member.stages, holder, counted=member.counted)
+    if found.steps:
+        run.store.append(found.steps, found.losses)
+        member.counted.update(record.stage for record in found.steps)
+    if report.evaluations:
+        found.illegal.extend(_add_evaluations(run, report, member))
+    if report.snapshots or (report.steps and any(run.checkpoints.newer)):
+        found.illegal.extend(record_snapshots(run, report, member))
+        update_outcome(run)
+    for error in found.illegal:
+        run.events.count("illegal", f"{member.label} reports what cannot be: {error}")
+    if (report.actions or member.is_script) and member.index in run.replacements.pending:
+        since = now - run.replacements.pending.pop(member.index).since
+        does = "is there again" if member.is_script else "computes again"
+        run.events.infos.append(f"{member.label} {does}, {since:.1f} s after its loss was detected")
+    if report.number:
+        run.outgoing.append((member.sender, Confirmed(report.number)))
+    if run.outcome is not None:
+        run.outgoing.append((member.sender, run.outcome.stop_message))
+    return found.steps
+
+
+def record_snapshots(run: RunState, report: Report, member: Member) -> list[IllegalTransition]:
+    """Record the snapshots that `member` reports; complete a checkpoint if it can be. Returns what was wrong."""
+    told_of = [] if run.digests.differed else report.snapshots  # later ones contain what came of the difference too
+    illegal = {each: wrong for each in told_of if (wrong := _wrong_with(run, each, report, member))}
+    added = [run.checkpoints.add(*each) for each in told_of if each not in illegal]
+    completed = run.checkpoints.advance(run.ledger.finished_floor)
+    if completed:
+        run.replacements.in_a_row.clear()
+    if completed or any(added):
+        records.save(run)
+    return [IllegalTransition(wrong) for wrong in illegal.values()]
+
+
+def implausible(report: Report) -> str:
+    """Return what is wrong with the numbers and texts of a report, "" if nothing is."""
+    return next(_wrongs(report), "")
+
+
+def is_due(step: int, every: int, ends: Iterable[int | None]) -> bool:
+    """Return True if a snapshot of `step` is written: every so many steps, and of those that the run may end with."""
+    return not every or step % every == 0 or step in ends
+
+
+def _compare_digests(run: RunState, report: Report) -> None:
+    """End the run if the two ends of a queue differ in what it carried."""
+    if (place := run.digests.differing(report.digests)) is not None:
+        run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
+
+
+def _note_length(run: RunState, member: Member, report: Report) -> None:
+    """Note after how many steps the run ends.
+
+    The script alone knows that of a scripted run, once it makes no more calls. Until then it tells None, which replaces
+    what a lost script before it has told.
+    """
+    if not run.config.scripted:
+        run.learn_steps(report.training_steps)
+    elif member.is_script:
+        run.stopping.note_calls(report.training_steps, present=member.reachable)
+
+
+def _add_evaluations(run: RunState, report: Report, member: Member) -> Iterator[IllegalTransition]:
+    """Store what rounds of evaluation found, and yield what was wrong.
+
+    This comes before the snapshots of the same report are counted: the best round is known before a checkpoint lets go
+    of its snapshots.
+    """
+    for record in report.evaluations:
+        if run.config.schedule.stages - 1 not in member.stages:
+            yield IllegalTransition(f"the evaluation after step {record.step} is not its own")
+            continue
+        try:
+            if records.add_evaluation(run, record):
+                _tell(run, record)
+        except EvaluationsDiffer as error:
+            run.fail(str(error), ExitCode.FAILED)
+        except KeyError as error:
+            yield IllegalTransition(f"the evaluation after step {record.step} has no {error}")
+
+
+def _tell(run: RunState, record: EvaluationRecord) -> None:
+    standing = run.evaluations.standing()
+    best = ", the best so far" if standing is not None and standing.improved else ""
+    run.events.infos.append(f"evaluation after step {record.step}: {told(record)}{best}")
+    for name, value in not_finite(record).items():
+        run.events.warnings.append(
+            f"evaluation after step {record.step}: {name} is {value}, which is not better than any number"
+        )
+
+
+def _wrong_with(run: RunState, snapshot: tuple[int, int], report: Report, member: Member) -> str:
+    """Return why the stage cannot have written that snapshot, "" if it can."""
+    stage, step = snapshot
+    if stage not in member.stages:
+        return f"stage {stage} is not its own"
+    config, rounds = run.config, run.rounds
+    stopped = None if run.outcome is None else run.outcome.step
+    ends = (step if config.scripted else run.training_steps, stopped)  # the script may end anywhere
+    keeps = config.keeps_best or (config.criterion is not None and config.criterion.patience is not None)
+    evaluated = keeps and (rounds is None or rounds.due(step))  # it may be the last step: the verdict comes later
+    if not evaluated and not is_due(step, config.snapshot_every, ends):
+        return f"stage {stage} writes no snapshot of step {step}"
+    # If there are so many steps that they do not fit into one report, snapshots come before the rest of them.
+    full = is_full(len(report.steps), sum(len(record.times) for record in report.steps))
+    if stage in member.counted and not full and step > run.ledger.finished[stage]:
+        return f"stage {stage} has not come to step {step}, of which it has a snapshot"
+    return ""
+
+
+def _wrongs(report: Report) -> Iterator[str]:
+    for name, number in (("since", report.since), ("troubled", report.troubled)):
+        if not (isfinite(number) and number >= 0):
+            yield f"{name} is {number}"
+    if not 0 <= report.idle <= 1:
+        yield f"idle is {report.idle}"
+    if report.retained_bytes < 0:
+        yield f"it retains {report.retained_bytes} bytes"
+    for name, depths in report.queues.items():
+        if len(depths) > 5 or not all(isfinite(depth) and depth >= 0 for depth in depths):
+            yield f"queue {name} has the depths {depths}"
+    if any(len(name) > LONGEST_NAME for name in report.queues):
+        yield "a name is too long"
+    if len(report.evaluations) > MOST_ROUNDS:
+        yield f"it has {len(report.evaluations)} evaluations"
+    if len(report.digests) > MOST_DIGESTS:
+        yield f"it has {len(report.digests)} digests of queues"
+    for name in {queue for queue, _, _ in report.digests}:
+        if _QUEUE.fullmatch(name) is None:
+            yield f"it has a digest of {name[:40]!r}, which is no queue"
+    if not all(isfinite(wait.since) for wait in report.waits):
+        yield "a wait has no time"

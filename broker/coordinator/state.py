@@ -1,0 +1,349 @@
+"""The state of a run: one table of the states of its life and the events that move it, and one value with all parts.
+
+STARTING ──> RECONNECTING ──┬──> RECONCILING ──┬──> CHOOSING_CHECKPOINT
+    │             │         │         │        │             │
+    └─────────────┴─────────┴─────────┴────────┴─────────────┴──> WAITING ──> RUNNING ──> STOPPING
+                                                                      (all present)   (stop requested)
+
+RECONCILING is also entered from every later state of a run that is not over, when a worker proves the records
+lost or stale. From there the run continues at WAITING, as after every restart.
+
+RUNNING, STOPPING ──(all workers finished)──────────> FINISHED ──┐
+any but STARTING and RUNNING ──(its stop is due)────> STOPPED  ──┼──(another stop request)──> DISMISSED
+any that is not over ──(failure)────────────────────> FAILED   ──┘
+
+From the records, STARTING reaches FINISHED and FAILED too; so do RECONNECTING and WAITING reach FINISHED, by reports
+of workers that finished while the broker was away.
+
+The policies (registration, restart, supervision, shutdown, reports, ordering) are functions of `RunState`, an event and
+the time. Each says which parts it reads and writes. What they send is collected in `RunState.outgoing`.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from stageline.broker.control.messages import Declined, FromBroker, Hello, Trim
+from stageline.broker.control.protocol import RunKeys
+from stageline.broker.control.records import LONGEST_NAME, RunLength
+from stageline.broker.ledger.evaluations import Evaluations
+from stageline.broker.ledger.ledger import Ledger, QueueDigests
+from stageline.broker.ledger.losses import Replacements, StandbyWorkers, Standstill
+from stageline.broker.ledger.orders import OrderBook
+from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
+from stageline.broker.ledger.registry import Member, MemberStatus, Registry
+from stageline.broker.stores.base import Store
+from stageline.pipeline.evaluation import Rounds, Standing
+
+from .run import RunConfig, RunOutcome, RunPhase, StopPlan
+
+LOGGED, PERIOD = 20, 10.0  # anomalies of one kind that become warnings, in so many seconds; all are counted
+DECLINED = 8  # newest processes that did not join
+KEPT_LOSSES = 64  # newest lost attempts of a run, one for each stage of a lost worker: written with every checkpoint
+
+Outgoing = tuple[bytes, FromBroker]  # recipient, message
+
+
+class Life(StrEnum):
+    """State of a run's life: what the broker is doing for it."""
+
+    STARTING = "starting"  # reading the stored records
+    RECONNECTING = "reconnecting"  # after a broker restart: workers that still run have one lease to reconnect
+    RECONCILING = "reconciling"  # the records are lost or stale: collecting what the workers and the disks know
+    CHOOSING_CHECKPOINT = "choosing checkpoint"  # a resumed run: workers verify their snapshots before they are placed
+    WAITING = "waiting"  # for workers of the plan that have not joined yet
+    RUNNING = "running"
+    STOPPING = "stopping"  # a stop was requested; the step that all stages can stop after is not known yet
+    STOPPED = "stopped"  # on request; workers may still report newer snapshots
+    FINISHED = "finished"  # all steps are done
+    FAILED = "failed"
+    DISMISSED = "dismissed"  # over, and nothing is left for the broker to do
+
+
+class RunEvent(StrEnum):
+    """What moves a run from one state to the next."""
+
+    BROKER_RESTARTED = "broker restarted"  # to resume a run without a recorded end
+    RECORDS_LOST = "records lost"  # or older than the run
+    CHECKPOINT_UNVERIFIED = "checkpoint unverified"  # every stage starts at a checkpoint that has not been read back
+    START_KNOWN = "start known"  # at which step each stage starts: places may be given
+    ALL_PRESENT = "all present"  # every worker of the plan has joined
+    STOP_REQUESTED = "stop requested"
+    STOP_DUE = "stop due"
+    ALL_FINISHED = "all finished"
+    FAILURE = "failure"
+
+
+class IllegalRunEvent(Exception):
+    """An event that cannot happen in the run's state: a bug in the coordinator."""
+
+
+OVER = frozenset({Life.STOPPED, Life.FINISHED, Life.FAILED, Life.DISMISSED})
+
+_S, _E = Life, RunEvent
+
+TRANSITIONS: Mapping[tuple[Life, RunEvent], Life] = {
+    (_S.STARTING, _E.BROKER_RESTARTED): _S.RECONNECTING,
+    (_S.STARTING, _E.RECORDS_LOST): _S.RECONCILING,
+    (_S.STARTING, _E.CHECKPOINT_UNVERIFIED): _S.CHOOSING_CHECKPOINT,
+    (_S.STARTING, _E.START_KNOWN): _S.WAITING,
+    (_S.STARTING, _E.ALL_FINISHED): _S.FINISHED,  # so the records say
+    (_S.STARTING, _E.FAILURE): _S.FAILED,  # likewise, and of a stopped run too
+    (_S.RECONNECTING, _E.RECORDS_LOST): _S.RECONCILING,
+    (_S.RECONNECTING, _E.CHECKPOINT_UNVERIFIED): _S.CHOOSING_CHECKPOINT,
+    (_S.RECONNECTING, _E.START_KNOWN): _S.WAITING,
+    (_S.RECONNECTING, _E.STOP_REQUESTED): _S.RECONNECTING,
+    (_S.RECONNECTING, _E.STOP_DUE): _S.STOPPED,
+    (_S.RECONNECTING, _E.ALL_FINISHED): _S.FINISHED,
+    (_S.RECONNECTING, _E.FAILURE): _S.FAILED,
+    (_S.RECONCILING, _E.CHECKPOINT_UNVERIFIED): _S.CHOOSING_CHECKPOINT,
+    (_S.RECONCILING, _E.START_KNOWN): _S.WAITING,
+    (_S.RECONCILING, _E.STOP_REQUESTED): _S.RECONCILING,
+    (_S.RECONCILING, _E.STOP_DUE): _S.STOPPED,
+    (_S.RECONCILING, _E.FAILURE): _S.FAILED,
+    (_S.CHOOSING_CHECKPOINT, _E.RECORDS_LOST): _S.RECONCILING,
+    (_S.CHOOSING_CHECKPOINT, _E.START_KNOWN): _S.WAITING,
+    (_S.CHOOSING_CHECKPOINT, _E.STOP_REQUESTED): _S.CHOOSING_CHECKPOINT,
+    (_S.CHOOSING_CHECKPOINT, _E.STOP_DUE): _S.STOPPED,
+    (_S.CHOOSING_CHECKPOINT, _E.FAILURE): _S.FAILED,
+    (_S.WAITING, _E.RECORDS_LOST): _S.RECONCILING,
+    (_S.WAITING, _E.ALL_PRESENT): _S.RUNNING,
+    (_S.WAITING, _E.STOP_REQUESTED): _S.WAITING,
+    (_S.WAITING, _E.STOP_DUE): _S.STOPPED,
+    (_S.WAITING, _E.ALL_FINISHED): _S.FINISHED,  # workers that never named an endpoint
+    (_S.WAITING, _E.FAILURE): _S.FAILED,
+    (_S.RUNNING, _E.RECORDS_LOST): _S.RECONCILING,
+    (_S.RUNNING, _E.STOP_REQUESTED): _S.STOPPING,
+    (_S.RUNNING, _E.ALL_FINISHED): _S.FINISHED,
+    (_S.RUNNING, _E.FAILURE): _S.FAILED,
+    (_S.STOPPING, _E.RECORDS_LOST): _S.RECONCILING,
+    (_S.STOPPING, _E.STOP_REQUESTED): _S.STOPPING,
+    (_S.STOPPING, _E.STOP_DUE): _S.STOPPED,
+    (_S.STOPPING, _E.ALL_FINISHED): _S.FINISHED,
+    (_S.STOPPING, _E.FAILURE): _S.FAILED,
+    (_S.STOPPED, _E.STOP_REQUESTED): _S.DISMISSED,
+    (_S.FINISHED, _E.STOP_REQUESTED): _S.DISMISSED,
+    (_S.FAILED, _E.STOP_REQUESTED): _S.DISMISSED,
+    (_S.DISMISSED, _E.STOP_REQUESTED): _S.DISMISSED,
+}
+
+
+class RunLifecycle:
+    """Holds the state of the run's life; `move` is the only way to change it."""
+
+    def __init__(self) -> None:
+        self.state = Life.STARTING
+
+    @property
+    def over(self) -> bool:
+        """True once the run has ended."""
+        return self.state in OVER
+
+    def allows(self, event: RunEvent) -> bool:
+        """Return True if `event` can happen now."""
+        return (self.state, event) in TRANSITIONS
+
+    def move(self, event: RunEvent) -> None:
+        """Take the way of `event`. Raises `IllegalRunEvent` if it cannot happen now."""
+        if not self.allows(event):
+            raise IllegalRunEvent(f"{event!s} cannot happen to a run that is {self.state!s}")
+        self.state = TRANSITIONS[self.state, event]
+
+
+class EventLog:
+    """Log lines since the reader last cleared them, and how often each kind of anomaly happened."""
+
+    def __init__(self) -> None:
+        self.infos: list[str] = []
+        self.warnings: list[str] = []
+        self.anomalies: Counter[str] = Counter()
+        self._lately: Counter[str] = Counter()
+        self._once: set[str] = set()
+        self._since = 0.0
+
+    def count(self, kind: str, line: str) -> None:
+        """Count something unexpected and harmless, and log it the first times of a while."""
+        self.anomalies[kind] += 1
+        self._lately[kind] += 1
+        if self._lately[kind] <= LOGGED:
+            self.warnings.append(line)
+
+    def count_once(self, kind: str, line: str) -> None:
+        """Count an anomaly that an attacker may repeat: each line is logged once."""
+        self.anomalies[kind] += 1
+        if line not in self._once:
+            self._once.add(line)
+            self.warnings.append(line)
+
+    def turn(self, now: float) -> None:
+        """Log how many anomalies were only counted, and begin to log again. Call it several times a second."""
+        if now - self._since < PERIOD:
+            return
+        withheld = ((kind, count - LOGGED) for kind, count in self._lately.items() if count > LOGGED)
+        self.warnings += [f"{kind}: {count} more in the last {now - self._since:.0f} s" for kind, count in withheld]
+        self._lately.clear()
+        self._since = now
+
+
+@dataclass(slots=True)
+class RunState:
+    """A run, as its broker knows it: `records.restored` makes it. Times are seconds since the epoch."""
+
+    id: str
+    config: RunConfig
+    store: Store  # what must survive a crash is stored before it is sent
+    keys: RunKeys
+    adopted: bool  # see `RunIdentity`
+    registry: Registry  # who has which place
+    ledger: Ledger  # how far each stage has come
+    checkpoints: CheckpointTracker
+    replacements: Replacements
+    evaluations: Evaluations
+    orders: OrderBook  # of a run that chooses its schedule
+    search: StartSearch  # for the step that stages begin at, before places are given
+    standstill: Standstill
+    lost_work: deque[LostAttempt]
+    outcome: RunOutcome | None
+    length: RunLength | None  # once it is known; for workers that have no data
+    told_steps: int | None = None  # how many steps the run trains, as a worker has told
+    lifecycle: RunLifecycle = field(default_factory=RunLifecycle)
+    stopping: StopPlan = field(default_factory=StopPlan)
+    digests: QueueDigests = field(default_factory=QueueDigests)  # of messages that lie at a server
+    standby: StandbyWorkers = field(default_factory=StandbyWorkers)
+    unsupported: dict[int, float] = field(default_factory=dict)  # incarnation: since when it says it has finished
+    declined: deque[Declined] = field(default_factory=lambda: deque(maxlen=DECLINED))
+    events: EventLog = field(default_factory=EventLog)
+    fault: str = ""  # what the broker itself cannot do for now, continuing "the broker"
+    outgoing: list[Outgoing] = field(default_factory=list)  # messages that the present decision sends
+
+    @property
+    def phase(self) -> RunPhase:
+        """How far the run is, as users see it."""
+        if self.outcome is not None:
+            return self.outcome.phase
+        return RunPhase.RUNNING if self.registry.begun else RunPhase.WAITING
+
+    @property
+    def script(self) -> Member | None:
+        """The script, if the run has one that is there."""
+        return None if self.config.script is None else self.registry.members.get(self.config.script)
+
+    @property
+    def all_left(self) -> bool:
+        """True if no worker has anything left to report."""
+        return all(member.status is not MemberStatus.PRESENT for member in self.registry.members.values())
+
+    @property
+    def all_heard(self) -> bool:
+        """True if every worker has contacted this broker.
+
+        Of a finished run that a former broker served, a worker that was not told of the end may do so yet.
+        """
+        return all(member.sender for member in self.registry.members.values())
+
+    @property
+    def saving(self) -> bool:
+        """True while workers of a stopped run may still finish a step, and write its snapshot."""
+        workers = (member for member in self.registry.members.values() if not member.is_script)
+        stops = self.outcome is not None and self.outcome.at_step_end
+        return stops and any(member.status is MemberStatus.PRESENT for member in workers)
+
+    @property
+    def trimmable(self) -> int:
+        """The step before which no worker, and no replacement, needs a message."""
+        return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The rounds of evaluation of the run; None before it is known how long it is."""
+        every, length = self.config.evaluates_every, self.length
+        if length is None:
+            return None
+        return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the newest round of evaluation."""
+        newest = self.evaluations.newest
+        return {} if newest is None else newest.metrics
+
+    @property
+    def early_end(self) -> Standing | None:
+        """How the run stood when it ended early; None if it has not."""
+        standing = self.evaluations.standing()
+        early = standing is not None and (self.length is None or standing.step < self.length.training)
+        return standing if standing is not None and standing.stops and early else None
+
+    @property
+    def training_steps(self) -> int | None:
+        """The number of steps after which the run has finished; None before a worker that has the data has come."""
+        if (early := self.early_end) is not None:
+            return early.step
+        return self.told_steps if self.length is None else self.length.training
+
+    def announcement(self, step: int) -> Trim | None:
+        """Return the message that lets go of all that comes before the complete checkpoint of `step`.
+
+        Snapshots of the best round of evaluation before it stay. Returns None as long as one of those rounds is not
+        known: a broker that has lost its records is told them again. The round after `step` steps does not count,
+        though it may be known: so what is kept follows from the last stage's snapshot of `step`, in which all rounds
+        before it are.
+        """
+        if not self.config.keeps_best:
+            return Trim(step)
+        if self.rounds is None or self.evaluations.count_before(step) < self.rounds.before(step):
+            return None
+        standing = self.evaluations.standing(step - 1)
+        return Trim(step, None if standing is None or standing.best is None else standing.best.step)
+
+    def lacks_checkpoint(self, complete: int, member: Member | None) -> bool:
+        """Return True if the records must be stale, since `member` was told that a newer checkpoint is `complete`."""
+        return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
+
+    def broadcast(self, message: FromBroker) -> None:
+        """Send `message` to every reachable worker with a place."""
+        self.outgoing += [(member.sender, message) for member in self.registry.reachable() if member.sender]
+
+    def note_declined(self, host: str, pid: int, reason: str) -> None:
+        """Note that a process does not become a worker."""
+        declined = Declined(host, pid, reason[:LONGEST_NAME])
+        if declined not in self.declined:
+            self.declined.append(declined)
+
+    def learn_length(self, hello: Hello) -> None:
+        """Take the run's length from a worker that knows it, if it is not known."""
+        self.length = self.length or hello.length
+
+    def learn_steps(self, told: int | None) -> None:
+        """Take the number of training steps that a worker tells, if it tells one."""
+        self.told_steps = self.told_steps if told is None else told
+
+    def learn_end(self, outcome: RunOutcome | None, steps: int | None) -> None:
+        """Take how the run has ended, and after how many steps, from where its folder tells it."""
+        self.outcome, self.told_steps = outcome, steps
+
+    def fail(self, reason: str, code: int) -> None:
+        """End the run by a failure. The first one counts; what follows from it does not replace it."""
+        if not self.lifecycle.over:
+            self.end(RunEvent.FAILURE, RunOutcome(RunPhase.FAILED, reason, code))
+
+    def end(self, event: RunEvent, outcome: RunOutcome) -> None:
+        """End the run, and stop all workers."""
+        self.lifecycle.move(event)
+        self.record_outcome(outcome)
+        self.events.infos.append(f"run {self.id} has {outcome.phase}: {outcome.reason}")
+        self.stop_workers(outcome)
+
+    def record_outcome(self, outcome: RunOutcome) -> None:
+        """Store how the run has ended."""
+        self.outcome = outcome
+        self.store.put("outcome", msgspec.to_builtins(outcome))
+
+    def stop_workers(self, outcome: RunOutcome) -> None:
+        """Tell all workers, and those on standby, that the run has ended. They end as `outcome` says from now on."""
+        self.outcome = outcome
+        self.broadcast(outcome.stop_message)
+        self.outgoing += [(contact.sender, outcome.stop_message) for contact in self.standby.values()]
