@@ -37,7 +37,7 @@ from typing import Any, TextIO
 from stageline.pipeline.errors import ExitCode
 
 from .lifeline import NONE, Lifeline, LifelineOwner
-from .streams import LossyStream
+from .streams import LossyStream, put
 
 _FIRST_LOOK, _LOOK = 0.0005, 0.01  # seconds between two looks at a process, the pauses doubling
 _KILLED = 10.0  # seconds for a process that was killed, or for a thread that has returned, to be over
@@ -327,10 +327,9 @@ def _own_streams(log: int) -> None:
         os.dup2(file, fd)
     os.close(null)
     _parents.extend((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
-    stdin = open(0, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115  # stays open
-    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = LossyStream(1)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = LossyStream(_STDERR)  # type: ignore[misc]
+    put("stdin", open(0, encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115  # stays open
+    put("stdout", LossyStream(1))
+    put("stderr", LossyStream(_STDERR))
 
 
 _parents: list[object] = []

@@ -30,8 +30,8 @@ from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.hooks import LocalSnapshots
+from stageline.workers.checkpoint.saved import load_weights
 from stageline.workers.checkpoint.snapshot import Origin
-from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
@@ -246,12 +246,26 @@ class ProcessRun:
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
         self.batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
-        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure, self.batches)
+        driver = Driver(
+            self._program,
+            self._names,
+            assigned,
+            start,
+            queues,
+            commands,
+            self._failure,
+            self.batches,
+            at_end=self._at_end,
+        )
         here = self._reachable(queues.endpoint)
         self._control.start(assigned, here, driver.progress, steps=None, wake=queues.ring)
         driver.begin()
         stack.callback(driver.close, CLOSE_TIMEOUT)
+        stack.callback(self._at_end)
         return driver
+
+    def _at_end(self) -> None:
+        """Do nothing: the workers' snapshots tell the positions of a run on this machine."""
 
     def _position_of(self, assigned: Assigned) -> Position:
         return position_of(self._plan, assigned.run, assigned.step)
