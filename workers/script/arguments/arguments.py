@@ -44,7 +44,7 @@ Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """A kind of values: whether it has one, and what an error asks for."""
 
     has: Callable[[Any], bool]
@@ -66,7 +66,7 @@ class Argument:
     """
 
     key: str = ""
-    kind: Kind | None = None
+    kind: ValueKind | None = None
     write: Callable[[Any], object] = lambda value: value
     further: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
@@ -94,12 +94,12 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _patterns(example: str) -> Kind:
-    return Kind(_is_list_of(_is_text), f"a list of patterns of names, such as {example}")
+def _patterns(example: str) -> ValueKind:
+    return ValueKind(_is_list_of(_is_text), f"a list of patterns of names, such as {example}")
 
 
-def _one_of(kind: Any, wanted: str) -> Kind:
-    return Kind(lambda value: isinstance(value, kind), wanted)
+def _one_of(kind: Any, wanted: str) -> ValueKind:
+    return ValueKind(lambda value: isinstance(value, kind), wanted)
 
 
 def _listed(value: Iterable[Any] | str | None) -> object:
@@ -113,22 +113,22 @@ def _object(name: str) -> Callable[[object], object]:
 
 MEASURE = "a function of (outputs, targets)"
 _PATH: Any = str | os.PathLike
-_CUT = Kind(_is_list_of(_is_place), "a list of layers' numbers or names, such as [4]")
-_COUNT = Kind(lambda value: _is_whole(value) and value > 0, "a whole number of at least 1")
-_PLACEMENT = Kind(
+_CUT = ValueKind(_is_list_of(_is_place), "a list of layers' numbers or names, such as [4]")
+_COUNT = ValueKind(lambda value: _is_whole(value) and value > 0, "a whole number of at least 1")
+_PLACEMENT = ValueKind(
     lambda value: _is_list(value) and all(_is_list(owned) and all(map(_is_whole, owned)) for owned in value),
     "a list with the stages of each worker, such as [[0, 2], [1, 3]]",
 )
-_SEED = Kind(
+_SEED = ValueKind(
     lambda value: _is_whole(value) and value in range(1 << 64), "a whole number of at least 0, of at most 64 bits"
 )
-_RECOMPUTE = Kind(
+_RECOMPUTE = ValueKind(
     lambda value: isinstance(value, str) or _is_list_of(_is_text)(value),
     '"stage", "layers", or a list of patterns of names such as ["encoder.layer.*.mlp"]',
 )
 
 
-_FEATURES = Kind(
+_FEATURES = ValueKind(
     lambda value: _is_list(value) and all(isinstance(each, Feature) or callable(each) for each in value),
     "a list of features or of functions that make them, such as [GradientNoise()]",
 )
@@ -139,21 +139,22 @@ class LineOptions:
     """The arguments of a `Line`, besides its model. `docs/api.md` describes each."""
 
     _: KW_ONLY
-    loss: Annotated[Loss, Argument("model.loss", Kind(callable, MEASURE), _object("loss"))]
+    loss: Annotated[Loss, Argument("model.loss", ValueKind(callable, MEASURE), _object("loss"))]
     optimizer: Annotated[
         OptimizerFactory,
         Argument(
             "optimizer.factory",
-            Kind(callable, "a function of a stage's parameters, such as partial(SGD, lr=0.1)"),
+            ValueKind(callable, "a function of a stage's parameters, such as partial(SGD, lr=0.1)"),
             _object("optimizer"),
         ),
     ]
     lr_scheduler: Annotated[
         LrSchedulerFactory | None,
-        Argument("lr_scheduler.factory", Kind(callable, "a function of an optimizer"), _object("lr_scheduler")),
+        Argument("lr_scheduler.factory", ValueKind(callable, "a function of an optimizer"), _object("lr_scheduler")),
     ] = None
     lr_every: Annotated[
-        int, Argument("lr_scheduler.every", Kind(_is_place, "a number of steps of at least 1"), needs="lr_scheduler")
+        int,
+        Argument("lr_scheduler.every", ValueKind(_is_place, "a number of steps of at least 1"), needs="lr_scheduler"),
     ] = 1
     clip_norm: Annotated[float | None, Argument("optimizer.clip_norm")] = None
     ema_decay: Annotated[float | None, Argument("optimizer.ema_decay", alone=True)] = None
@@ -169,7 +170,9 @@ class LineOptions:
     window: Annotated[
         Sequence[int] | None,
         Argument(
-            "schedule.window", Kind(_is_list, "a list with one whole number for each stage, such as [4, 2]"), _listed
+            "schedule.window",
+            ValueKind(_is_list, "a list with one whole number for each stage, such as [4, 2]"),
+            _listed,
         ),
     ] = None
     seed: Annotated[int, Argument("run.seed", _SEED)] = 0
@@ -181,7 +184,7 @@ class LineOptions:
         Sequence[Metric],
         Argument(
             "model.metrics",
-            Kind(_is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
+            ValueKind(_is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
             lambda metrics: [f"script:{name}" for name in _names_of(metrics)],
         ),
     ] = ()
@@ -193,7 +196,9 @@ class LineOptions:
     name: Annotated[str, Argument("run.name")] = "line"
     folder: Annotated[
         str | Path,
-        Argument("run.dir", Kind(lambda value: isinstance(value, _PATH) and value != "", "the path of a folder"), str),
+        Argument(
+            "run.dir", ValueKind(lambda value: isinstance(value, _PATH) and value != "", "the path of a folder"), str
+        ),
     ] = "runs"
     settings: Annotated[
         Mapping[str, object] | None,  # other keys of the plan
