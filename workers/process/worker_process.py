@@ -38,7 +38,7 @@ from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.disk.freed_memory import give_back_memory, keep_freed_memory
+from stageline.workers.disk.memory import give_back_memory, keep_freed_memory
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics_file import MetricsNotWritten

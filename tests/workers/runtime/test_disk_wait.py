@@ -5,8 +5,8 @@ from contextlib import closing
 
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.disk.background_writer import BackgroundWriter
-from stageline.workers.runtime.disk_wait import has_room
 from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.worker_feature import has_room
 
 
 def test_while_it_waits_for_room_the_reports_name_what_is_to_be_written() -> None:

@@ -30,8 +30,8 @@ from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.hooks import LocalSnapshots
+from stageline.workers.checkpoint.saved import load_weights
 from stageline.workers.checkpoint.snapshot import Origin
-from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
