@@ -31,7 +31,7 @@ from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import take_turns
-from stageline.workers.script.arguments.script_plan import LineOptions
+from stageline.workers.script.arguments.arguments import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
 
 from .arguments.checks import demand_default_device

@@ -282,7 +282,9 @@ class _DryRun:
         return result
 
 
-def _message(job: Job, instruction: Instruction, payload: Tree, before: Mapping[int, torch.Tensor]) -> dict[str, Carried]:
+def _message(
+    job: Job, instruction: Instruction, payload: Tree, before: Mapping[int, torch.Tensor]
+) -> dict[str, Carried]:
     """`before`: what the stage had received, by its address."""
     if not instruction.gives:
         return {}
