@@ -197,8 +197,9 @@ class ReceiverThread(RedisThread):
         self._uses = self._seen = 0  # how often the computing thread has led or tried to, and as this thread knows it
 
     def ask(self, *, leads: bool) -> bool:
-        """Ask for messages, for the computing thread, which is about to wait; `leads` if it has the lead. Returns True if it
-        has it now: then it waits for `link`, calls `receive` when more is here, and releases `lead` in the end."""
+        """Ask for messages, for the computing thread, which is about to wait; `leads` if it has the lead. Returns True
+        if it has it now: then it waits for `link`, calls `receive` when more is here, and releases `lead` in the
+        end."""
         if leads:
             return self.act(self._ask_now)
         leads = self.can_lead() and self.act(self._ask_now)
