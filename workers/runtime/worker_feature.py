@@ -162,7 +162,11 @@ def composed(features: Sequence[WorkerFeature], executor: Executor) -> Compute:
         return executor.carry_out
 
     def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        return table[instruction.action.stage, instruction.action.kind](instruction, received)
+        index, kind = instruction.action.stage, instruction.action.kind
+        if (compute := table.get((index, kind))) is None:  # a kind that a feature of the user has added
+            compute = compose(features, executor.stages[index], kind, executor.carry_out)
+            table[index, kind] = compute
+        return compute(instruction, received)
 
     return carry_out
 

@@ -16,9 +16,9 @@ from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layers.layer import BatchCheck
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import schedule_of
+from stageline.workers.script.arguments.arguments import LineOptions, Model, in_arguments_words
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
-from stageline.workers.script.arguments.plan_errors import in_arguments_words
-from stageline.workers.script.arguments.script_plan import LineOptions, Model, build_model, plan_of, registered
+from stageline.workers.script.arguments.script_plan import build_model, plan_of, registered
 
 from .arguments.checks import demand_default_device, demand_usable
 from .calls.calls import WeightNames

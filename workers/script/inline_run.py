@@ -30,7 +30,7 @@ from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Po
 from stageline.workers.runtime.program.program import ENDLESS, Program
 from stageline.workers.runtime.program.queue_keys import call_key
 from stageline.workers.runtime.turns import take_turns
-from stageline.workers.script.arguments.script_plan import LineOptions
+from stageline.workers.script.arguments.arguments import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
 
 from .arguments.checks import demand_default_device

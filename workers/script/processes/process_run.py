@@ -268,7 +268,11 @@ class ProcessRun:
         """Do nothing: the workers' snapshots tell the positions of a run on this machine."""
 
     def _position_of(self, assigned: Assigned) -> Position:
-        return position_of(self._plan, assigned.run, assigned.step)
+        """Return the position of the checkpoint, as one of its snapshots tells it. Raises `SnapshotDamaged`."""
+        if not assigned.step:
+            return Position()
+        origin = Origin(assigned.run, self._plan.digest())
+        return SnapshotDirectory(runs.folder(self._plan, assigned.run) / FOLDER, origin).load(0, assigned.step).position
 
     def _reachable(self, endpoint: str) -> str:
         return reachable(endpoint, self._processes.broker)
@@ -278,14 +282,6 @@ class ProcessRun:
 
     def _failure(self, reason: str, code: int) -> RunFailed:
         return RunFailed(self._processes.killed or reason, code, self.folder)
-
-
-def position_of(plan: Plan, run: str, step: int) -> Position:
-    """The position of the checkpoint of `step`, as one of its snapshots tells it. Raises `SnapshotDamaged`."""
-    if not step:
-        return Position()
-    checkpoints = SnapshotDirectory(runs.folder(plan, run) / FOLDER, Origin(run, plan.digest()))
-    return checkpoints.load(0, step).position
 
 
 def _identity(plan: Plan, program: Program) -> WorkerIdentity:
