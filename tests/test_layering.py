@@ -147,7 +147,6 @@ REACHING = {
     "workers/extras/forward/rows.py": "likewise",
     "workers/extras/prefix_cache/again.py": "computes stages as a worker does",
     "workers/extras/prefix_cache/cache.py": "keeps rows in the form of messages",
-    "workers/extras/prefix_cache/opening.py": "changes the instructions of a worker",
     "workers/extras/preflight/doctor.py": "opens the transports of a plan",
     "workers/extras/preflight/dry_run.py": "carries out a step without workers",
     "workers/extras/preflight/estimate.py": "likewise",
