@@ -13,7 +13,7 @@ import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 import torch
@@ -56,7 +56,10 @@ class Flow(StrEnum):
     __hash__ = str.__hash__  # an Enum's own is Python code, called for every look-up of a queue
 
 
-_ONE_PER_STEP = frozenset(
+# A feature may have queues of flows that are not known here.
+FlowName = Annotated[str, msgspec.Meta(pattern="^[a-z]{1,16}$")]
+
+_ONE_PER_STEP: frozenset[str] = frozenset(
     {
         *(Flow.SUBTOTAL, Flow.TOTAL, Flow.SUM, Flow.NORMS, Flow.CLIP),
         *(Flow.REPLAYED, Flow.VERDICT, Flow.CALL, Flow.LOSS, Flow.REPLY),
@@ -84,7 +87,7 @@ class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
     """Identity of a message. `stage` is the consumer's, `incarnation` the producer's, `sequence` counts from 0."""
 
     run: str
-    flow: Flow
+    flow: FlowName
     step: Count
     microbatch: Count
     stage: Count
@@ -102,7 +105,7 @@ def message_number(step: int, microbatch: int, microbatches: int) -> int:
     return step * microbatches + microbatch
 
 
-def messages_per_step(flow: Flow, microbatches: int) -> int:
+def messages_per_step(flow: str, microbatches: int) -> int:
     """Return the number of messages of a step in a queue of `flow`, if steps have `microbatches`: a step of CALL is a
     call, one of REPLY a call that does not train, one of EVALUATION an evaluated batch, one of VERDICT a round."""
     return 1 if flow in _ONE_PER_STEP else microbatches

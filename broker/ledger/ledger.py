@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
+from string import ascii_uppercase
 
 from stageline.broker.control.messages import Report, StepDigest
 from stageline.broker.control.records import Event, StepRecord
@@ -276,7 +277,11 @@ def _check_owned(stage: int, stages: Collection[int]) -> None:
 TimedAction = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
 
 ENTRY = struct.Struct("<cIdd")  # one action in a record's `times`: its kind, its microbatch, its start, its end
-_KINDS = {kind.encode(): kind for kind in Kind if kind not in (Kind.VERDICT, Kind.ORDER)}  # those in schedules
+# Those of operations in a step; a feature may have kinds that are not known here.
+_KINDS: dict[bytes, str] = {letter.encode(): letter for letter in ascii_uppercase}
+_KINDS |= {kind.encode(): kind for kind in Kind}
+for _once in (Kind.VERDICT, Kind.ORDER):
+    del _KINDS[_once.encode()]
 
 
 def packed_times(timed: Iterable[TimedAction]) -> bytes:

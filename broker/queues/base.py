@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from stageline.broker.codec.message import Flow, Message, messages_per_step
+from stageline.broker.codec.message import Message, messages_per_step
 from stageline.broker.control.messages import StepDigest
 from stageline.pipeline.tree import Tree
 
@@ -35,7 +35,7 @@ class QueueKey(NamedTuple):
     """Names one queue of a run: what travels on it, and the stage that takes from it. `part`: where stages have
     replicas, of which `stage` is one."""
 
-    flow: Flow
+    flow: str
     stage: int
     part: QueuePart | None = None
 
@@ -43,7 +43,7 @@ class QueueKey(NamedTuple):
         return f"{self.flow}-{self.stage if self.part is None else self.part.label}"
 
     @property
-    def wire(self) -> tuple[Flow, int]:
+    def wire(self) -> tuple[str, int]:
         """Name between two workers. No worker has two replicas of one stage, so that is enough."""
         return self.flow, self.stage
 

@@ -52,8 +52,8 @@ class OutboundLink(ABC):
     def __init__(self, run: str, key: bytes) -> None:
         self._run = run
         self._key = key
-        self._senders: dict[tuple[Flow, int], Sender] = {}  # by what their queues are called on the wire
-        self._early: dict[tuple[Flow, int], tuple[bytes, CreditRequest]] = {}
+        self._senders: dict[tuple[str, int], Sender] = {}  # by what their queues are called on the wire
+        self._early: dict[tuple[str, int], tuple[bytes, CreditRequest]] = {}
         self._newest: float = inf  # incarnation of the run's workers
         self._refusals = RateLimit(REFUSALS)
         self._introductions = RateLimit(INTRODUCED)
@@ -180,11 +180,11 @@ class InboundLink(ABC):
 
     def __init__(self, endpoint: str, run: str, microbatches: int, key: bytes) -> None:
         self.endpoint = endpoint
-        self.requesters: dict[tuple[Flow, int], Requester] = {}  # by their queues' keys
+        self.requesters: dict[tuple[str, int], Requester] = {}  # by their queues' keys
         self._key = key
         self._run = run
         self._microbatches = microbatches
-        self._per_step = {flow: messages_per_step(flow, microbatches) for flow in Flow}
+        self._per_step: dict[str, int] = {flow: messages_per_step(flow, microbatches) for flow in Flow}
         self._damages = 0
 
     @abstractmethod

@@ -32,7 +32,7 @@ from .spill import Slot, Spill
 UNLIMITED = 2**63
 SPILL = 4  # the default of what may be retained on the disk, as a multiple of what may be in memory
 
-_COUNTED = {
+_COUNTED: dict[str, str] = {
     Flow.CALL: "call",
     Flow.REPLY: "reply",
     Flow.EVALUATION: "evaluated batch",
@@ -43,7 +43,7 @@ _OF_REPLIES = (
     "Replies are kept until the next checkpoint: make room on that disk, lower recovery.snapshot_every, or predict "
     "fewer rows between two training steps"
 )
-_WAYS_OUT = {
+_WAYS_OUT: dict[str, str] = {
     Flow.CALL: "The batches of the steps between two checkpoints must have room: lower recovery.snapshot_every, or "
     "raise queues.retain_bytes",
     Flow.LOSS: _OF_REPLIES,

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stageline.broker.codec.message import Flow
+from stageline.broker.codec.message import FlowName
 from stageline.broker.codec.tensors import Count
 from stageline.broker.errors import BadMessage, ForeignMessage
 
@@ -30,7 +30,7 @@ LONGEST_PAUSE = 5.0  # seconds; the pause between two requests doubles up to thi
 
 class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     run: str
-    flow: Flow
+    flow: FlowName
     stage: Count
     incarnation: Count  # of the consumer; in a reply the newest that the producer has a request from
     serial: Count  # counts the requests of one consumer from 1; in a reply, that of the request

@@ -1,6 +1,7 @@
 """Schedules as data: for every worker, the list of actions it runs in a step, decided before the run.
 
-Every schedule runs a stage's forwards, and its backwards, in ascending order of microbatches. May import
+Every schedule runs a stage's forwards in ascending order of microbatches, and its backwards too, unless it says that
+they descend. May import
 `actions`, `listed`, `multi_stage` and `errors`. Read `value.py`, then `catalogue.py`; `check` proves what is true of
 a schedule.
 """

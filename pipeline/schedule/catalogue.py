@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from .actions.action import Action, Kind, Lists
 from .actions.shape import Placement, ScheduleRefused, Shape
 from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
-from .listed.faults import faults
+from .listed.faults import descends, faults
 from .listed.rows import LISTED, listed
 from .merge import merge
 from .multi_stage.breadth_first import breadth_first
@@ -84,7 +84,8 @@ def make_schedule(
         lists = _without_flush(shape)
     else:
         lists = _with_updates(shape, _lists(shape, window, times, rows or ()))
-    return Schedule(name, mode, shape.placement, microbatches, lists, first_trainable, shares)
+    turned = name == LISTED and descends(listed(rows or ()))
+    return Schedule(name, mode, shape.placement, microbatches, lists, first_trainable, shares, descends=turned)
 
 
 def forward_only(placement: Sequence[Sequence[int]], microbatches: int, shares: Shares = ()) -> Schedule:

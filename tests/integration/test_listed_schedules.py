@@ -70,6 +70,22 @@ def test_an_order_that_the_catalogue_does_not_have_gives_it_too(tmp_path: Path) 
     assert digest(read_plan(config(tmp_path), sets=sets("mine.csv", V_SHAPED)), tmp_path) == expected()
 
 
+@pytest.mark.parametrize("url", ["memory://", "ipc://"])
+def test_backwards_in_descending_order_add_gradients_in_that_order(
+    url: str, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """Of two microbatches, the sum is the same in either order: so is the digest."""
+    rows = ["0F0,0F1,,,,,,,0B1,0B0", ",1F0,1F1,,,,,1B1,1B0", ",,2F0,2F1,,,2B1,2B0", ",,,3F0,3F1,3B1,3B0"]
+    (tmp_path / "mine.csv").write_text("\n".join(rows))
+    changes = [*sets("mine.csv", ("[0]", "[1]", "[2]", "[3]"), url), "schedule.microbatches=2"]
+    expected = reference.reference_digest(FOLDER, microbatches=2, changes=SIZES)
+    if url == "memory://":
+        assert digest(read_plan(config(tmp_path), sets=changes), tmp_path) == expected
+    else:
+        outcome = fork_server.train(config(tmp_path), *changes, f"run.dir={tmp_path}", folder=tmp_path / "run")
+        assert outcome["facts"]["weights_sha256"] == expected
+
+
 @pytest.mark.slow
 def test_a_worker_is_killed_in_a_run_by_torchs_zb_v(fork_server: ForkServer, tmp_path: Path) -> None:
     dumped("ScheduleZBVZeroBubble", 2, MICROBATCHES, tmp_path / "theirs.csv")

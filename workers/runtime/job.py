@@ -14,10 +14,12 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed, Numbering, Source
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.feature import Feature, naming
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.load import (
     base_folder,
     demand_features,
+    load_features,
     load_function,
     load_inputs,
     load_source,
@@ -295,7 +297,22 @@ def passes_of(plan: Plan, segments: Sequence[Segment]) -> tuple[Pass, ...]:
     """What the model and the plan add to every step of the plan's schedule. Raises `ModelRefused`."""
     ties = TiedStages(ties_of(segments, plan.schedule.mode), plan.schedule.tied)
     clips = (NormClipping(),) if plan.clips else ()
-    return (ties, *clips, SumExchange(tuple(frozen_stages(segments))))
+    return (ties, *clips, SumExchange(tuple(frozen_stages(segments))), *map(FeaturePass, load_features(plan)))
+
+
+@dataclass(frozen=True)
+class FeaturePass:
+    """What a feature of the user's adds to the program."""
+
+    feature: Feature
+
+    def lower(self, program: Program) -> Program:
+        """Return `program` with it. Raises `FeatureFailed` if the feature raises, or returns something else."""
+        with naming(self.feature, "lower()"):
+            found = self.feature.lower(program)
+            if not isinstance(found, Program):
+                raise TypeError(f"it returned {type(found).__name__}; expected a Program")
+            return found
 
 
 SCRIPTED = (Evaluation(by_credit=False), ScriptCalls())  # what a script's calls add

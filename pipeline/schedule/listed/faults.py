@@ -36,6 +36,15 @@ def faults(rows: Sequence[str], shape: Shape) -> list[str]:
     return next((wrong for check in checks if (wrong := list(check()))), [])
 
 
+def descends(rows: _Rows) -> bool:
+    """Return True if every stage runs the backwards of a step in descending order of microbatches."""
+    orders: dict[tuple[int, str], list[int]] = {}
+    for action in (each.action for row in rows for each in row if each.action.kind in _BACKWARDS):
+        orders.setdefault((action.stage, action.kind), []).append(action.microbatch)
+    found = list(orders.values())
+    return any(len(order) > 1 for order in found) and all(order == sorted(order, reverse=True) for order in found)
+
+
 def told_by(rows: Sequence[str]) -> tuple[Placement, int]:
     """The stages of each worker, and the microbatches of a step, by the rows alone. Raises `ScheduleRefused` for cells
     that are no actions, and for a stage on two rows."""
@@ -126,9 +135,10 @@ def _wanted(stage: int, microbatch: int, there: set[Action]) -> Iterator[Action]
 
 def _disordered(rows: _Rows) -> Iterator[str]:
     """The first fault of each stage; the others follow from it most often."""
+    back = -1 if descends(rows) else 1
     for row in rows:
         places = {each.action: place for place, each in enumerate(row)}
-        wrong = sorted(_later_than_needed(row, places), key=lambda pair: pair[0].action.stage)
+        wrong = sorted(_later_than_needed(row, places, back), key=lambda pair: pair[0].action.stage)
         for _, pairs in groupby(wrong, key=lambda pair: pair[0].action.stage):
             each, needed = next(pairs)
             yield (
@@ -137,22 +147,26 @@ def _disordered(rows: _Rows) -> Iterator[str]:
             )
 
 
-def _later_than_needed(row: Sequence[Listed], places: Mapping[Action, int]) -> Iterator[tuple[Listed, Listed]]:
+def _later_than_needed(
+    row: Sequence[Listed], places: Mapping[Action, int], back: int
+) -> Iterator[tuple[Listed, Listed]]:
     for place, each in enumerate(row):
-        for needed in _needed(each.action):
+        for needed in _needed(each.action, back):
             if places.get(needed, -1) > place:
                 yield each, row[places[needed]]
 
 
-def _needed(action: Action) -> Iterator[Action]:
+def _needed(action: Action, back: int) -> Iterator[Action]:
+    """What comes before `action` at its stage. `back`: by how much the backward before it has a lower microbatch."""
+    apart = back if action.kind in _BACKWARDS else 1
     for kind in BUILDS_ON.get(action.kind, ()):
         yield action._replace(kind=kind)
     for kind in AFTER_PREVIOUS[action.kind]:
-        yield action._replace(kind=kind, microbatch=action.microbatch - 1)
+        yield action._replace(kind=kind, microbatch=action.microbatch - apart)
 
 
 def _why(action: Action, needed: Action) -> str:
     if action.microbatch == needed.microbatch:
         return "which it builds on"
     what = "gradients are added" if action.kind in _BACKWARDS else "messages are numbered"
-    return f"and {what} in ascending order of microbatches: swap them"
+    return f"and {what} in one order of microbatches: swap them"

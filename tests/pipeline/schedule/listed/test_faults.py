@@ -141,12 +141,17 @@ def test_who_waits_only_behind_the_circle_is_not_in_it() -> None:
 
 
 @pytest.mark.parametrize("theirs", ["ScheduleLoopedBFS", "ScheduleInterleavedZeroBubble"])
-def test_of_torchs_lists_those_whose_backwards_descend_are_refused(theirs: str, tmp_path: Path) -> None:
+def test_of_torchs_lists_the_backwards_may_descend_in_all_stages(theirs: str, tmp_path: Path) -> None:
     rows = rows_of(dumped(theirs, 2, 4, tmp_path / "theirs.csv").read_text())
     placement, _ = told_by(rows)
-    said = faults(rows, Shape("csv", placement, 4))
-    assert bool(said) == (theirs == "ScheduleLoopedBFS"), said
-    assert all("gradients are added in ascending order of microbatches" in each for each in said)
+    made = make_schedule("csv", placement, 4, rows=rows)
+    assert made.descends == (theirs == "ScheduleLoopedBFS")
+    check_schedule(made, steps=2)
+
+
+def test_backwards_that_descend_in_one_stage_alone_are_refused() -> None:
+    (said,) = refused("0F0,0F1,,0B1,0B0", ",1F0,1F1,1B0,1B1")
+    assert "gradients are added in one order of microbatches" in said
 
 
 def test_rows_go_with_the_name_csv_alone() -> None:
