@@ -15,6 +15,7 @@ A list of features has an order, the outermost first. `outside` and `inside` dec
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import CodeType, TracebackType
 from typing import Any, Protocol
 
@@ -58,13 +59,13 @@ class FeatureFailed(StagelineError):
 class Feature:
     """Hooks that do nothing. A subclass overrides those that it needs."""
 
+    name = "Feature"  # by which errors and other features call it; by default the class's
     inside: Collection[str] = ()  # names of features that wrap this one
     outside: Collection[str] = ()  # names of features that this one wraps
 
-    @property
-    def name(self) -> str:
-        """The name that other features and errors use; by default the class's."""
-        return type(self).__name__
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def refuses(self, plan: Any) -> Iterator[Any]:
         """Yield a `PlanError` for each key of `plan` that this feature cannot be combined with."""
@@ -138,7 +139,8 @@ def compose(features: Sequence[Feature], stage: Any, kind: str, compute: Compute
     An exception of a hook becomes a `FeatureFailed`; one that `compute` raised passes as it is.
     """
     for feature in reversed(features):
-        with_it = feature.around(stage, kind, compute)
+        with naming(feature, f"around() for operations of kind {kind}"):
+            with_it = feature.around(stage, kind, compute)
         if with_it is not compute:
             compute = _named(feature, with_it, compute)
     return compute
@@ -152,7 +154,9 @@ def all_handlers(features: Sequence[Feature], stage: Any, core: Mapping[str, Com
     """
     found, owners = dict(core), dict.fromkeys(core, "the stage itself")
     for feature in features:
-        for kind, handler in feature.handlers(stage).items():
+        with naming(feature, "handlers()"):
+            added = dict(feature.handlers(stage))
+        for kind, handler in added.items():
             if kind in owners:
                 raise FeatureRefused(
                     f"the feature {feature.name} computes operations of kind {kind}, and so does {owners[kind]}: give "
@@ -160,6 +164,36 @@ def all_handlers(features: Sequence[Feature], stage: Any, core: Mapping[str, Com
                 )
             found[kind], owners[kind] = _named(feature, handler, None), feature.name
     return {kind: compose(features, stage, kind, compute) for kind, compute in found.items()}
+
+
+def states_of(features: Iterable[Feature], stage: Any) -> dict[str, Tree]:
+    """Return the parts of a snapshot of `stage` that `features` have, by their names. Raises `FeatureFailed`."""
+    found: dict[str, Tree] = {}
+    for feature in features:
+        with naming(feature, "state()"):
+            state = feature.state(stage)
+        if state is not None:
+            found[feature.name] = state
+    return found
+
+
+def restore_states(features: Iterable[Feature], stage: Any, states: Mapping[str, Tree]) -> None:
+    """Have `features` go on from what `states_of` returned. Raises `FeatureFailed`."""
+    for feature in features:
+        if feature.name in states:
+            with naming(feature, "restore()"):
+                feature.restore(stage, states[feature.name])
+
+
+@contextmanager
+def naming(feature: Feature, where: str) -> Iterator[None]:
+    """A context whose exceptions become a `FeatureFailed` that names `feature` and `where` in it."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, StagelineError) or not raised_by_user_code(error):
+            raise
+        raise FeatureFailed(f"the feature {feature.name} failed in {where}: {describe_error(error)}") from error
 
 
 def _named(feature: Feature, hook: Compute, inner: Compute | None) -> Compute:

@@ -2,3 +2,5 @@
 
 May import `pipeline/stage` and what that may.
 """
+
+BUILT_IN = ("replicas", "ties", "clipping")  # names that features of a user may be `inside` or `outside` of

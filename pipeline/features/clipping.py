@@ -15,6 +15,8 @@ class ClippedGradients(Feature):
         loss: Gives the loss of a step there, or raises: a bad microbatch is named before its gradients are.
     """
 
+    name = "clipping"
+
     def __init__(self, last: int, loss: Callable[[int], float | None]) -> None:
         self._last = last
         self._loss = loss

@@ -30,6 +30,8 @@ class SharedGradients(Feature):
     and returns those for the later one.
     """
 
+    name = "ties"
+
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[Stage, TiedGradients] = WeakKeyDictionary()
 

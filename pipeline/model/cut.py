@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from torch.nn.parameter import is_lazy
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 
 from .edges import EACH_LAYER, Cut, edges_of, layers_of
 from .families.known import stored_names_of
 from .families.layers import Layers
-from .load import base_folder, call, load_object
+from .load import base_folder, factory_of
 from .patterns import train_only
 from .segment import Segment
 from .ties import with_own_copies
@@ -34,11 +34,9 @@ def build_segments(plan: Plan) -> list[Segment]:
     """
     plan.demand_cut()
     base = base_folder(plan).absolute()  # before user code may change the current folder
-    factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
-    make = partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
     wanted = plan.model
     model, segments = make_segments(
-        make,
+        factory_of(plan),
         plan.run.seed,
         wanted.cut,
         wanted.stages,
@@ -115,8 +113,11 @@ def cut_model(
         )
     if ready and (cut not in (None, "auto") or stages not in (None, len(layers))):
         raise ModelRefused(
-            f"the model is given as {len(layers)} ready stages: leave model.cut and model.stages out, "
-            f"or let the factory return an nn.Sequential"
+            f"the model is given as {len(layers)} ready stages: leave ",
+            Setting("model.cut"),
+            " and ",
+            Setting("model.stages"),
+            " out, or let the factory return an nn.Sequential",
         )
     if not layers or not all(isinstance(layer, torch.nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
@@ -140,8 +141,9 @@ def first_trainable(segments: Sequence[Segment]) -> int:
         if part.trainable:
             return part.index
     raise ModelRefused(
-        "no parameter of the model requires a gradient: there is nothing to train. Name some in model.trainable, or "
-        "leave their requires_grad True in the factory"
+        "no parameter of the model requires a gradient: there is nothing to train. Name some in ",
+        Setting("model.trainable"),
+        ", or leave their requires_grad True in the factory",
     )
 
 

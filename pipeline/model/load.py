@@ -20,12 +20,20 @@ from stageline.pipeline.data import Source
 from stageline.pipeline.data.datasets.loader import Loader
 from stageline.pipeline.data.source import OwnTargets
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
+from stageline.pipeline.feature import Feature, naming, ordered
+from stageline.pipeline.features import BUILT_IN
 from stageline.pipeline.model_names import near
-from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 
 from .object_names import is_of_script, script_object
 
 _LISTED = 12  # names in an error
+
+
+def factory_of(plan: Plan) -> Callable[[], Any]:
+    """Return a call of the plan's factory, with its options. Raises `ModelRefused`, also when it is called."""
+    factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
+    return partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
 
 
 def load_object(reference: str, base: Path, key: str) -> Any:
@@ -91,6 +99,32 @@ def load_function(reference: str, base: Path, key: str) -> Callable[..., Any]:
     if not callable(made):
         raise ModelRefused(f'{key} = "{reference}" is a {type(made).__name__}, which cannot be called')
     return made  # type: ignore[no-any-return]
+
+
+def load_features(plan: Plan) -> list[Feature]:
+    """Make the plan's features, in their order. Raises `ModelRefused`, and `FeatureRefused` for that order."""
+    return ordered([_load_feature(plan, reference) for reference in plan.features], BUILT_IN)
+
+
+def _load_feature(plan: Plan, reference: str) -> Feature:
+    found = load_object(reference, base_folder(plan), "features")
+    made = found if isinstance(found, Feature) else call(found, f'features = ["{reference}"]')
+    if not isinstance(made, Feature):
+        raise ModelRefused(
+            f'features = ["{reference}"] is a {type(made).__name__}; expected a subclass of stageline.Feature, an '
+            f"object of one, or a function that returns one"
+        )
+    return made
+
+
+def demand_features(plan: Plan) -> None:
+    """Raise `PlanRefused` for what the plan's features refuse of it, and what `load_features` raises."""
+    wrong: list[PlanError] = []
+    for feature in load_features(plan):
+        with naming(feature, "refuses()"):
+            wrong += feature.refuses(plan)
+    if wrong:
+        raise PlanRefused(wrong)
 
 
 def load_source(plan: Plan) -> Source:
@@ -197,6 +231,7 @@ def references_of(plan: Plan) -> list[tuple[str, str]]:
         ("data.collate", data.collate),
         ("optimizer.factory", plan.optimizer.factory),
         ("lr_scheduler.factory", None if scheduler is None else scheduler.factory),
+        *(("features", feature) for feature in plan.features),
     ]
     return [(key, reference) for key, reference in named if reference is not None]
 

@@ -14,7 +14,7 @@ from stageline.pipeline.plan.keys.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 
-from .load import base_folder, call, load_function, load_object
+from .load import base_folder, call, load_features, load_function, load_object
 from .patterns import groups_of
 from .segment import Segment
 from .split import demand_splittable, split, watch_draws
@@ -65,6 +65,7 @@ def make_stage(
         autocast=plan.model.autocast,
         groups=groups_of(plan),
         recompute=plan.recompute_of(part.index),
+        features=load_features(plan),
         lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
     )
     if plan.stage_plan(part.index).processes > 1:

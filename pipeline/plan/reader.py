@@ -27,7 +27,7 @@ from stageline.pipeline.schedule import rows_of
 from .checks import problems
 from .errors import PlanError, PlanRefused, Reason, shown
 from .keys.key_types import Accepts, nearest
-from .keys.models import PlanTables, by_number, section
+from .keys.models import TABLES, PlanTables, by_number, section
 from .plan import Origin, Plan
 from .tables import (
     LONGEST_PLAN,
@@ -48,7 +48,7 @@ FILE_NAME = "stageline.toml"
 PREFIX = "STAGELINE_"
 _MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
 _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
-_TABLES = [name for name in PlanTables.model_fields if name not in ("stage", "workers")]  # those have a number
+_TABLES = [name for name in TABLES if name not in ("stage", "workers")]  # those have a number
 _FILE, _ROWS = ("schedule", "file"), ("schedule", "rows")
 _SHORT: dict[Key, Key] = {("memory",): ("memory", "limit")}  # what a table means that is written as one value
 _MOST_FAULTS = 100  # that are named: reading more helps as little as their number
@@ -357,7 +357,8 @@ def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:
 
 
 def _field(key: Key) -> FieldInfo:
-    return section(key[0]).model_fields[key[-1]]
+    fields = PlanTables.model_fields if len(key) == 1 else section(key[0]).model_fields
+    return fields[key[-1]]
 
 
 def _meant(key: Key) -> str:
@@ -365,7 +366,7 @@ def _meant(key: Key) -> str:
     known = section(key[0]).model_fields
     if near := nearest(name, known):
         return near
-    for table in PlanTables.model_fields:
+    for table in TABLES:
         if table != "workers" and name in section(table).model_fields:
             return f"did you mean {table}.{name}?"
     if "options" in known:

@@ -25,6 +25,7 @@ from .traits import (
     CLIPPING,
     ELASTIC,
     EPOCH_SCHEDULER,
+    FEATURES,
     FLUSHED,
     FROM_FILE,
     GROUPS,
@@ -256,6 +257,7 @@ REFUSED: tuple[Refusal, ...] = (
     not_built(
         GROUPS, PREFIX_CACHE, BESIDE, " does not support several processes for a stage; leave one of the two out"
     ),
+    not_built(GROUPS, FEATURES, BESIDE, " are not called in the other processes of a stage; leave one of the two out"),
     not_built(GROUPS, TAPS, BESIDE, " does not support several processes for a stage; leave the table out"),
     not_built(GROUPS, SKIPPING, BESIDE, ' does not support several processes for a stage; use "halt"'),
     not_built(GROUPS, RECORDED, BESIDE, ' does not support several processes for a stage; use "bad"'),

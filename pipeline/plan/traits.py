@@ -183,6 +183,7 @@ CLIPPING = given("optimizer.clip_norm")
 AVERAGES = given("optimizer.ema_decay")
 PREFIX_CACHE = given("model.prefix_cache")
 TAPS = given("taps")
+FEATURES = Trait("features", ("features",), lambda plan: {"features": ALL} if plan.features else {})
 SKIPPING = _is("recovery.on_bad_microbatch", "skip")
 RECORDED = _is("recovery.record", "all")
 NO_RECOVERY = Trait(

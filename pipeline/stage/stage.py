@@ -22,6 +22,7 @@ from typing import cast
 import torch
 
 from stageline.pipeline.errors import ForeignState, StageError
+from stageline.pipeline.feature import Feature, restore_states, states_of
 from stageline.pipeline.tree import Tree, map_tensors
 
 from .backward.arrivals import Arrivals
@@ -41,7 +42,7 @@ from .scalar_loss import Loss, demand_gradient, scalar_loss
 from .seeded_layers import SeededLayers, Tap
 from .settings import SharedParameters
 from .state.named_tensors import NamedTensors
-from .state.stage_state import StageState, capture_state, restore_state
+from .state.stage_state import InFlight, StageState, capture_state, restore_state
 from .state.two_versions import versions_of
 from .state.versions import PRESENT, Key, Version
 from .update.average import WeightAverage
@@ -99,6 +100,7 @@ class Stage(NamedTensors):
         ema_decay: float | None = None,
         recompute: Recompute | None = None,
         shared: SharedParameters | None = None,
+        features: Sequence[Feature] = (),
     ) -> None:
         listed = plain_layers(layers)
         self.names = tuple(names or (str(first_layer + k) for k in range(len(listed))))
@@ -112,6 +114,8 @@ class Stage(NamedTensors):
         super().__init__(index, body, update)
         self.loss = loss
         self.shared = shared or SharedParameters()
+        self.features = features
+        self._trainable = trainable
         self.seed = seed
         self.first_layer = first_layer
         self._layers = SeededLayers(
@@ -349,11 +353,11 @@ class Stage(NamedTensors):
                 f"a snapshot is taken between two steps, after the update"
             )
         in_flight = self._versions.in_flight((key, each.version) for key, each in self._stash.kept.items())
-        return capture_state(self._body, self._update, in_flight, self._versions.previous, self._offloaded.copied)
+        return self._captured(in_flight)
 
     def state(self) -> StageState:
         """Copies all state but that of microbatches in flight. Possible within a step, too."""
-        return capture_state(self._body, self._update, (), self._versions.previous, self._offloaded.copied)
+        return self._captured(())
 
     def restore(self, state: StageState) -> None:
         """Restores what `snapshot` returned, here or in another process. Does not change `state`.
@@ -372,6 +376,16 @@ class Stage(NamedTensors):
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
         self._versions.restore(state.in_flight, state.previous)
         self._output_guard = OutputGuard(self._body, self.index)
+        restore_states(self.features, self, state.features)
+
+    def trainable(self) -> Mapping[str, torch.Tensor]:
+        """Return the parameters that are trained, by their first names in the unsplit model: stages that share one have
+        it under one name. The tensors are the stage's own."""
+        return self._trainable
+
+    def _captured(self, in_flight: tuple[InFlight, ...]) -> StageState:
+        copy, features = self._offloaded.copied, states_of(self.features, self)
+        return capture_state(self._body, self._update, in_flight, self._versions.previous, features, copy)
 
     def _begun(
         self, stashed: Stashed, gradient: "Tree | _NotGiven"

@@ -32,16 +32,11 @@ class NamedFeature(Feature):
     """Notes its name before and after what it wraps."""
 
     def __init__(self, name: str, *, inside: Collection[str] = (), outside: Collection[str] = ()) -> None:
-        self._name, self.inside, self.outside = name, inside, outside
-        self.notes: list[str] = []
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self.name, self.inside, self.outside = name, inside, outside
 
     def around(self, stage: Any, kind: str, compute: Compute) -> Compute:
         def noted(operation: Any, received: Sequence[Tree]) -> Tree:
-            return [self._name, compute(operation, received), self._name]
+            return [self.name, compute(operation, received), self.name]
 
         return noted if kind == "F" else compute
 

@@ -87,6 +87,8 @@ def regrouped(share: Share, states: Sequence[StageState]) -> StageState:
     layout, names = share.layout, set(share.names)
     if any(state.in_flight or state.previous for state in states):
         raise ForeignState("microbatches were in flight, as in asynchronous mode: no other stages can go on with them")
+    if kept := sorted({name for state in states for name in state.features}):
+        raise ForeignState(f"{', '.join(kept)} keeps a state of each stage: no other stages can go on with it")
     groups = None if layout.groups is None else _Groups(layout, states)
     return StageState(
         weights=_picked(names, [state.weights for state in states]),
@@ -119,11 +121,6 @@ class _Groups:
         return {"state": state, "param_groups": list(self._groups())}
 
     def _add(self, optimizer: Settings, names: Sequence[str]) -> None:
-        if not names or not {"state", "param_groups"} <= optimizer.keys():
-            raise ForeignState(
-                "the snapshots do not tell which parameters the optimizer's state is of, as those of an older "
-                "stageline do not: resume the run with its own cut, and stop it at a later step"
-            )
         for group in optimizer["param_groups"]:
             options = {key: value for key, value in group.items() if key != "params"}
             if len(self._first) < len(optimizer["param_groups"]):

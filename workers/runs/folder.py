@@ -12,6 +12,7 @@ import msgspec
 from stageline.broker.stores.sqlite import LONGEST_PATH
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.plan.errors import Afresh, EachOnce
 from stageline.pipeline.plan.tables import flat
 from stageline.pipeline.printable import is_utf8
 from stageline.workers.disk.atomic_file import write_file
@@ -72,16 +73,10 @@ def require_same_plan(plan: "plans.Plan", folder: Path) -> None:
 
     `plan` has its stages and workers filled in. Without a readable plan there, only the broker can compare.
     """
-    if found := "; ".join(map(str, _differences(plan, folder))):
-        raise plans.PlanRefused(
-            [
-                plans.PlanError(
-                    "",
-                    f"run {folder.name} was begun with another plan: {found} (here: this plan, there: the run's). "
-                    "Resume it with the plan that it began with, or leave out --resume to begin another run",
-                )
-            ]
-        )
+    if found := tuple(_differences(plan, folder)):
+        what = f"run {folder.name} was begun with another plan: "
+        way = " (here: this plan, there: the run's). Resume it with the plan that it began with, or "
+        raise plans.PlanRefused([plans.PlanError("", (what, EachOnce(found), way, Afresh()))])
 
 
 def has_other_plan(plan: "plans.Plan", folder: Path) -> bool:
@@ -92,12 +87,10 @@ def has_other_plan(plan: "plans.Plan", folder: Path) -> bool:
 def recorded_cut(plan: "plans.Plan", folder: Path) -> list[int] | None:
     """Where the run in `folder` was cut when it began, if this plan would measure that again, and has as many stages.
     None if that cannot be read."""
-    try:
-        kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=_RecordedPlan)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    cut = kept.model.cut
-    return cut if plan.measures_cut and len(cut) + 1 == plan.model.stages else None
+    match _kept_plan(folder):
+        case {"model": {"cut": [*cut]}} if plan.measures_cut and len(cut) + 1 == plan.model.stages:
+            return cut
+    return None
 
 
 def recorded_memory(plan: "plans.Plan", folder: Path) -> dict[str, object]:
@@ -121,16 +114,6 @@ def _limits(tables: dict[str, Any], chosen: Collection[str]) -> list[object]:
     """What a plan says of all stages and workers, but for the keys that are `chosen`; and the limits of workers."""
     of_all = {key: value for key, value in tables.get("memory", {}).items() if f"memory.{key}" not in chosen}
     return [of_all, {name: each.get("memory") for name, each in tables.get("workers", {}).items()}]
-
-
-class _RecordedModel(msgspec.Struct):
-    cut: list[int]
-
-
-class _RecordedPlan(msgspec.Struct):
-    """What is read of a run's plan."""
-
-    model: _RecordedModel
 
 
 def _differences(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":

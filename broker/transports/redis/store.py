@@ -19,11 +19,10 @@ import msgspec
 
 from stageline.broker.control.records import StepRecord
 from stageline.broker.stores.base import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
-from stageline.broker.transports.redis.answers import sound
-from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.units import Command
 
-from .answers import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit
+from .answers import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit, sound
+from .connection import RedisLink
+from .units import Command
 
 _Answer = TypeVar("_Answer")
 
@@ -114,7 +113,7 @@ class RedisStore:
         return [(b"HSET", self._step, *fields)] if fields else []
 
     def _change(self, commands: Callable[[], list[Command]]) -> None:
-        """Carries out the commands together, if this broker is still the owner."""
+        """Carry out the commands together, if this broker is still the owner."""
 
         def attempt() -> None:
             self._link.ask(b"WATCH", self._owner)
@@ -144,7 +143,7 @@ class RedisStore:
         return zip(words, words, strict=True)
 
     def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Tries until it is done or patience is over: what is done twice is done once."""
+        """Try until it is done or patience is over: what is done twice is done once."""
         until, pause = monotonic() + self._patience, _SOON
         while True:
             try:
@@ -160,7 +159,8 @@ class RedisStore:
             pause = min(2 * pause, _LATE)
 
     def _require_all(self) -> None:
-        """What lay under a key that another client replaced is lost: the other records are of no use without it."""
+        """Raise `StoreUnusable` if another client replaced a key: the other records are of no use without its
+        content."""
         if self._incomplete:
             self._link.ask(b"DEL", self._owner, self._fact, self._step, self._loss)
             raise StoreUnusable(

@@ -1,4 +1,4 @@
-"""Binds a socket, or names the process that holds its address; removes the file of an ipc socket in the end."""
+"""Opens and binds sockets, or names the process that holds an address; removes the file of an ipc socket in the end."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import re
 import socket as sockets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,8 +26,20 @@ _REASONS = {
 _SERVED = {errno.EAGAIN, errno.EPROTOTYPE}  # its process accepts none now, or listens with another kind of socket
 
 
+def open_socket(context: "zmq.Context[Any]", kind: int, options: Mapping[int, int]) -> "zmq.Socket[Any]":
+    """A ZeroMQ socket with these options; none is left open if one of them is refused."""
+    socket: zmq.Socket[Any] = context.socket(kind)
+    try:
+        for option, value in options.items():
+            socket.set(option, value)
+    except BaseException:
+        socket.close()
+        raise
+    return socket
+
+
 def bind(socket: zmq.Socket[Any], url: str) -> str:
-    """Binds `socket` to `url` and returns the endpoint to connect to. Raises `EndpointTaken`, naming the process
+    """Bind `socket` to `url` and return the endpoint to connect to. Raises `EndpointTaken`, naming the process
     that holds it, where the system shows it."""
     if url.startswith("ipc://"):
         _refuse_served_path(url)  # ZeroMQ would silently take the path away from the process that serves it
@@ -42,7 +54,7 @@ def bind(socket: zmq.Socket[Any], url: str) -> str:
 
 
 def bind_path(socket: sockets.socket, url: str) -> None:
-    """Binds a Unix socket to the path of `url`, in place of one that a dead process has left behind. Raises
+    """Bind a Unix socket to the path of `url`, in place of one that a dead process has left behind. Raises
     `EndpointTaken` as `bind` does."""
     path = url.partition("://")[2]
     _refuse_served_path(url, socket.type)
@@ -72,7 +84,7 @@ def listening(socket: zmq.Socket[Any], url: str) -> Iterator[str]:
 
 
 def _socket_file(url: str) -> tuple[int, int] | None:
-    """Which file the path of `url` is, if it is a socket's."""
+    """Return the identity of the file at the path of `url`, if it is a socket's."""
     try:
         found = os.stat(url.removeprefix("ipc://"))
     except OSError:

@@ -22,7 +22,8 @@ from stageline.broker.errors import BadMessage, EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink
-from stageline.broker.transports.sockets.shm_packets import (
+
+from .shm_packets import (
     COPIED,
     LARGEST,
     MEMORY,
@@ -32,10 +33,11 @@ from stageline.broker.transports.sockets.shm_packets import (
     RANGE,
     REPLY,
     REQUEST,
+    SharedMemory,
+    is_trusted,
     split,
+    user_of,
 )
-
-from .shm_packets import SharedMemory, is_trusted, user_of
 from .shm_producer import Listener
 
 FIRST_PAUSE = 0.02  # seconds until another attempt to connect; doubles up to LONGEST_PAUSE
@@ -178,7 +180,7 @@ class Dialer(InboundLink):
             self._reported = self._copied
 
     def _transmit(self, packet: bytes) -> bool:
-        """False if there is no room for it now, or the connection is gone, which `receive` finds."""
+        """Return False if there is no room for it now, or the connection is gone, which `receive` finds."""
         try:
             return self._socket is not None and bool(self._socket.send(packet))
         except BlockingIOError:
@@ -227,7 +229,7 @@ def _connected(path: str) -> sockets.socket:
 
 
 def _descriptors(extra: Iterable[tuple[int, int, bytes]]) -> Sequence[int]:
-    """Those that came with a packet. There may be several: the system rounds the room for one up."""
+    """Return the descriptors that came with a packet. There may be several: the system rounds the room for one up."""
     found = array.array("i")
     for _, _, data in extra:
         found.frombytes(data[: len(data) - len(data) % found.itemsize])

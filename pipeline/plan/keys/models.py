@@ -16,7 +16,7 @@ from stageline.pipeline.schedule import Placement
 from stageline.pipeline.schedule.replicas import Replicas, Shares
 
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
-from .key_types import Recomputed, Section, Unset
+from .key_types import Accepts, Recomputed, Reference, Section, Unset
 from .stages import MemoryPlan, SchedulePlan, StagePlan, TapsPlan
 from .training import DataPlan, EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan
 
@@ -47,6 +47,11 @@ _Memory = Annotated[  # `memory = "2GiB"` is read as its limit
 class PlanTables(Section):
     """The plan of a run: what is trained, how it is cut and scheduled, and which worker computes what."""
 
+    features: Annotated[tuple[Reference, ...], Accepts('a list such as ["noise.py:GradientNoise"]')] = Field(
+        default=(),
+        description="Features of your own, which change what stages compute, the outermost first. Before all tables.",
+        examples=[["noise.py:GradientNoise"]],
+    )
     run: RunPlan = Field(default_factory=RunPlan)
     model: ModelPlan
     data: DataPlan
@@ -243,6 +248,9 @@ class PlanTables(Section):
         cut = self.model.cut
         stages = self.model.stages or (len(cut) + 1 if isinstance(cut, tuple) else None)
         return self if stages is None else self.with_stages(stages)
+
+
+TABLES = tuple(name for name in PlanTables.model_fields if name != "features")
 
 
 def section(table: str) -> type[Section]:

@@ -92,6 +92,11 @@ def empty(
     return memory.as_strided_(shape, strides, offset)
 
 
+def own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a leaf for autograd in memory of its own, since a layer may write to its input."""
+    return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+
 def copied(tensor: torch.Tensor, make: Callable[..., torch.Tensor] = empty) -> torch.Tensor:
     """A copy on the same device that lies as `tensor` does: gaps, expanded dimensions and skew included. `make` makes
     its memory, with the arguments of `empty`.

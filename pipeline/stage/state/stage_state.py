@@ -6,6 +6,7 @@ Random number generators are not part of it: they are seeded before each layer o
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.layers.split_tensor import split_like, whole
 from stageline.pipeline.stage.update.optimizer_settings import require_same_settings
 from stageline.pipeline.stage.update.update import StageUpdate
-from stageline.pipeline.tree import describe
+from stageline.pipeline.tree import Tree, describe
 
 Copy = Callable[[Tensor], Tensor]  # as `copied` does
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
@@ -51,7 +52,8 @@ class StageState:
     `gradients` are gradients that no update has cleared; torch's optimizers leave none between two steps.
     `parameters` are the names of those that `optimizer` has by number: by these, other stages can go on from the state.
     `in_flight` is in the order of the forwards, and empty in synchronous mode. `previous` is what the microbatches of
-    the next step read where weights are delayed; None elsewhere, and before the first update.
+    the next step read where weights are delayed; None elsewhere, and before the first update. `features` is what
+    features of the user keep of the stage, by their names.
     """
 
     weights: Weights
@@ -63,6 +65,7 @@ class StageState:
     in_flight: tuple[InFlight, ...] = ()
     averages: Weights = field(default_factory=dict)
     previous: Previous | None = None
+    features: Mapping[str, Tree] = field(default_factory=dict)
 
 
 def capture_state(
@@ -70,6 +73,7 @@ def capture_state(
     update: StageUpdate,
     in_flight: tuple[InFlight, ...],
     previous: Previous | None = None,
+    features: Mapping[str, Tree] = MappingProxyType({}),
     copy: Copy = copied,
 ) -> StageState:
     """Copies the state of a stage with these parts, each tensor by `copy`. Raises `ModelRefused` for a tensor that a
@@ -87,6 +91,7 @@ def capture_state(
         in_flight=in_flight,
         averages=on_host({} if update.average is None else update.average.entries, copy),
         previous=previous,
+        features=on_host(dict(features), copy),
     )
 
 

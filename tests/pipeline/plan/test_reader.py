@@ -14,6 +14,7 @@ from support.small_plans import SMALLEST, TABLES_OF_SMALLEST
 def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> None:
     plan = read_plan(file)
     assert plan.as_mapping() == {
+        "features": [],
         "run": {"name": "digits", "seed": 0, "epochs": 2, "dir": "runs", "log_every": 10},
         "model": {
             "factory": "model.py:build",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline.pipeline.plan import PlanRefused, from_mapping, read_plan
-from stageline.pipeline.plan.keys.models import PlanTables, section
+from stageline.pipeline.plan.keys.models import TABLES, section
 from support.small_plans import SMALLEST, VALUES, the_error
 
 QUEUES = '"memory://", "shm://", "ipc://", "tcp://127.0.0.1:5600", "redis://127.0.0.1:6379/0"'
@@ -241,10 +241,10 @@ def test_nan_at_top_level_is_refused_and_named(file: Path) -> None:
     assert found == [("colour", "--set"), ("colour", f"{file}:1")]
 
 
-MODELS = [(table, section(table)) for table in PlanTables.model_fields]
+MODELS = [(table, section(table)) for table in TABLES]
 
 
-SECTIONS = st.sampled_from((*PlanTables.model_fields, "other"))
+SECTIONS = st.sampled_from((*TABLES, "other"))
 
 
 KEYS = st.sampled_from(sorted({key for _, keys in MODELS for key in keys.model_fields} | {"0", "1", "stages", ""}))

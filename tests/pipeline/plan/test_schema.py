@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from stageline.pipeline.plan.keys.models import PlanTables, plan_schema, section
+from stageline.pipeline.plan.keys.models import TABLES, plan_schema, section
 from stageline.workers.cli.app import run
 from support.paths import DOCS, EXAMPLES
 
@@ -23,7 +23,7 @@ def test_the_published_schema_is_what_the_command_prints(capsys):
 
 def test_every_key_has_a_description_and_an_example_that_the_schema_accepts():
     schema = plan_schema()
-    for table in PlanTables.model_fields:
+    for table in TABLES:
         keys = schema["definitions"][section(table).__name__]["properties"]
         for key, described in keys.items():
             assert described["description"].endswith("."), f"{table}.{key}"

@@ -21,16 +21,17 @@ from stageline.pipeline.errors import (
     raised_by_user_code,
 )
 from stageline.pipeline.feature import Compute, Feature, FeatureFailed, all_handlers, ordered
+from stageline.pipeline.features import BUILT_IN
 from stageline.pipeline.features.clipping import ClippedGradients
 from stageline.pipeline.features.ties import SharedGradients
 from stageline.pipeline.model.load import demand_default_device
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import ONCE_PER_STEP
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.backward.split import Root
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.runtime.program.instruction import Instruction
 
 from .forked_copy import without_copies
 from .losses import ComputeFailed, Culprit, StepLosses
@@ -75,7 +76,6 @@ class Executor:
         metrics: Functions of outputs and targets, by name. What is evaluated has means over rows.
         ema: True if evaluation measures the averages of the weights.
         replicas: All copies of stages, of which `stages` are some, if stages have several.
-        features: Features of the user, the outermost first.
     """
 
     def __init__(
@@ -87,7 +87,6 @@ class Executor:
         *,
         ema: bool = False,
         replicas: Replicas | None = None,
-        features: Sequence[Feature] = (),
     ) -> None:
         self.stages = stages
         self.feed = feed
@@ -101,8 +100,11 @@ class Executor:
         self.sums = Sums()  # of what was evaluated so far
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
-        every = ordered([*self._built_in(replicas), *features])
-        self._computes = {copy: all_handlers(every, stage, self._core(stage)) for copy, stage in stages.items()}
+        own = self._built_in(replicas)
+        self._computes = {
+            copy: all_handlers(ordered([*own, *stage.features], BUILT_IN), stage, self._core(stage))
+            for copy, stage in stages.items()
+        }
 
     @without_copies
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:

@@ -22,11 +22,12 @@ import torch
 
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.object_names import defines, torch_name
 from stageline.workers.runs.notes import hashes_of
+from stageline.workers.script.arguments.arguments import FeatureMaker, LineOptions, Model
 from stageline.workers.script.arguments.checks import check_address, queues_beside
-from stageline.workers.script.arguments.script_plan import LineOptions, Model
 
 INSTALLED = ("site-packages", "dist-packages")  # folders in which packages are
 _FUNCTIONS = {  # of torch's losses, by their classes
@@ -220,7 +221,7 @@ def _root(module: ModuleType) -> Path:
 class RemotePlan:
     """The keys of the plan that differ from a run on this machine, by table, and the code that it goes with."""
 
-    tables: Mapping[str, Mapping[str, object]]
+    tables: Mapping[str, object]
     code: ScriptCode
 
 
@@ -228,12 +229,13 @@ def remote_plan(model: Model, options: LineOptions, broker: str) -> RemotePlan:
     """Of a run whose workers find the broker at `broker`. Raises `ModelRefused` for what has no name that can be sent,
     `ValueError` for an address that other machines cannot dial."""
     check_address(broker)
+    features = [_named_feature(place, each) for place, each in enumerate(options.features)]
     factory = named("model", model)
     loss = named("loss", options.loss, factory=False)
     metrics = [named("metrics", metric, factory=False) for metric in options.metrics]
     optimizer = named("optimizer", options.optimizer)
     scheduler = None if options.lr_scheduler is None else named("lr_scheduler", options.lr_scheduler)
-    tables: dict[str, Mapping[str, object]] = {
+    tables: dict[str, object] = {
         "model": {
             "factory": factory.reference,
             "options": factory.options,
@@ -246,5 +248,20 @@ def remote_plan(model: Model, options: LineOptions, broker: str) -> RemotePlan:
     }
     if scheduler is not None:
         tables["lr_scheduler"] = scheduler.table
-    names = [factory, loss, optimizer, *metrics, *([] if scheduler is None else [scheduler])]
+    if features:
+        tables["features"] = [each.reference for each in features]
+    names = [factory, loss, optimizer, *metrics, *features, *([] if scheduler is None else [scheduler])]
     return RemotePlan(tables, code_of_names(names))
+
+
+def _named_feature(place: int, feature: FeatureMaker) -> Named:
+    """The name of a feature's class, or of what makes one. Raises `ModelRefused`."""
+    argument = f"features[{place}]"
+    if isinstance(feature, Feature):
+        kind = type(feature).__name__
+        reason = f"an object of {kind} has no name; give the class {kind} itself, or a function that makes the object"
+        raise _refused(argument, feature, reason)
+    found = named(argument, feature)
+    if found.options:
+        raise _refused(argument, feature, "a plan has no arguments for it; give a function that makes the object")
+    return found

@@ -13,7 +13,6 @@ positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluat
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -29,17 +28,16 @@ from stageline.pipeline.addresses import EVERY_INTERFACE, host_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.program import Program
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.disk.atomic_file import persist_json, write_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.program.calls import CallKind, Position
+from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.script.arguments.checks import command_there
 from stageline.workers.script.calls.calls import Replies, WeightNames
-from stageline.workers.script.calls.driver import Driver
 from stageline.workers.script.calls.news import say
 from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
@@ -169,13 +167,11 @@ def workers_named(missing: list[int]) -> str:
 class RemoteRun(ProcessRun):
     """Like `ProcessRun`, but the broker alone is started, at `broker.url` of `plan`; the workers have `code`."""
 
-    def __init__(
-        self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None, code: ScriptCode
-    ) -> None:
+    def __init__(self, plan: Plan, program: Program, names: WeightNames, resume: str | None, code: ScriptCode) -> None:
         self._code = code
         self._weights: dict[bool, dict[str, Tensor]] = {}  # at the end; those of True are averages
         self._workers_timeout = plan.broker.patience
-        super().__init__(plan, schedule, names, resume)
+        super().__init__(plan, program, names, resume)
         self.cannot_save = (
             "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
             f"with the run itself: Line.resume({str(self.folder)!r}, ...)"
@@ -237,12 +233,9 @@ class RemoteRun(ProcessRun):
         say(*(f"warning: {warning}" for warning in self._plan.warnings), missing_line(every, self._plan.broker.url))
         return super()._join()
 
-    def _drive(self, stack: ExitStack) -> Driver:
-        """However the run ends, it may be resumed at any step's end: also by the broker, while the script computes."""
-        driver = super()._drive(stack)
-        driver.at_end = self._positions.keep
-        stack.callback(self._positions.keep)
-        return driver
+    def _at_end(self) -> None:
+        """Write the positions: a run may be resumed at any step's end, also if the broker ends it."""
+        self._positions.keep()
 
     def _await_workers(self) -> None:
         patience, broker = self._plan.broker.patience, self._plan.broker.url

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.update import partial_steps
 from stageline.pipeline.stage.update.partial_steps import UpdatedFiles
-from stageline.workers.disk.offload_files import MappedFiles
+from stageline.workers.disk.memory import MappedFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
