@@ -137,7 +137,7 @@ class Ordering:
                 _present(run),
                 run.ledger.begun + 1,
                 first=newest is None,
-                times=None if newest is None else newest.times(schedule.stages),
+                times=None if newest is None else newest.times,
             )
         return self.review
 
