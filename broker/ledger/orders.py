@@ -30,7 +30,7 @@ class ProposedOrder(msgspec.Struct, frozen=True):
 
 
 class OrderBook(msgspec.Struct):
-    """All orders so far, why each was given, the one that is to come, and the newest review."""
+    """The orders so far, why each was given, the one that is to come, and the newest review."""
 
     orders: list[ScheduleOrder] = []
     reasons: list[str] = []
@@ -39,11 +39,11 @@ class OrderBook(msgspec.Struct):
 
     @classmethod
     def stored_in(cls, facts: Mapping[str, Fact]) -> "OrderBook":
-        """The book among a store's `facts`; an empty one if there is none."""
+        """Return the book among a store's `facts`; an empty one if there is none."""
         return msgspec.convert(facts[_FACT], cls) if facts.get(_FACT) else cls()
 
     def fact(self) -> tuple[str, Fact]:
-        """What is stored, under which name."""
+        """Return the book for a store, with its name there."""
         return _FACT, msgspec.to_builtins(self, order="deterministic")
 
     @property
@@ -64,13 +64,13 @@ class OrderBook(msgspec.Struct):
         self.proposed = proposed
 
     def agreed(self, closed: Iterable[int]) -> None:
-        """Every worker has closed a step: the proposed order holds from the last of those on."""
+        """Let the proposed order hold: every worker has closed a step, and it holds from the last of those on."""
         if self.proposed is not None:
             self.orders = [*self.orders, ScheduleOrder(max(closed), self.proposed.name, self.proposed.window)]
             self.reasons = [*self.reasons, self.proposed.why]
             self.proposed = None
 
     def learned(self, orders: Sequence[ScheduleOrder]) -> None:
-        """Workers know these: the records were lost, or are stale."""
+        """Take the orders that workers know: the records were lost, or are stale."""
         self.orders, self.proposed = list(orders), None
         self.reasons = (self.reasons + [""] * len(orders))[: len(orders)]
