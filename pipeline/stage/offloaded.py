@@ -11,8 +11,7 @@ import torch
 from .backward.offload import ActivationOffload, Scratch
 from .backward.stash import InputNodes
 from .layers.body import Body
-from .layers.fetching import LayersAhead
-from .layers.file_memory import FileMemory
+from .layers.file_memory import FileMemory, LayersAhead
 from .layers.memory import copied
 from .seeded_layers import SeededLayers
 from .state.versions import Version

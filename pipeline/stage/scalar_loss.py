@@ -1,7 +1,18 @@
-"""The loss of a batch or a microbatch: one number, the mean over its rows."""
+"""The loss of a batch or a microbatch: one number, the mean over its rows.
+
+In which precision a stage computes: with autocast, operations that gain by it take bfloat16.
+
+    forward    in the context: layers, and the loss
+    backward   outside of it, as torch recommends: each operation in the dtype that its forward had
+
+Without the cache of weights that were cast, which would add up a weight's gradients in bfloat16 as far as its uses are
+in one stage: the bits would follow from the cut.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
@@ -9,6 +20,8 @@ from stageline.pipeline.errors import LossNotScalar, StageError
 from stageline.pipeline.tree import Tree, describe
 
 Loss = Callable[[Any, Any], torch.Tensor]
+Autocast = Literal["bf16"]
+Precision = Callable[[], AbstractContextManager[object]]  # a context for one forward
 
 
 def scalar_loss(function: Loss, output: Tree, target: Tree) -> torch.Tensor:
@@ -31,3 +44,10 @@ def demand_gradient(loss: torch.Tensor) -> None:
             "detach(), a no_grad(), or an operation without a derivative such as argmax(); or the loss function "
             "returned a constant. For a microbatch that is not to count, return (output * 0).sum()"
         )
+
+
+def precision_of(autocast: Autocast | None, device: torch.device) -> Precision:
+    """The context of each forward, on `device`; one that does nothing without `autocast`."""
+    if autocast is None:
+        return nullcontext
+    return partial(torch.autocast, device.type, dtype=torch.bfloat16, cache_enabled=False)

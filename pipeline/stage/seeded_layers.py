@@ -7,8 +7,7 @@ import torch
 
 from stageline.pipeline.tree import Tree
 
-from .layers.activity import Activity
-from .layers.generators import default_generators
+from .layers.activity import Activity, default_generators
 from .state.versions import Key
 
 Tap = Callable[[str, Tree], object]  # of a layer's name and what it returned, neither of which it may change

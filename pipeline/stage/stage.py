@@ -25,26 +25,22 @@ from stageline.pipeline.errors import ForeignState, StageError
 from stageline.pipeline.feature import Feature, restore_states, states_of
 from stageline.pipeline.tree import Tree, map_tensors
 
-from .backward.arrivals import Arrivals
-from .backward.halves import WaitingHalves
 from .backward.offload import Scratch
 from .backward.recompute import Recompute, recomputation_of
-from .backward.split import Root
-from .backward.stash import InputNodes, Stash, Stashed, matched
+from .backward.split import Root, WaitingHalves
+from .backward.stash import Arrivals, InputNodes, Stash, Stashed, matched
 from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, evaluating
 from .layers.file_memory import FileMemory
 from .layers.memory import OutputGuard
-from .layers.precision import Autocast, precision_of
 from .layers.skipped_calls import plain_layers
 from .offloaded import OffloadedParts
-from .scalar_loss import Loss, demand_gradient, scalar_loss
+from .scalar_loss import Autocast, Loss, demand_gradient, precision_of, scalar_loss
 from .seeded_layers import SeededLayers, Tap
 from .settings import SharedParameters
 from .state.named_tensors import NamedTensors
 from .state.stage_state import InFlight, StageState, capture_state, restore_state
-from .state.two_versions import versions_of
-from .state.versions import PRESENT, Key, Version
+from .state.versions import PRESENT, Key, Version, versions_of
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup

@@ -12,6 +12,8 @@ and has its bits. Where no input requires a gradient, I computes nothing, and W 
 Between the two, all that the forward has saved below the last border stays in memory, and the gradients of the borders.
 A weight that is used several times costs more: its W computes the gradients between its uses again.
 Zero bubble pipelines, arXiv 2401.10241; torch.distributed.pipelining divides backwards likewise.
+
+Backwards of which the first half has run, and the second waits for its turn. `split.py` computes both.
 """
 
 import math
@@ -22,6 +24,10 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from stageline.pipeline.errors import StageError
+from stageline.pipeline.stage.state.versions import Key
+from stageline.pipeline.tree import tensors
+
+from .stash import Stashed
 
 Root = tuple[torch.Tensor | GradientEdge, torch.Tensor]  # where a backward begins, and the gradient there
 _RootEdge = tuple[GradientEdge, torch.Tensor]
@@ -236,3 +242,41 @@ def _require_divisible(stage: int, node: Node) -> None:
             f"torch.utils.checkpoint.checkpoint with use_reentrant=True. Call it with use_reentrant=False, or use a "
             f"schedule that does not split backwards, such as 1f1b"
         )
+
+
+class WaitingHalves:
+    """Those of stage number `stage`; in `kept`, the oldest first."""
+
+    def __init__(self, stage: int) -> None:
+        self._stage = stage
+        self.kept: dict[Key, SplitBackward] = {}
+
+    def run_first(
+        self, key: Key, stashed: Stashed, outputs: list[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> None:
+        """Hands gradients to the inputs of microbatch `key`, from `outputs` with theirs. From now on the graph alone
+        has the outputs: `stashed` and the list lose them. Raises `StageError` for a layer that cannot be divided."""
+        half = SplitBackward(self._stage, outputs, gradients, stashed.input_nodes.anchor)
+        stashed.outputs = None
+        outputs.clear()
+        half.compute_inputs()
+        self.kept[key] = half
+
+    def run_second(self, step: int | None, microbatch: int | None, shared: Sequence[Root]) -> None:
+        """Adds the gradients of weights, of the named microbatch or of the oldest; before them those of `shared` ones.
+        One whose first half had nothing to run, since nothing required a gradient, adds those alone."""
+        oldest = next(iter(self.kept), (0, 0))
+        key = oldest if step is None or microbatch is None else (step, microbatch)
+        half = self.kept.pop(key, None)
+        if half is None:
+            half = SplitBackward(self._stage, (), (), None)
+        half.compute_weights(shared)
+
+    def bytes_after(self, stashed: Stashed) -> int | None:
+        """What this one would take between the halves, besides what its forward has saved; None if it cannot be
+        divided."""
+        outputs = [output for output in tensors(stashed.outputs) if output.requires_grad]
+        try:
+            return halfway_bytes(self._stage, outputs, stashed.input_nodes.anchor)
+        except StageError:
+            return None

@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from stageline.pipeline.stage.layers.body import Body, Weights
-from stageline.pipeline.stage.layers.memory import copied
-from stageline.pipeline.stage.layers.split_tensor import split_like, whole
-from stageline.pipeline.stage.update.optimizer_settings import require_same_settings
+from stageline.pipeline.stage.layers.memory import copied, split_like, whole
+from stageline.pipeline.stage.update.optimizer import require_same_settings
 from stageline.pipeline.stage.update.update import StageUpdate
 from stageline.pipeline.tree import Tree, describe
 

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype, _has_foreach_support
 
 from stageline.pipeline.errors import GradientMismatch, StageError
-from stageline.pipeline.stage.layers.split_tensor import is_split, whole
+from stageline.pipeline.stage.layers.memory import is_split, whole
 from stageline.pipeline.tree import Tree, describe
 
 _Part = tuple[torch.Tensor, torch.Tensor]  # numbers of parameters, int64 [n], and the norms of their gradients, [n]

@@ -12,7 +12,7 @@ import torch
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.layers.memory import copied
 
-from .optimizer_settings import is_torchs_own
+from .optimizer import is_torchs_own
 
 _PART = 1 << 24  # bytes of parameters that are updated together
 

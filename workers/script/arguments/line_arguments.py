@@ -8,8 +8,7 @@ from typing import Any, Required, TypedDict
 import torch
 
 from stageline.pipeline.stage.backward.recompute import Recompute
-from stageline.pipeline.stage.layers.precision import Autocast
-from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.scalar_loss import Autocast, Loss
 from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 from stageline.pipeline.stage.update.update import LrSchedulerFactory
 

@@ -23,9 +23,8 @@ from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES, numbered
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.backward.recompute import Recompute
-from stageline.pipeline.stage.layers.generators import generators_kept
-from stageline.pipeline.stage.layers.precision import Autocast
-from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.layers.activity import generators_kept
+from stageline.pipeline.stage.scalar_loss import Autocast, Loss
 from stageline.pipeline.stage.update.optimizer import OptimizerFactory
 from stageline.pipeline.stage.update.update import LrSchedulerFactory
 
