@@ -1,9 +1,9 @@
 """Gradients clipped by their norm over all stages: `N` gathers norms, `C` clips by the total."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from stageline.pipeline.feature import Compute, Feature, Operation
-from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 
 
@@ -21,10 +21,11 @@ class ClippedGradients(Feature):
         self._last = last
         self._loss = loss
 
-    def handlers(self, stage: Stage) -> Mapping[str, Compute]:
+    def handlers(self, stage: Any) -> Mapping[str, Compute]:
         def norms(operation: Operation, received: Sequence[Tree]) -> Tree:
             if stage.index == self._last:
                 self._loss(operation.step)
-            return stage.norms(*received)
+            found: Tree = stage.norms(*received)
+            return found
 
         return {"N": norms, "C": lambda operation, received: stage.clip(*received)}

@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from stageline.pipeline.stage.backward.stash import Version
+
 from .backward.offload import ActivationOffload, Scratch
 from .backward.stash import InputNodes
 from .layers.body import Body
 from .layers.file_memory import FileMemory, LayersAhead
 from .layers.memory import copied
 from .seeded_layers import SeededLayers
-from .state.versions import Version
 from .update.partial_steps import UpdatedFiles
 from .update.update import StageUpdate
 

@@ -5,10 +5,10 @@ from hashlib import sha256
 
 import torch
 
+from stageline.pipeline.stage.backward.stash import Key
 from stageline.pipeline.tree import Tree
 
 from .layers.activity import Activity, default_generators
-from .state.versions import Key
 
 Tap = Callable[[str, Tree], object]  # of a layer's name and what it returned, neither of which it may change
 

@@ -23,6 +23,8 @@ import torch
 
 from stageline.pipeline.errors import ForeignState, StageError
 from stageline.pipeline.feature import Feature, restore_states, states_of
+from stageline.pipeline.features.ties import SharedParameters
+from stageline.pipeline.stage.backward.stash import PRESENT, Key, Version
 from stageline.pipeline.tree import Tree, map_tensors
 
 from .backward.offload import Scratch
@@ -37,10 +39,9 @@ from .layers.skipped_calls import plain_layers
 from .offloaded import OffloadedParts
 from .scalar_loss import Autocast, Loss, demand_gradient, precision_of, scalar_loss
 from .seeded_layers import SeededLayers, Tap
-from .settings import SharedParameters
 from .state.named_tensors import NamedTensors
-from .state.stage_state import InFlight, StageState, capture_state, restore_state
-from .state.versions import PRESENT, Key, Version, versions_of
+from .state.stage_state import StageState, capture_state, restore_state
+from .state.versions import InFlight, versions_of
 from .update.average import WeightAverage
 from .update.clipping import GradientClip, numbers_of
 from .update.optimizer import OptimizerFactory, ParameterGroup

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.stage.layers.memory import skew_of
-from stageline.pipeline.stage.state.stage_state import InFlight, Previous, StageState
+from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.state.versions import InFlight, Previous
 
 
 def difference(one: Any, other: Any, path: str = "") -> str:

@@ -24,7 +24,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.stage.state.versions import Key
+from stageline.pipeline.stage.backward.stash import Key
 from stageline.pipeline.tree import tensors
 
 from .stash import Stashed

@@ -7,6 +7,7 @@ before would continue from another layout than the unsplit model does, and bits 
 What a stage is given, on its device: as it came, as memory of the stage's own, or as nodes of the graph.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -15,9 +16,24 @@ import msgspec
 import torch
 
 from stageline.pipeline.errors import GradientMismatch, StageError
+from stageline.pipeline.stage.layers.body import Weights
 from stageline.pipeline.stage.layers.memory import copied
-from stageline.pipeline.stage.state.versions import PRESENT, Key, Version
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
+
+Key = tuple[int, int]  # step, microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What one forward reads and later actions change, by the body's names: trainable parameters, as leaves of their
+    own, and the buffers as they were before it. `rerun`: the forward has run before, in another process."""
+
+    weights: Weights
+    buffers: Weights
+    rerun: bool = False
+
+
+PRESENT = Version({}, {})  # the parameters and buffers themselves
 
 
 class InputNodes:

@@ -15,31 +15,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from stageline.pipeline.stage.layers.body import Body, Weights
 from stageline.pipeline.stage.layers.memory import copied, split_like, whole
+from stageline.pipeline.stage.state.versions import InFlight, Previous
 from stageline.pipeline.stage.update.optimizer import require_same_settings
 from stageline.pipeline.stage.update.update import StageUpdate
 from stageline.pipeline.tree import Tree, describe
 
 Copy = Callable[[Tensor], Tensor]  # as `copied` does
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A microbatch that was run forward and not yet backward, with what its forward read and later actions change:
-    the trainable parameters, and the buffers as they were before it."""
-
-    step: int
-    microbatch: int
-    weights: Weights
-    buffers: Weights
-
-
-@dataclass(frozen=True, slots=True)
-class Previous:
-    """The trainable parameters before the last of `updates` updates."""
-
-    updates: int
-    weights: Weights
 
 
 @dataclass(frozen=True, slots=True)

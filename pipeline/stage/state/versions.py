@@ -30,26 +30,29 @@ from dataclasses import dataclass
 import torch
 
 from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
+from stageline.pipeline.stage.backward.stash import PRESENT, Key, Version
 from stageline.pipeline.stage.layers.body import Body, Weights
 from stageline.pipeline.stage.layers.memory import copied, overlaps
 from stageline.pipeline.tree import Tree
 
-from .stage_state import InFlight, Previous
 
-Key = tuple[int, int]  # step, microbatch
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A microbatch that was run forward and not yet backward, with what its forward read and later actions change:
+    the trainable parameters, and the buffers as they were before it."""
+
+    step: int
+    microbatch: int
+    weights: Weights
+    buffers: Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """What one forward reads and later actions change, by the body's names: trainable parameters, as leaves of their
-    own, and the buffers as they were before it. `rerun`: the forward has run before, in another process."""
+class Previous:
+    """The trainable parameters before the last of `updates` updates."""
 
+    updates: int
     weights: Weights
-    buffers: Weights
-    rerun: bool = False
-
-
-PRESENT = Version({}, {})  # the parameters and buffers themselves
 
 
 class Versions:

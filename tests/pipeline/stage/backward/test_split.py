@@ -12,9 +12,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.features.ties import SharedGradients
+from stageline.pipeline.features.ties import SharedGradients, SharedParameters
 from stageline.pipeline.schedule import Tied
-from stageline.pipeline.stage.settings import SharedParameters
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors
 
