@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stageline.pipeline.features import offload
 from stageline.pipeline.plan import PlanRefused, read_plan
-from stageline.pipeline.stage.backward import offload
 from support.fine_tuning import FOLDER
 from support.fork_server import ForkServer, Kill
 from support.paths import EXAMPLES, ROOT

@@ -6,7 +6,7 @@ snapshots               their copies of both
 
 A tensor keeps its strides and its alignment, since kernels choose by these. Small ones stay where they are.
 
-Which weights are read from files ahead of their use: those of the next layer that has any, while one computes.
+While one layer computes, the weights of the next one that has any are read ahead:
 
 forward    layer 0     dropout     layer 2     layer 3
 fetched    0, 2                    3

@@ -1,4 +1,4 @@
-"""How tensors lie in memory. Messages and snapshots keep it: kernels choose by strides and alignment, and bits follow.
+"""Layout of tensors in memory. Messages and snapshots keep it: kernels choose by strides and alignment, and bits follow.
 
     dense       one block without gaps, dimensions in any order (channels_last is one)
     with gaps   distinct elements, unused memory between them (one of the parts of `chunk`)
@@ -9,11 +9,8 @@ An expanded dimension (stride 0) is stored once. Shapes, strides and sizes are i
 The address of the first element counts too: kernels differ for a slice that begins off an alignment boundary. Its skew,
 the address modulo `ALIGNMENT` bytes, is kept with the layout.
 
-Tensors of which each process of a group has a part (torch's `DTensor`), made whole and split again.
-
-Nothing here imports torch.distributed: a stage that one process computes has no such tensor, and need not load it.
-
-Which tensors have memory in common: what is written to one is in the other, too.
+A process of a group has a part of some tensors (torch's `DTensor`), which `whole` gathers. Nothing here imports
+torch.distributed: a stage that one process computes has no such tensor, and need not load it.
 """
 
 from collections.abc import Callable, Iterator, Mapping

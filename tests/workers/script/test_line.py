@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import stageline
 from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
-from stageline.pipeline.stage.seeded_layers import layer_seed
+from stageline.pipeline.stage.layers.seeded_layers import layer_seed
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.script.arguments.line_arguments import LineArguments
 from stageline.workers.script.arguments.script_plan import LineOptions

@@ -7,8 +7,8 @@ from math import ceil
 from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.features.offload import AHEAD
 from stageline.pipeline.plan import PlanError
-from stageline.pipeline.stage.backward.offload import AHEAD
 from stageline.workers.disk.offload_files import BACKLOG
 from stageline.workers.extras.memory import StageLoad, WorkerRoom
 from stageline.workers.extras.memory.load import ample_limit_for, limit_for

@@ -7,10 +7,9 @@ from typing import Any, Required, TypedDict
 
 import torch
 
-from stageline.pipeline.stage.backward.recompute import Recompute
-from stageline.pipeline.stage.scalar_loss import Autocast, Loss
-from stageline.pipeline.stage.update.optimizer import OptimizerFactory
-from stageline.pipeline.stage.update.update import LrSchedulerFactory
+from stageline.pipeline.features.recompute import Recompute
+from stageline.pipeline.stage.layers.loss import Autocast, Loss
+from stageline.pipeline.stage.stage_update import LrSchedulerFactory, OptimizerFactory
 
 from .script_plan import FeatureMaker, LineOptions, Metric, Model, Workers
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from stageline.pipeline.feature import Feature
+from stageline.pipeline.features.recompute import Recompute
 from stageline.pipeline.model.cut import make_segments
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.object_names import OBJECTS
@@ -22,11 +23,9 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES, numbered
 from stageline.pipeline.plan.reader import from_mapping
-from stageline.pipeline.stage.backward.recompute import Recompute
-from stageline.pipeline.stage.layers.activity import generators_kept
-from stageline.pipeline.stage.scalar_loss import Autocast, Loss
-from stageline.pipeline.stage.update.optimizer import OptimizerFactory
-from stageline.pipeline.stage.update.update import LrSchedulerFactory
+from stageline.pipeline.stage.layers.loss import Autocast, Loss
+from stageline.pipeline.stage.layers.seeded_layers import generators_kept
+from stageline.pipeline.stage.stage_update import LrSchedulerFactory, OptimizerFactory
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stageline.pipeline.stage.backward import offload
+from stageline.pipeline.features import offload
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.extras.preflight.trial_stages import LiveBytes
 

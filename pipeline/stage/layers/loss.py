@@ -1,12 +1,12 @@
 """The loss of a batch or a microbatch: one number, the mean over its rows.
 
-In which precision a stage computes: with autocast, operations that gain by it take bfloat16.
+With autocast, operations that gain by it take bfloat16:
 
     forward    in the context: layers, and the loss
     backward   outside of it, as torch recommends: each operation in the dtype that its forward had
 
-Without the cache of weights that were cast, which would add up a weight's gradients in bfloat16 as far as its uses are
-in one stage: the bits would follow from the cut.
+The cache of weights that were cast is off. It would add up a weight's gradients in bfloat16 as far as its uses are in
+one stage, so the bits would follow from the cut.
 """
 
 from collections.abc import Callable

@@ -12,8 +12,6 @@ and has its bits. Where no input requires a gradient, I computes nothing, and W 
 Between the two, all that the forward has saved below the last border stays in memory, and the gradients of the borders.
 A weight that is used several times costs more: its W computes the gradients between its uses again.
 Zero bubble pipelines, arXiv 2401.10241; torch.distributed.pipelining divides backwards likewise.
-
-Backwards of which the first half has run, and the second waits for its turn. `split.py` computes both.
 """
 
 import math
@@ -24,10 +22,8 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.stage.backward.stash import Key
+from stageline.pipeline.stage.layers.stash import Key, Stashed
 from stageline.pipeline.tree import tensors
-
-from .stash import Stashed
 
 Root = tuple[torch.Tensor | GradientEdge, torch.Tensor]  # where a backward begins, and the gradient there
 _RootEdge = tuple[GradientEdge, torch.Tensor]

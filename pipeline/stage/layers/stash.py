@@ -1,10 +1,9 @@
-"""What backward needs of each forward: the input as nodes of the graph, the outputs, and the gradients that fit them.
+"""A backward needs of its forward: the input as nodes of the graph, the outputs, and the gradients that fit them.
 
 Received tensors enter autograd as inner nodes, which a first layer may write to and which keep the gradient as is.
 A leaf would do neither. It refuses in-place layers, and its `.grad` is copied to the leaf's own strides: the stage
 before would continue from another layout than the unsplit model does, and bits follow layouts.
-
-What a stage is given, on its device: as it came, as memory of the stage's own, or as nodes of the graph.
+`Arrivals` brings received trees to the stage's device.
 """
 
 from dataclasses import dataclass

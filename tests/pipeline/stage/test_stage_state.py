@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from support.states import difference
 from support.training_stages import (
     LAYERS,

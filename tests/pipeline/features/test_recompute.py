@@ -11,8 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.stage.backward.recompute import Recompute, outermost, recomputable
-from stageline.pipeline.stage.seeded_layers import layer_seed
+from stageline.pipeline.features.recompute import Recompute, outermost, recomputable
+from stageline.pipeline.stage.layers.seeded_layers import layer_seed
 from stageline.pipeline.stage.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from stageline.pipeline.stage import stage_update as partial_steps
 from stageline.pipeline.stage.layers.file_memory import FileMemory
-from stageline.pipeline.stage.update import partial_steps
-from stageline.pipeline.stage.update.partial_steps import UpdatedFiles
+from stageline.pipeline.stage.stage_update import UpdatedFiles
 from stageline.workers.disk.offload_files import MappedFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from .draws import Styled
+from stageline.pipeline.stage.draws import Styled
 
 
 def split_by_styles(styled: Styled, mesh: DeviceMesh) -> None:

@@ -1,4 +1,11 @@
-"""Makes the optimizer of a stage: of all its parameters alike, or of groups of them with settings of their own.
+"""The end of a step: the optimizer steps, gradients are cleared, averages and the rate change.
+
+step                      0   1   2   3   4   5         lr_every = 3
+optimizer                 x   x   x   x   x   x
+averages of weights       x   x   x   x   x   x
+learning rate scheduler           x           x
+
+An optimizer has all parameters of a stage alike, or groups of them with settings of their own:
 
 groups = [{match = ["*.bias", "*norm*"], weight_decay = 0.0}]
 
@@ -8,13 +15,16 @@ groups = [{match = ["*.bias", "*norm*"], weight_decay = 0.0}]
 Each stage makes every group, also where it has no parameter of it: a learning rate scheduler, and a checkpoint that is
 cut in another way, know groups by their places.
 
-Whether an optimizer has the settings of the one whose state it is to go on from.
+`load_state_dict` of torch takes over the settings in the state, so another learning rate would be ignored:
+`require_same_settings` refuses it.
 
-`load_state_dict` of torch takes over the settings in the state, so another learning rate would be ignored.
+Where state lies in files, the optimizer steps for a part of its parameters at a time, and files are read ahead. The bits
+are those of one step, since torch's optimizers change each parameter by itself. An optimizer that is not torch's own, or
+has hooks, steps as a whole.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +34,11 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.features.averages import WeightAverage
 from stageline.pipeline.model_names import matches
+from stageline.pipeline.stage.layers.file_memory import FileMemory
+from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.layers.seeded_layers import LR_SCHEDULER, OPTIMIZER, Activity
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 # They compute one value of all parameters, of which a stage has a part.
@@ -33,6 +47,8 @@ Group = Mapping[str, Any]  # of an optimizer's `param_groups`
 
 _INITIAL = "initial_lr"  # what a learning rate scheduler began with
 _WAY_OUT = "Give it the optimizer that it was trained with, or begin another run"
+_PART = 1 << 24  # bytes of parameters that are updated together
+LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +150,114 @@ def _plain(value: Any) -> Any:
             return [_plain(each) for each in value]
         case _:
             return value
+
+
+class UpdatedFiles:
+    """The files in `memory` of what an optimizer changes: parameters, or the `state` that it keeps, or both."""
+
+    def __init__(self, memory: FileMemory, *, state: bool) -> None:
+        self._memory = memory
+        self._state = state
+
+    @property
+    def copied_state(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Copies a tensor to where those are that the optimizer keeps."""
+        return self._memory.copied if self._state else copied
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """As `optimizer.step()`. Raises what that raises."""
+        groups = optimizer.param_groups
+        if not is_torchs_own(optimizer):
+            optimizer.step()
+            for group in groups:
+                self._take_state(optimizer, group["params"])
+            return
+        try:
+            for group in groups:
+                optimizer.param_groups = [group]
+                self._step_of_group(optimizer, group)
+        finally:
+            optimizer.param_groups = groups
+
+    def _step_of_group(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        parameters = group["params"]
+        try:
+            parts = [*_parts(parameters)]
+            for part in parts[:1]:
+                self._memory.fetch(_used_by_step(optimizer, part))
+            for part, following in zip(parts, [*parts[1:], []], strict=True):
+                self._memory.fetch(_used_by_step(optimizer, following))
+                group["params"] = part
+                optimizer.step()
+                self._take_state(optimizer, part)
+        finally:
+            group["params"] = parameters
+
+    def _take_state(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        if self._state:
+            self._memory.take_state(optimizer, parameters)
+
+
+def _used_by_step(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for parameter in parameters:
+        state = optimizer.state[parameter].values() if parameter in optimizer.state else ()
+        yield from (each for each in (parameter, parameter.grad, *state) if isinstance(each, torch.Tensor))
+
+
+def _parts(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    part: list[torch.Tensor] = []
+    for parameter in parameters:
+        part.append(parameter)
+        if sum(each.nbytes for each in part) >= _PART:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+class StageUpdate:
+    """Of `parameters`, by their names in the unsplit model; without any there is no `optimizer`, and nothing to do.
+
+    The learning rate scheduler steps after every `lr_every` steps; `average` is that of the weights, None if there is
+    none.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        optimizer: OptimizerFactory | None,
+        groups: Sequence[ParameterGroup],
+        lr_scheduler: LrSchedulerFactory | None,
+        lr_every: int,
+        average: WeightAverage | None,
+        activity: Activity,
+    ) -> None:
+        self.optimizer = None if optimizer is None else make_optimizer(optimizer, parameters, groups)
+        self.lr_scheduler = None if lr_scheduler is None or not self.optimizer else lr_scheduler(self.optimizer)
+        self._lr_every = lr_every
+        self.average = average
+        self._activity = activity
+        self.files: UpdatedFiles | None = None  # which have weights, or what the optimizer keeps
+
+    @property
+    def copied_state(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Copies a tensor to where those are that the optimizer keeps."""
+        return copied if self.files is None else self.files.copied_state
+
+    def __call__(self, step: int | None) -> bool:
+        """Updates with the gradients that are there, after `step`, counted from 0; None counts as the last of some
+        `lr_every`. Whether there is anything to update."""
+        if self.optimizer is None:
+            return False
+        self._activity.at = OPTIMIZER
+        if self.files is None:
+            self.optimizer.step()
+        else:
+            self.files.step(self.optimizer)
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update()
+        if self.lr_scheduler is not None and (step is None or (step + 1) % self._lr_every == 0):
+            self._activity.at = LR_SCHEDULER
+            self.lr_scheduler.step()
+        return True

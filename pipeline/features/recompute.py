@@ -6,7 +6,7 @@
 By `torch.utils.checkpoint` without reentrant autograd (Chen et al., arXiv 1604.06174): the nodes of the graph are those
 of the first forward, so gradients are added up in its order, and no bit changes.
 
-What modules computed with in a forward, to be put in place when it runs again.
+`ForwardState` keeps the rest of what a forward computed with, and puts it in place when the forward runs again:
 
 parameters   themselves: the leaves of a version where weights are stashed
 buffers      as they were before the forward, which has changed the module's own already
@@ -25,9 +25,8 @@ from stageline.pipeline.model_names import matches
 from stageline.pipeline.stage.layers.body import Body
 from stageline.pipeline.stage.layers.layer import BoundLayer, HeldTensor, joined, parts_of
 from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.layers.stash import InputNodes
 from stageline.pipeline.tree import Tree, map_tensors, tensors
-
-from .stash import InputNodes
 
 Tensors = Mapping[str, torch.Tensor | None]
 WHOLE, EACH = "stage", "layers"

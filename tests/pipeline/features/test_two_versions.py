@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
+from stageline.pipeline.features.versions import Previous
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.alternating import alternate
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state.stage_state import StageState
-from stageline.pipeline.stage.state.versions import Previous
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from support.states import difference
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stageline.pipeline.stage.group.draws import DrawWatch, SplitDraw
+from stageline.pipeline.stage.draws import DrawWatch, SplitDraw
 from stageline.pipeline.stage.stage import Stage
 
 

@@ -1,4 +1,4 @@
-"""Which weights a forward reads, and its backward after it.
+"""Versions of weights: a forward reads one, and its backward reads the same.
 
 Versions           the parameters, which an update changes in place       synchronous schedules
 StashedVersions    the newest when it runs; no update writes to them      asynchronous mode
@@ -30,9 +30,9 @@ from dataclasses import dataclass
 import torch
 
 from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
-from stageline.pipeline.stage.backward.stash import PRESENT, Key, Version
 from stageline.pipeline.stage.layers.body import Body, Weights
 from stageline.pipeline.stage.layers.memory import copied, overlaps
+from stageline.pipeline.stage.layers.stash import PRESENT, Key, Version
 from stageline.pipeline.tree import Tree
 
 

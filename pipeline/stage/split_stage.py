@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import torch
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.stage.backward.split import Root
-from stageline.pipeline.stage.backward.stash import Version
+from stageline.pipeline.features.halves import Root
 from stageline.pipeline.stage.layers.memory import whole
+from stageline.pipeline.stage.layers.stash import Version
 from stageline.pipeline.stage.stage import NOT_GIVEN, Stage, _NotGiven
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree, map_tensors
 
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from stageline import Stage
 from stageline.pipeline.errors import GradientMismatch, StageError
-from stageline.pipeline.stage.update.clipping import GradientClip, GradientNotFinite
+from stageline.pipeline.features.clipping import GradientClip, GradientNotFinite
 
 HOST = torch.device("cpu")
 
