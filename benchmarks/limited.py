@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 from workload import build as build_plain
 
-from stageline.workers.disk import offload_files as mapped_files
+from stageline.workers.disk import memory as mapped_files
 
 
 def build(width: int, layers: int, group: str, ahead: bool) -> nn.Sequential:

@@ -123,9 +123,9 @@ PUBLIC = (
     "pipeline/stage/stage.py",
     "workers/checkpoint/recut.py",  # checkpoints
     "workers/checkpoint/regroup.py",
+    "workers/checkpoint/saved.py",
     "workers/checkpoint/snapshot.py",
     "workers/checkpoint/source.py",
-    "workers/checkpoint/weights.py",
     "workers/disk/atomic_file.py",  # files that are whole or absent
     "workers/disk/owned_folder.py",
     "workers/disk/tensor_file.py",

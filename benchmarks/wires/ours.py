@@ -13,7 +13,7 @@ from stageline.broker.queues.base import QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
-from stageline.workers.disk.freed_memory import keep_freed_memory
+from stageline.workers.disk.memory import keep_freed_memory
 
 ROUND = 8  # messages after which those received are trimmed
 WINDOW = 16  # messages that may be on their way

@@ -17,7 +17,7 @@ from zlib_ng.zlib_ng import crc32
 from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.queues import delivery as looking
 from stageline.broker.transports.redis.queues import RedisQueues
-from stageline.workers.disk.freed_memory import keep_freed_memory
+from stageline.workers.disk.memory import keep_freed_memory
 
 from .ours import ROUND, TERMS, OurWire
 

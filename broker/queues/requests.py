@@ -17,8 +17,9 @@ import msgspec
 from stageline.broker.codec.message import Flow
 from stageline.broker.codec.tensors import Count
 from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.delivery import Credit, Receiver, Retention, Sender, check_current
+
+from .base import QueueKey
+from .delivery import Credit, Receiver, Retention, Sender, check_current
 
 VERSION = 2
 SEAL_BYTES = 16

@@ -30,12 +30,13 @@ class Microbatch(msgspec.Struct, frozen=True):
 
 
 def cut(inputs: Tree, targets: Tree, microbatches: int) -> list[Microbatch]:
-    """One batch as microbatches, rows split as `torch.tensor_split` does. Raises `DataError` if they disagree."""
+    """Cut one batch into microbatches, rows split as `torch.tensor_split` does. Raises `DataError` if they disagree."""
     return cut_step([(inputs, targets)], microbatches)
 
 
 def cut_step(batches: Sequence[Batch], microbatches: int) -> list[Microbatch]:
-    """The batches of one step, each as so many microbatches, one after the other. Raises `DataError` as `cut` does."""
+    """Cut the batches of one step, each into so many microbatches, one after the other. Raises `DataError` if rows
+    disagree."""
     counts = [rows(batch) for batch in batches]
     total = sum(counts)
     return [

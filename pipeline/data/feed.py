@@ -12,10 +12,11 @@ from typing import cast
 
 import torch
 
-from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
+from stageline.pipeline.errors import DataError
 
-from .batch import Batch, Microbatch, cut, cut_step, rows, slice_rows
-from .source import NumberedSource, Numbering, Source, samples_of
+from .batch import Batch, Microbatch, cut_step, rows
+from .memory import Rows
+from .source import NumberedSource, Numbering, Source, called, samples_of
 
 
 class Feed:
@@ -39,15 +40,17 @@ class Feed:
         self._of_held_out = lru_cache(maxsize=keep)(self._cut_held_out)
 
     @cached_property
+    def _evaluated(self) -> Source | None:
+        """The rows held out as a source, in their own order; None if there are none."""
+        kept = self.held_out
+        if not isinstance(kept, tuple | list):
+            return kept
+        return Rows(*kept, self._batch_size, 0, shuffle=False) if rows(kept) else None
+
+    @property
     def batches_held_out(self) -> int:
-        """How many batches the rows held out make; 0 if the source holds nothing back."""
-        match self.held_out:
-            case None:
-                return 0
-            case tuple() | list():
-                return -(-rows(self.held_out) // self._batch_size)
-            case source:
-                return source.steps_per_epoch
+        """Count the batches that the rows held out make; 0 if the source holds nothing back."""
+        return 0 if self._evaluated is None else self._evaluated.steps_per_epoch
 
     @property
     def numbered(self) -> NumberedSource | None:
@@ -56,7 +59,7 @@ class Feed:
 
     @cached_property
     def numbering(self) -> Numbering | None:
-        """Which samples each microbatch has; None if the source does not know."""
+        """The samples of each microbatch; None if the source does not know them."""
         source = self.numbered
         return None if source is None else Numbering(partial(samples_of, source), self._microbatches, self._accumulate)
 
@@ -67,27 +70,33 @@ class Feed:
         return kept if kept is None or isinstance(kept, tuple | list) else self.held_out_batch(0)
 
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
-        """Raises `DataError` if the source gives something that cannot be cut into microbatches."""
+        """Return a microbatch of a training step.
+
+        Raises `DataError` if the source gives something that cannot be cut into microbatches.
+        """
         return self.of_step(step)[microbatch]
 
     def held_out_microbatch(self, batch: int, microbatch: int) -> Microbatch:
-        """The same of an evaluated batch; each round of evaluation has the same ones, from the first on."""
+        """Return a microbatch of an evaluated batch; each round of evaluation has the same ones, from the first on."""
         return self._of_held_out(self._held_out_number(batch))[microbatch]
 
     def samples(self, step: int, microbatch: int) -> torch.Tensor | None:
-        """The numbers, in the data set, of the microbatch's rows: int64 [rows]; None if the source does not tell them.
-        Raises `DataError`."""
+        """Return the numbers, in the data set, of the microbatch's rows: int64 [rows]; None if the source has none.
+
+        Raises `DataError`.
+        """
         if self.numbering is None:
             return None
         count, what = self.microbatch(step, microbatch).rows, f"microbatch {microbatch} of step {step}"
         return _as_many(self.numbering.microbatch(step, microbatch), count, what)
 
     def held_out_samples(self, batch: int, microbatch: int) -> torch.Tensor | None:
-        """The same of an evaluated batch: rows held out have numbers of their own."""
-        numbers = self._numbers_held_out(self._held_out_number(batch))
-        if numbers is None:
+        """Return the numbers of an evaluated microbatch's rows: rows held out have numbers of their own."""
+        number = self._held_out_number(batch)
+        source = None if self._evaluated is None else _numbered(self._evaluated)
+        if source is None:
             return None
-        own = numbers.tensor_split(self._microbatches * self._accumulate)[microbatch]
+        own = samples_of(source, number).tensor_split(self._microbatches * self._accumulate)[microbatch]
         count = self.held_out_microbatch(batch, microbatch).rows
         return _as_many(own, count, f"microbatch {microbatch} of evaluated batch {batch}")
 
@@ -97,42 +106,25 @@ class Feed:
         return min(self._steps * self._accumulate, self._source.steps_per_epoch) - 1
 
     def batch(self, number: int) -> Batch:
-        """A batch to train on, asked of the source again. Raises `DataError` if it has none to give."""
+        """Return a batch to train on, asked of the source again. Raises `DataError` if it has none to give."""
         return _asked(self._source, number, "the data source")
 
     def held_out_batch(self, number: int) -> Batch:
-        """A batch of the rows held out, likewise."""
-        match self.held_out:
-            case None:
-                raise DataError(f"there is no batch {number} of rows held out: the source holds nothing back")
-            case (inputs, targets):
-                here = slice(number * self._batch_size, (number + 1) * self._batch_size)
-                return slice_rows(inputs, here), slice_rows(targets, here)
-            case source:
-                return _asked(source, number, "the held-out source")
+        """Return a batch of the rows held out, likewise."""
+        if self._evaluated is None:
+            raise DataError(f"there is no batch {number} of rows held out: the source holds nothing back")
+        return _asked(self._evaluated, number, "the held-out source")
 
     def _held_out_number(self, batch: int) -> int:
         if not self.batches_held_out:
             raise DataError(f"batch {batch} cannot be evaluated: no rows are held out")
         return batch % self.batches_held_out
 
-    def _numbers_held_out(self, number: int) -> torch.Tensor | None:
-        match self.held_out:
-            case None:
-                return None
-            case tuple() | list():
-                return torch.arange(rows(self.held_out))[number * self._batch_size :][: self._batch_size]
-            case source:
-                numbered = _numbered(source)
-                return None if numbered is None else samples_of(numbered, number)
+    def _cut_held_out(self, number: int) -> list[Microbatch]:
+        return cut_step([self.held_out_batch(number)], self._microbatches * self._accumulate)
 
     def _cut(self, step: int) -> list[Microbatch]:
-        return self._cut_batches(range(step * self._accumulate, (step + 1) * self._accumulate))
-
-    def _cut_held_out(self, number: int) -> list[Microbatch]:
-        return cut(*self.held_out_batch(number), self._microbatches * self._accumulate)
-
-    def _cut_batches(self, numbers: range) -> list[Microbatch]:
+        numbers = range(step * self._accumulate, (step + 1) * self._accumulate)
         batches = [self.batch(number) for number in numbers]
         for number, batch in zip(numbers, batches, strict=True):
             try:
@@ -144,17 +136,10 @@ class Feed:
 
 
 def _asked(source: Source, step: int, name: str) -> Batch:
-    called = f"{name}'s batch({step})"
-    try:
-        batch = source.batch(step)
-    except DataError as error:
-        raise DataError(f"{called}: {error}") from error
-    except BaseException as error:  # user code may raise anything; the cause is chained
-        if not raised_by_user_code(error):
-            raise
-        raise DataError(f"{called} failed: {describe_error(error)}") from error
+    what = f"{name}'s batch({step})"
+    batch = called(partial(source.batch, step), what)
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        raise DataError(f"{called} returned a {type(batch).__name__}; expected two: (inputs, targets)")
+        raise DataError(f"{what} returned a {type(batch).__name__}; expected two: (inputs, targets)")
     inputs, targets = batch
     return inputs, targets
 
@@ -164,7 +149,7 @@ def _numbered(source: Source) -> NumberedSource | None:
 
 
 def _as_many(samples: torch.Tensor, count: int, what: str) -> torch.Tensor:
-    """Those of a microbatch. Raises `DataError` if there are not as many as rows."""
+    """Return the samples of a microbatch. Raises `DataError` if there are not as many as rows."""
     if len(samples) != count:
         raise DataError(f"samples gave {len(samples)} numbers for the {count} rows of {what}")
     return samples

@@ -5,8 +5,8 @@ microbatches of step 0         [7 2] [9 4] [0 5] [1 8]
 """
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from typing import Protocol
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
 import torch
 
@@ -48,16 +48,27 @@ class NumberedSource(Source, Protocol):
         stands for the same inputs in all epochs."""
 
 
-def samples_of(source: NumberedSource, step: int) -> torch.Tensor:
-    """What `source.samples(step)` returns: int64 [rows]. Raises `DataError` if it fails, or returns something else."""
+def called(function: Callable[[], Any], what: str, failed: str = "failed") -> Any:
+    """Return the result of user code. Raises `DataError` with the user's line if it raises.
+
+    Args:
+        function: Calls the user's code.
+        what: Name of the call, which begins the error.
+        failed: Verb of the error, in a sentence with `what`.
+    """
     try:
-        found: object = source.samples(step)
-    except DataError:
-        raise
+        return function()
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from error
     except BaseException as error:  # user code may raise anything; the cause is chained
         if not raised_by_user_code(error):
             raise
-        raise DataError(f"the data source's samples({step}) failed: {describe_error(error)}") from error
+        raise DataError(f"{what} {failed}: {describe_error(error)}") from error
+
+
+def samples_of(source: NumberedSource, step: int) -> torch.Tensor:
+    """Return `source.samples(step)`: int64 [rows]. Raises `DataError` if it fails, or returns something else."""
+    found: object = called(partial(source.samples, step), f"the data source's samples({step})")
     if isinstance(found, torch.Tensor) and found.dtype is torch.int64 and found.dim() == 1 and not (found < 0).any():
         return found
     wrong = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
@@ -74,16 +85,16 @@ class Numbering:
         self._of_batch = lru_cache(maxsize=4)(self._cut)
 
     def microbatch(self, step: int, microbatch: int) -> torch.Tensor:
-        """The samples of a microbatch: int64 [rows]. Raises `DataError` as `samples` does."""
+        """Return the samples of a microbatch: int64 [rows]. Raises `DataError` as `samples` does."""
         batch, place = divmod(microbatch, self._microbatches)
         return self._of_batch(step * self._accumulate + batch)[place]
 
     def count(self, steps: int) -> int:
-        """One more than the highest number among the samples of the first `steps` steps."""
+        """Return one more than the highest number among the samples of the first `steps` steps."""
         return 1 + max((int(found.max()) for found in self.batches(steps) if len(found)), default=-1)
 
     def batches(self, steps: int) -> Iterator[torch.Tensor]:
-        """The samples of each batch of the first `steps` steps."""
+        """Return the samples of each batch of the first `steps` steps."""
         return map(self._samples, range(steps * self._accumulate))
 
     def _cut(self, batch: int) -> tuple[torch.Tensor, ...]:

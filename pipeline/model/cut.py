@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 from .edges import EACH_LAYER, Cut, edges_of, layers_of
 from .families.known import stored_names_of
 from .families.layers import Layers
-from .load import base_folder, call, load_object
+from .load import base_folder, factory_of
 from .patterns import train_only
 from .segment import Segment
 from .ties import with_own_copies
@@ -34,11 +33,9 @@ def build_segments(plan: Plan) -> list[Segment]:
     """
     plan.demand_cut()
     base = base_folder(plan).absolute()  # before user code may change the current folder
-    factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
-    make = partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
     wanted = plan.model
     model, segments = make_segments(
-        make,
+        factory_of(plan),
         plan.run.seed,
         wanted.cut,
         wanted.stages,

@@ -30,6 +30,12 @@ from .object_names import is_of_script, script_object
 _LISTED = 12  # names in an error
 
 
+def factory_of(plan: Plan) -> Callable[[], Any]:
+    """Return a call of the plan's factory, with its options. Raises `ModelRefused`, also when it is called."""
+    factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
+    return partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
+
+
 def load_object(reference: str, base: Path, key: str) -> Any:
     """Imports the object `file.py:name` (the file relative to the folder `base`) or `package.module.name`. What
     `script:name` names is there already: it is an object of the script that this process was forked from.

@@ -47,28 +47,26 @@ def _tied(segments: Sequence[Segment]) -> Iterator[str]:
 
 
 def _counting(part: Segment) -> Iterator[str]:
+    for title, each in _modules(part):
+        if isinstance(each, _NormBase) and each.training and each.track_running_stats:
+            yield (
+                f"{title}, a {type(each).__name__}, counts statistics of the microbatches that it sees, and each "
+                f"replica sees others; {_EVAL}, or use LayerNorm or GroupNorm"
+            )
+
+
+def _modules(part: Segment) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules of a segment, with their names in the unsplit model."""
     for name, module in part.parts:
-        for inner, each in module.named_modules():
-            if _counts(each):
-                title = joined(name, inner) if inner else name
-                yield (
-                    f"{title}, a {type(each).__name__}, counts statistics of the microbatches that it sees, and each "
-                    "replica sees others; call eval() on it in model.factory, or use LayerNorm or GroupNorm"
-                )
-
-
-def _counts(module: nn.Module) -> bool:
-    return isinstance(module, _NormBase) and module.training and module.track_running_stats
+        yield from ((joined(name, inner) if inner else name, each) for inner, each in module.named_modules())
 
 
 def impure_modules(segments: Sequence[Segment]) -> Iterator[str]:
     """Each with its name in the unsplit model, what it does, and the way out."""
     for part in segments:
-        for name, module in part.parts:
-            for inner, each in module.named_modules():
-                if reason := _reason(each):
-                    title = joined(name, inner) if inner else name
-                    yield f"{title} of stage {part.index}, a {type(each).__name__}, {reason}"
+        for title, each in _modules(part):
+            if reason := _reason(each):
+                yield f"{title} of stage {part.index}, a {type(each).__name__}, {reason}"
 
 
 def _reason(module: nn.Module) -> str:

@@ -29,6 +29,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from time import monotonic, sleep
@@ -37,7 +38,7 @@ from typing import Any, TextIO
 from stageline.pipeline.errors import ExitCode
 
 from .lifeline import NONE, Lifeline, LifelineOwner
-from .streams import LossyStream
+from .streams import LossyStream, put
 
 _FIRST_LOOK, _LOOK = 0.0005, 0.01  # seconds between two looks at a process, the pauses doubling
 _KILLED = 10.0  # seconds for a process that was killed, or for a thread that has returned, to be over
@@ -196,7 +197,7 @@ def above_stdio(fd: int) -> int:
 
 def _fork_by_new_thread(child: Callable[[], None]) -> int:
     """Return the pid of a child that runs `child`, which does not return. Raises OSError."""
-    made: list[int | OSError] = []
+    made: Future[int] = Future()
 
     def fork() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has handlers of its own
@@ -205,11 +206,11 @@ def _fork_by_new_thread(child: Callable[[], None]) -> int:
                 warnings.simplefilter("ignore", DeprecationWarning)  # of a fork while there are threads
                 pid = os.fork()
         except OSError as error:
-            made.append(error)
+            made.set_exception(error)
             return
         if not pid:
             child()
-        made.append(pid)
+        made.set_result(pid)
 
     before = threading.stack_size(_STACK)
     thread = threading.Thread(target=fork, name="fork", daemon=False)
@@ -222,9 +223,12 @@ def _fork_by_new_thread(child: Callable[[], None]) -> int:
         _wait_for_end(thread)
     except BaseException:  # Ctrl-C: the caller will not know of the child
         thread.join()
-        _discard(made)
+        with suppress(OSError):
+            pid = made.result()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         raise
-    return _pid_in(made)
+    return made.result()
 
 
 def _wait_for_end(thread: threading.Thread) -> None:
@@ -232,20 +236,6 @@ def _wait_for_end(thread: threading.Thread) -> None:
     task, deadline = f"/proc/self/task/{thread.native_id}", monotonic() + _KILLED
     while os.path.exists(task) and monotonic() < deadline:
         sleep(_FIRST_LOOK)
-
-
-def _pid_in(made: Sequence[int | OSError]) -> int:
-    found = made[0]
-    if isinstance(found, OSError):
-        raise found
-    return found
-
-
-def _discard(made: Sequence[int | OSError]) -> None:
-    with suppress(OSError):
-        pid = _pid_in(made)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 def _flush() -> None:
@@ -327,10 +317,9 @@ def _own_streams(log: int) -> None:
         os.dup2(file, fd)
     os.close(null)
     _parents.extend((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
-    stdin = open(0, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115  # stays open
-    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = LossyStream(1)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = LossyStream(_STDERR)  # type: ignore[misc]
+    put("stdin", open(0, encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115  # stays open
+    put("stdout", LossyStream(1))
+    put("stderr", LossyStream(_STDERR))
 
 
 _parents: list[object] = []

@@ -16,27 +16,33 @@ _STDOUT, _STDERR = 1, 2
 
 
 def keep_open() -> None:
-    """Comes before another file or a socket gets the number of a standard stream that this process lacks."""
+    """Open the standard streams that this process lacks, before a file or a socket gets the number of one."""
     for fd in range(_STDERR + 1):
         try:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is `fd`
     if sys.stdout is None:
-        sys.stdout = sys.__stdout__ = LossyStream(_STDOUT)  # type: ignore[misc]
+        put("stdout", LossyStream(_STDOUT))
     if sys.stderr is sys.__stderr__:
-        sys.stderr = sys.__stderr__ = _lossy(_STDERR, sys.stderr)  # type: ignore[misc]
+        put("stderr", _lossy(_STDERR, sys.stderr))
 
 
 def lose_output() -> None:
-    """From now on, what stdout does not take is lost. A stream that something else has put in its place stays."""
+    """Lose what stdout does not take from now on. A stream that something else has put in its place stays."""
     if sys.stdout is sys.__stdout__:
-        sys.stdout = sys.__stdout__ = _lossy(_STDOUT, sys.stdout)  # type: ignore[misc]
+        put("stdout", _lossy(_STDOUT, sys.stdout))
 
 
 def lost_output() -> OSError | None:
-    """Returns None if nothing was lost, or if `lose_output` was not called."""
+    """Return the first error; None if nothing was lost, or if `lose_output` was not called."""
     return sys.stdout.lost if isinstance(sys.stdout, LossyStream) else None
+
+
+def put(name: str, stream: TextIO) -> None:
+    """Make `stream` the one that Python has for "stdin", "stdout" or "stderr"."""
+    for each in (name, f"__{name}__"):
+        setattr(sys, each, stream)
 
 
 def _lossy(fd: int, stream: TextIO | None) -> "LossyStream":
@@ -66,19 +72,19 @@ class _LossyFile(io.RawIOBase):
         self._fd = fd
 
     def writable(self) -> bool:
-        """Returns True."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Returns the descriptor."""
+        """Return the descriptor."""
         return self._fd
 
     def isatty(self) -> bool:
-        """Returns True for a terminal."""
+        """Return True for a terminal."""
         return os.isatty(self._fd)
 
     def write(self, data: Any) -> int:
-        """Writes some of `data`, or loses all of it; returns how many bytes."""
+        """Write some of `data`, or lose all of it; return how many bytes."""
         try:
             return os.write(self._fd, data)
         except BlockingIOError:  # another process has made the file non-blocking

@@ -18,9 +18,9 @@ cut in another way, know groups by their places.
 `load_state_dict` of torch takes over the settings in the state, so another learning rate would be ignored:
 `require_same_settings` refuses it.
 
-Where state lies in files, the optimizer steps for a part of its parameters at a time, and files are read ahead. The bits
-are those of one step, since torch's optimizers change each parameter by itself. An optimizer that is not torch's own, or
-has hooks, steps as a whole.
+Where state lies in files, the optimizer steps for a part of its parameters at a time, and files are read ahead. The
+bits are those of one step, since torch's optimizers change each parameter by itself. An optimizer that is not torch's
+own, or has hooks, steps as a whole.
 """
 
 import inspect

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
     from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.stage.stage import Stage
-    from stageline.workers.checkpoint.saved import NotSaved
-    from stageline.workers.checkpoint.weights import load_weights
+    from stageline.workers.checkpoint.saved import NotSaved, load_weights
     from stageline.workers.errors import LineClosed, RunFailed
     from stageline.workers.extras.audit.crossing import AddNoise, ClipRows, EqualNormGradients
     from stageline.workers.extras.drawing import draw_svg, draw_text
@@ -156,8 +155,7 @@ _MODULES = {  # where each name is defined
         "check_schedule",
     ),
     "stageline.pipeline.stage.stage": ("Stage",),
-    "stageline.workers.checkpoint.saved": ("NotSaved",),
-    "stageline.workers.checkpoint.weights": ("load_weights",),
+    "stageline.workers.checkpoint.saved": ("NotSaved", "load_weights"),
     "stageline.workers.errors": (
         "LineClosed",
         "RunFailed",

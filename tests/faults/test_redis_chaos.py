@@ -15,8 +15,8 @@ import torch
 from stageline.broker.errors import Fenced
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.redis import connection as redis_connection
-from stageline.broker.transports.redis import redis_thread
 from stageline.broker.transports.redis import sender_thread as sender_module
+from stageline.broker.transports.redis import threads
 from stageline.broker.transports.redis.queues import RedisQueues
 from support.proxy import Proxy
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
@@ -141,7 +141,7 @@ def _close(queues: RedisQueues) -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sender_module, "IDLE", 0.05)
-    monkeypatch.setattr(redis_thread, "LONGEST_RETRY", 0.1)
+    monkeypatch.setattr(threads, "LONGEST_RETRY", 0.1)
     monkeypatch.setattr(redis_connection, "SILENCE", 0.3)
     return
 

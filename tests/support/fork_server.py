@@ -13,7 +13,6 @@ import ctypes
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
+from stageline.pipeline.process.child import Child
 from stageline.workers.launch.template import Template
 from support.action_log import Place
 from support.paths import importing_tests
@@ -32,24 +32,13 @@ Kill = tuple[str, int | Place]
 _SUBREAPER = 36  # of prctl(2)
 
 
-class ForkedCommand:
-    """A command of `stageline` in a process of its own: what the tests use of `subprocess.Popen`."""
-
-    result: int | None = None  # not known
+class ForkedCommand(Child):
+    """A command of `stageline` in a process of its own, whose result is not known, with its output."""
 
     def __init__(self, pid: int, stdout: TextIO, stderr: TextIO) -> None:
-        self.pid = pid
+        super().__init__(pid)
         self.stdout = stdout
         self.stderr = stderr
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        return self._reap(os.WNOHANG)
-
-    def wait(self) -> int:
-        code = self._reap(0)
-        assert code is not None
-        return code
 
     def communicate(self) -> tuple[str, str]:
         """Everything it still writes to stdout and to stderr, once it has exited."""
@@ -58,23 +47,10 @@ class ForkedCommand:
         self.wait()
         return stdout, stderr
 
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
     def close(self) -> None:
         self.wait()
         self.stdout.close()
         self.stderr.close()
-
-    def _reap(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
 
 
 class ForkServer:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import stageline
+from stageline.pipeline.process.child import Child
 from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.launch.forking import CommandToRun, end_group, parse_report
@@ -38,47 +39,26 @@ LARGEST = 2**18  # bytes of a request, which holds a whole environment
 FILES = 3  # that come with a request: where the answer goes, and stdout and stderr of a command
 
 
-class ForkedChild:
-    """A `Child` that a supervisor forks. `prepare` is called in it first."""
+class ForkedChild(Child):
+    """A process that a supervisor forks. `prepare` is called in it first."""
 
     def __init__(self, arguments: Sequence[str], log: TextIO, prepare: Callable[[], None] = lambda: None) -> None:
-        self.returncode: int | None = None
-        self.result: int | None = None
         self._report, report = os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
+        pid = os.fork()
+        if not pid:
             prepare()
             _run(partial(_exit_code_of, arguments), log.fileno(), log.fileno(), arguments, report)
         os.close(report)
+        super().__init__(pid)
 
-    def poll(self) -> int | None:
-        return self._reap(os.WNOHANG)
-
-    def wait(self, timeout: float | None = None) -> int:
-        assert timeout is None
-        code = self._reap(0)
-        assert code is not None
-        return code
-
-    def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def _reap(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-            if pid:
-                end_group(pid)
-        if self.returncode is not None and self._report >= 0:
+    def _look(self) -> int | None:
+        status = super()._look()
+        if status is not None:
+            end_group(self.pid)
             with open(self._report, "rb") as report:
                 os.set_blocking(self._report, False)
                 self.result = parse_report(report.read() or b"")[1]
-            self._report = -1
-        return self.returncode
+        return status
 
 
 class ForkingTemplate(AbstractContextManager["ForkingTemplate"]):

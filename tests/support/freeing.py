@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from stageline.workers.disk.freed_memory import give_back_memory
+from stageline.workers.disk.memory import give_back_memory
 
 PIECES, SIZE = 50, 1 << 21
 

@@ -1,4 +1,4 @@
-"""A folder for sockets among the system's temporary files, which does not stay behind, however its owners end.
+"""A folder among the system's temporary files, for sockets or files, which goes however its owners end.
 
 Its owners are the process that makes it and those that are forked with `lock`, an open descriptor of the folder: the
 system keeps the folder locked until the last of them has ended.
@@ -8,13 +8,15 @@ system keeps the folder locked until the last of them has ended.
 
 Paths of sockets have few bytes: `demand_short_socket_paths` refuses a folder for temporary files that is too deep.
 
-Only sockets and folders of sockets are ever removed: a folder that holds something else is another's, and stays.
+Of folders for sockets, only sockets and folders of sockets are ever removed: a folder that holds something else is
+another's, and stays. A folder with files has a prefix of its own, under which no one else makes any.
 """
 
 import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -25,20 +27,39 @@ from stageline.pipeline.errors import StagelineError
 PREFIX = "stageline."
 
 
-class OwnedFolder(AbstractContextManager["OwnedFolder"]):
-    """Made by this process; removed on leaving the context. Raises OSError."""
+def remove_sockets(folder: Path) -> None:
+    """Remove a folder with its sockets; what cannot be removed stays."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if stat.S_ISDIR(path.lstat().st_mode):
+                remove_sockets(path)
+            elif stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink(missing_ok=True)
+        folder.rmdir()
 
-    def __init__(self) -> None:
-        remove_abandoned()
+
+class OwnedFolder(AbstractContextManager["OwnedFolder"]):
+    """A folder that this process makes, and removes on leaving the context.
+
+    Folders of the same `prefix` that were abandoned are removed first. Raises `OSError`.
+
+    Args:
+        prefix: Beginning of the folder's name.
+        remove: Removes a folder of that prefix; by default, only if it holds nothing but sockets.
+    """
+
+    def __init__(self, prefix: str = PREFIX, remove: Callable[[Path], object] = remove_sockets) -> None:
+        self._remove = remove
+        remove_abandoned(prefix, self._remove)
         found = None
         while found is None:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
             found = _lock(self.path)  # None if a process that starts now took it for an abandoned one
         self.lock = found
 
     def __exit__(self, *_: object) -> None:
         self.leave()
-        _remove(self.path)
+        self._remove(self.path)
 
     def leave(self) -> None:
         """This process owns it no longer."""
@@ -53,27 +74,16 @@ def remove_when_left(folder: Path, lock: int) -> None:
     with suppress(OSError):  # another has removed it
         left = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(left, fcntl.LOCK_EX)
-        _remove(folder)
+        remove_sockets(folder)
 
 
-def remove_abandoned() -> None:
-    """Removes this user's folders of which no owner is left."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+def remove_abandoned(prefix: str = PREFIX, remove: Callable[[Path], object] = remove_sockets) -> None:
+    """Remove this user's folders of that `prefix` of which no owner is left."""
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):  # it is gone, or no folder, or this process may not
             if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
-                _remove(path)
+                remove(path)
                 os.close(lock)
-
-
-def _remove(folder: Path) -> None:
-    """Removes the folder with its sockets; if that is not possible, what is not removed stays."""
-    with suppress(OSError):
-        for path in folder.iterdir():
-            if stat.S_ISDIR(path.lstat().st_mode):
-                _remove(path)
-            elif stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink(missing_ok=True)
-        folder.rmdir()
 
 
 def _lock(path: Path) -> int | None:

@@ -143,7 +143,7 @@ def _become_own_process(arguments: Sequence[str], log: int, report: int) -> None
         os.dup2(nothing.fileno(), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    sys.argv = ["stageline", *arguments]
+    sys.argv[:] = ["stageline", *arguments]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if drawn := sys.modules.get("numpy.random"):  # else all processes would draw the same; `random` sees to it itself
         drawn.seed()

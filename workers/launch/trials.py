@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TextIO, cast
@@ -46,7 +46,7 @@ from .template import Template
 
 POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
-TO_EXIT = 0.5  # seconds for a process with a result to exit, and for one that was killed
+TO_EXIT = 0.5  # seconds for a process with a result to exit
 _NOTHING = "Nothing was trained"
 _Outcome = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers
 
@@ -177,9 +177,7 @@ class _TrialProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.result is not None:
-            self._await_exit(TO_EXIT)
-        self._kill()
+        self._process.end(0.0 if self.result is None else TO_EXIT)
         self._file.close()
 
     @property
@@ -245,20 +243,6 @@ class _TrialProcess:
     def _read(self, offset: int) -> bytes:
         size = os.fstat(self._file.fileno()).st_size
         return os.pread(self._file.fileno(), size - offset, offset)
-
-    def _kill(self) -> None:
-        """With the processes that the user's code has started: they are in its group."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
-            self._await_exit(TO_EXIT)
-        with suppress(ProcessLookupError, PermissionError):
-            if self._process.pid:
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _await_exit(self, seconds: float) -> None:
-        until = monotonic() + seconds
-        while self._process.poll() is None and monotonic() < until:
-            sleep(POLL)
 
 
 def fitted(plan: Plan, arguments: Sequence[str], hosts: Path) -> HostFit:

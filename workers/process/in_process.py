@@ -24,7 +24,7 @@ from stageline.broker.stores.base import Store
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.features.ties import copies_in
-from stageline.workers.checkpoint.weights import save_weights
+from stageline.workers.checkpoint.saved import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import WriteFailed

@@ -20,8 +20,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.features.ties import copies_in
 from stageline.pipeline.process.lifeline import NONE
 from stageline.workers.checkpoint.hooks import Announced, open_snapshots
-from stageline.workers.checkpoint.saved import save_stages
-from stageline.workers.checkpoint.weights import save_weights
+from stageline.workers.checkpoint.saved import save_stages, save_weights
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runs import folder as runs

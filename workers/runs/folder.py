@@ -92,12 +92,10 @@ def has_other_plan(plan: "plans.Plan", folder: Path) -> bool:
 def recorded_cut(plan: "plans.Plan", folder: Path) -> list[int] | None:
     """Where the run in `folder` was cut when it began, if this plan would measure that again, and has as many stages.
     None if that cannot be read."""
-    try:
-        kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=_RecordedPlan)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    cut = kept.model.cut
-    return cut if plan.measures_cut and len(cut) + 1 == plan.model.stages else None
+    match _kept_plan(folder):
+        case {"model": {"cut": [*cut]}} if plan.measures_cut and len(cut) + 1 == plan.model.stages:
+            return cut
+    return None
 
 
 def recorded_memory(plan: "plans.Plan", folder: Path) -> dict[str, object]:
@@ -121,16 +119,6 @@ def _limits(tables: dict[str, Any], chosen: Collection[str]) -> list[object]:
     """What a plan says of all stages and workers, but for the keys that are `chosen`; and the limits of workers."""
     of_all = {key: value for key, value in tables.get("memory", {}).items() if f"memory.{key}" not in chosen}
     return [of_all, {name: each.get("memory") for name, each in tables.get("workers", {}).items()}]
-
-
-class _RecordedModel(msgspec.Struct):
-    cut: list[int]
-
-
-class _RecordedPlan(msgspec.Struct):
-    """What is read of a run's plan."""
-
-    model: _RecordedModel
 
 
 def _differences(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":

@@ -1,6 +1,5 @@
 """How a run ended: its outcome on this machine, and the result of a finished run, which is written to its folder."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -8,9 +7,8 @@ import msgspec
 Facts = dict[str, Any]  # the broker's answer to the query `status`: schema status/1
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchOutcome:
-    """Exit code, the reason in words, and the broker's last status of the run."""
+class LaunchOutcome(msgspec.Struct, frozen=True, tag=True):
+    """The end of a run on this machine: exit code, the reason in words, and the broker's last status of the run."""
 
     code: int
     reason: str

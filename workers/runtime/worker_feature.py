@@ -6,7 +6,7 @@ A feature registers itself in `REGISTERED` under its name, with the place of its
 not know its module. The factory returns None where the plan does not ask for it, or this worker has no part in it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ from .call_sequence import Keep, SaveStages
 from .executor.executor import Executor
 from .executor.losses import ComputeFailed
 from .job import Job
-from .loop import WorkerLoop
+from .loop import PATIENCE, WorkerLoop
 from .program.instruction import Instruction
 from .program.orders import StepOrders
 from .progress import Progress
@@ -37,9 +37,9 @@ REGISTERED = {  # the factory of each feature by its name, in the order in which
     "prefix cache": "stageline.workers.extras.prefix_cache.opening:prefix_cache",
     "recorder": "stageline.workers.extras.replay.recorder:recorder",
     "taps": "stageline.workers.extras.taps.tap_writer:taps",
-    "stage bytes": "stageline.workers.runtime.stage_bytes:stage_bytes",
+    "stage bytes": "stageline.workers.runtime.stage_memory:stage_bytes",
     "skipping": "stageline.workers.runtime.skipping:skipping",
-    "offload": "stageline.workers.runtime.offload:offload",
+    "offload": "stageline.workers.runtime.stage_memory:offload",
     "metrics": "stageline.workers.runtime.worker_feature:metrics",
 }
 
@@ -162,7 +162,11 @@ def composed(features: Sequence[WorkerFeature], executor: Executor) -> Compute:
         return executor.carry_out
 
     def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        return table[instruction.action.stage, instruction.action.kind](instruction, received)
+        index, kind = instruction.action.stage, instruction.action.kind
+        if (compute := table.get((index, kind))) is None:  # a kind that a feature of the user has added
+            compute = compose(features, executor.stages[index], kind, executor.carry_out)
+            table[index, kind] = compute
+        return compute(instruction, received)
 
     return carry_out
 
@@ -210,3 +214,45 @@ def loop_of(
         keep=keep,
         save=save,
     )
+
+
+def has_room(writer: BackgroundWriter, key: Hashable, progress: Progress, what: str, longest: float) -> bool:
+    """Whether `writer` has room under `key`; waits for that up to `longest` seconds. `what` continues "waits until"
+    and is continued by "written"."""
+    return _told(lambda timeout: writer.has_room(key, timeout), progress, what, longest)
+
+
+def is_written(
+    writer: BackgroundWriter,
+    key: Hashable,
+    progress: Progress,
+    what: str,
+    longest: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> bool:
+    """Whether all that `writer` was given under `key` is done; waits as `has_room` does, and calls `meanwhile` now and
+    then."""
+    return _told(lambda timeout: writer.is_done(key, timeout), progress, what, longest, meanwhile)
+
+
+def in_turns(wait: Callable[[float], bool], longest: float, meanwhile: Callable[[], None]) -> bool:
+    """What `wait` returns once it is true, or after `longest` seconds; calls `meanwhile` every `PATIENCE` seconds."""
+    while longest > PATIENCE:
+        meanwhile()
+        if wait(PATIENCE):
+            return True
+        longest -= PATIENCE
+    return wait(longest)
+
+
+def _told(
+    wait: Callable[[float], bool],
+    progress: Progress,
+    what: str,
+    longest: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> bool:
+    if wait(PATIENCE):
+        return True
+    with progress.writing(what):
+        return in_turns(wait, longest, meanwhile)

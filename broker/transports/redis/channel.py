@@ -22,11 +22,10 @@ import structlog
 
 from stageline.broker.control.channel import LARGEST, Envelope, Received
 from stageline.broker.errors import AddressUnusable, EndpointTaken
-from stageline.broker.transports.redis.answers import sound
-from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.units import Command, Unit
 
-from .answers import RedisAway, RedisRefusal, RedisUnfit
+from .answers import RedisAway, RedisRefusal, RedisUnfit, sound
+from .connection import RedisLink
+from .units import Command, Unit
 
 NAME = "broker"  # of an address without one
 TENURE = 3.0  # seconds after which a broker that does not refresh its key has lost its place

@@ -17,10 +17,19 @@ from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, R
 from redis.retry import Retry
 
 from stageline.broker.errors import BrokerError
-from stageline.broker.transports.redis.answers import AnswerReader, KeyReplaced, is_of_wrong_type, plain, sound
 from stageline.pipeline.addresses import masked, unclear_password
 
-from .answers import RedisAway, RedisGarbled, RedisUnfit, SizedParser
+from .answers import (
+    AnswerReader,
+    KeyReplaced,
+    RedisAway,
+    RedisGarbled,
+    RedisUnfit,
+    SizedParser,
+    is_of_wrong_type,
+    plain,
+    sound,
+)
 from .units import Chunk, Command, Unit, pack
 
 CONNECTING = 5.0  # seconds
@@ -59,16 +68,16 @@ class RedisLink:
     def send(self, packed: Sequence[Chunk]) -> None:
         """Sends what `pack` made of some units; `receive` waits for the answers. Raises as `exchange` does."""
         if not self.is_fit:
-            self._send(pack([INQUIRY]))
-            (answers,) = self._receive([INQUIRY])
+            self._explained(self._write, pack([INQUIRY]))
+            (answers,) = self._explained(self._take, [INQUIRY])
             self.check(answers)
             self.is_fit = True
-        self._send(packed)
+        self._explained(self._write, packed)
 
     def receive(self, units: Sequence[Unit]) -> list[list[Any]]:
         """The answers to the units that were sent before. Raises as `exchange` does."""
         self._check_unbroken()
-        return self._receive(units)
+        return self._explained(self._take, units)
 
     def receive_now(self, units: Sequence[Unit]) -> list[list[Any]] | None:
         """As `receive`, if all answers are here. If not, does not wait: None."""
@@ -83,7 +92,7 @@ class RedisLink:
         """Sends what `send_now` has left. Raises as `exchange` does."""
         self._check_unbroken()
         if packed:
-            self._send(packed)
+            self._explained(self._write, packed)
 
     @property
     def fd(self) -> int | None:
@@ -109,18 +118,12 @@ class RedisLink:
         self._answers.close()
         self._connection.disconnect()
 
-    def _send(self, packed: Sequence[Chunk]) -> None:
-        self._explained(self._write, packed)
-
     def _write(self, packed: Sequence[Chunk]) -> None:
         if not self._answers.is_open:
             self._connection.connect()
             self._answers.open(self._connection)
         if rest := self._answers.write(packed):
             self._connection.send_packed_command(rest, check_health=False)
-
-    def _receive(self, units: Sequence[Unit]) -> list[list[Any]]:
-        return self._explained(self._take, units)
 
     def _take(self, units: Sequence[Unit]) -> list[list[Any]]:
         return self._all_named(units, self._answers.wait(units))

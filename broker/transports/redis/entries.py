@@ -38,8 +38,9 @@ from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Retention, check_current
-from stageline.broker.transports.redis.answers import sound
-from stageline.broker.transports.redis.units import Command
+
+from .answers import sound
+from .units import Command
 
 LAYOUT = 1
 PIECE = 2**20  # bytes of tensors in an entry; larger and smaller ones are slower (measured, 64 KiB to 16 MiB)

@@ -5,7 +5,7 @@
                      StreamWriter <─ ReceiverThread            <── SenderThread ───── StreamReader
 
 What these two do is done by the computing thread, as far as it needs no waiting, while that puts and takes messages;
-else by threads of their own: `redis_thread.py`.
+else by threads of their own: `threads.py`.
 
 The server keeps every message until it is trimmed, and so does its producer, which adds it again if the server forgot.
 """
@@ -21,15 +21,14 @@ from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
 from stageline.broker.queues.log import LockedLog, Log
-from stageline.broker.transports.redis.connection import RedisLink
 from stageline.pipeline.addresses import masked
 
+from .connection import RedisLink
 from .entries import StepDigests, layout, prefix
-from .receiver_thread import ReceiverThread
-from .redis_thread import SharedEnds
 from .sender_thread import SenderThread
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
+from .threads import ReceiverThread, SharedEnds
 
 LINGER = 1.0  # seconds that closing waits for what is on its way out
 JOIN_TIMEOUT = 2.0  # seconds that closing waits for the threads

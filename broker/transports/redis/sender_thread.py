@@ -14,13 +14,11 @@ from typing import Any
 import structlog
 
 from stageline.broker.errors import BrokerError, QueueFull
-from stageline.broker.transports.redis.answers import sound
-from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.units import Chunk, Exchange, Unit, pack_exchanges
 
-from .answers import RedisKeyTaken, RedisRefusal, RedisUnfit
-from .connection import INQUIRY
-from .redis_thread import RedisThread, SharedEnds
+from .answers import RedisKeyTaken, RedisRefusal, RedisUnfit, sound
+from .connection import INQUIRY, RedisLink
+from .threads import RedisThread, SharedEnds
+from .units import Chunk, Exchange, Unit, pack_exchanges
 
 IDLE = 1.0  # seconds between two checks whether the server still has everything
 FITNESS = 5.0  # seconds between two checks of the server's settings

@@ -19,11 +19,10 @@ import msgspec
 
 from stageline.broker.control.records import StepRecord
 from stageline.broker.stores.base import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
-from stageline.broker.transports.redis.answers import sound
-from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.units import Command
 
-from .answers import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit
+from .answers import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit, sound
+from .connection import RedisLink
+from .units import Command
 
 _Answer = TypeVar("_Answer")
 

@@ -26,9 +26,9 @@ from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueGap
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Receiver, Retention
-from stageline.broker.transports.redis.units import Exchange
 
 from .entries import Announcer, EntryId, Keys, StepDigests, StreamEntry, pour, read_entry
+from .units import Exchange
 
 AGAIN = 0.1  # seconds before what was passed over or damaged is read again
 IN_VAIN = 3  # times that the same message was read without success, after which it is announced as missing

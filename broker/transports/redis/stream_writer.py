@@ -20,10 +20,10 @@ from redis.exceptions import ResponseError
 from stageline.broker.codec.message import Frame, Header, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.delivery import Credit, Retention, Sender
-from stageline.broker.transports.redis.answers import sound
-from stageline.broker.transports.redis.units import Command, Exchange, pack_together
 
+from .answers import sound
 from .entries import Addition, Announcer, Keys, last_entry, read_entry, read_id
+from .units import Command, Exchange, pack_together
 
 BATCH_BYTES = 4 * 2**20  # of the messages in one transaction; at least one message
 BATCH_MESSAGES = 64  # in one transaction

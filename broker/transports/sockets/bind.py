@@ -1,4 +1,4 @@
-"""Binds a socket, or names the process that holds its address; removes the file of an ipc socket in the end."""
+"""Opens and binds sockets, or names the process that holds an address; removes the file of an ipc socket in the end."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import re
 import socket as sockets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -24,6 +24,18 @@ _REASONS = {
     errno.ENOENT: "the folder does not exist; make it first",
 }
 _SERVED = {errno.EAGAIN, errno.EPROTOTYPE}  # its process accepts none now, or listens with another kind of socket
+
+
+def open_socket(context: "zmq.Context[Any]", kind: int, options: Mapping[int, int]) -> "zmq.Socket[Any]":
+    """A ZeroMQ socket with these options; none is left open if one of them is refused."""
+    socket: zmq.Socket[Any] = context.socket(kind)
+    try:
+        for option, value in options.items():
+            socket.set(option, value)
+    except BaseException:
+        socket.close()
+        raise
+    return socket
 
 
 def bind(socket: zmq.Socket[Any], url: str) -> str:

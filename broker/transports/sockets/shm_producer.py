@@ -15,21 +15,27 @@ import structlog
 from stageline.broker.codec.message import Frame
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.links import OutboundLink, RouteGone
-from stageline.broker.transports.sockets.shm_packets import (
+
+from .bind import bind_path
+from .shm_packets import (
     COPIED,
     LARGEST,
+    LEAST,
     MEMORY,
     MESSAGE,
+    MESSAGES,
     NUMBER,
     PLACE,
     RANGE,
     REPLY,
     REQUEST,
+    Places,
+    SharedMemory,
+    is_trusted,
+    new_descriptor,
     preamble,
+    user_of,
 )
-
-from .bind import bind_path
-from .shm_packets import LEAST, MESSAGES, Places, SharedMemory, is_trusted, new_descriptor, user_of
 
 REQUEST_BYTES = 2**12  # the most that a packet of a consumer may have
 

@@ -22,7 +22,8 @@ from stageline.broker.errors import BadMessage, EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink
-from stageline.broker.transports.sockets.shm_packets import (
+
+from .shm_packets import (
     COPIED,
     LARGEST,
     MEMORY,
@@ -32,10 +33,11 @@ from stageline.broker.transports.sockets.shm_packets import (
     RANGE,
     REPLY,
     REQUEST,
+    SharedMemory,
+    is_trusted,
     split,
+    user_of,
 )
-
-from .shm_packets import SharedMemory, is_trusted, user_of
 from .shm_producer import Listener
 
 FIRST_PAUSE = 0.02  # seconds until another attempt to connect; doubles up to LONGEST_PAUSE

@@ -1,7 +1,7 @@
 """Control messages over ZeroMQ: the broker has a ROUTER, all others a DEALER."""
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 import zmq
@@ -9,22 +9,23 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.control.channel import LARGEST, LARGEST_UNTRUSTED, Envelope, Received
 from stageline.broker.errors import AddressUnusable
-from stageline.broker.transports.sockets.bind import listening
-from stageline.broker.transports.sockets.connection_guard import guarded
 from stageline.pipeline.addresses import masked
+
+from .bind import listening, open_socket
+from .connection_guard import guarded
 
 # Taken in one turn at most, so that leases and trims are not delayed for ever; what else has come waits for the next.
 _BATCH = 1000  # messages
 _BATCH_BYTES = 8 * 2**20  # a message that is longer is a turn of its own
 
-_DEALER_OPTIONS = {
+_DEALER_OPTIONS: dict[int, int] = {
     zmq.MAXMSGSIZE: LARGEST,
     zmq.LINGER: 500,
     zmq.SNDHWM: 64,
     zmq.RECONNECT_IVL: 20,
     zmq.RECONNECT_IVL_MAX: 1000,
 }
-_ROUTER_OPTIONS = {
+_ROUTER_OPTIONS: dict[int, int] = {
     zmq.ROUTER_MANDATORY: 1,  # a recipient that is gone raises, instead of being ignored
     # Not ROUTER_HANDOVER: with it, a peer that names itself as another takes the messages of that.
     zmq.MAXMSGSIZE: LARGEST,
@@ -43,7 +44,7 @@ class ZeroMQClientChannel:
         self._url = url
         self._context = zmq.Context()
         try:
-            self._socket = _open(self._context, zmq.DEALER, {**_DEALER_OPTIONS, zmq.IMMEDIATE: not keeps})
+            self._socket = open_socket(self._context, zmq.DEALER, {**_DEALER_OPTIONS, zmq.IMMEDIATE: not keeps})
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             self._socket.connect(url)
         except zmq.ZMQError as error:  # also where the system has no sockets left
@@ -93,7 +94,7 @@ class ZeroMQServerChannel:
 
     def __init__(self, url: str) -> None:
         context = zmq.Context()
-        self._router = _open(context, zmq.ROUTER, _ROUTER_OPTIONS)
+        self._router = open_socket(context, zmq.ROUTER, _ROUTER_OPTIONS)
         self._sources: dict[bytes, int] = {}  # the connection of each sender in the last batch
         self._emptied = False  # the last batch was all that had arrived
         with ExitStack() as cleanup:
@@ -149,10 +150,3 @@ class ZeroMQServerChannel:
 
     def close(self) -> None:
         self._resources.close()
-
-
-def _open(context: "zmq.Context[zmq.SyncSocket]", kind: int, options: Mapping[zmq.SocketOption, int]) -> zmq.SyncSocket:
-    opened = context.socket(kind)
-    for option, value in options.items():
-        opened.set(option, value)
-    return opened

@@ -33,7 +33,7 @@ from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
 from stageline.broker.queues.requests import CreditRequest, Requester
 
-from .bind import bind
+from .bind import bind, open_socket
 from .connection_guard import guarded, open_monitor
 
 Socket = zmq.Socket[Any]
@@ -86,17 +86,10 @@ _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)  # plain: pyzmq's own flags are enums, and slow
 
 
-def open_socket(context: Context, kind: int, hwm: int) -> Socket:
-    """A ROUTER or a DEALER with its options. Credit keeps `hwm` messages or fewer under way; the socket's own limit
-    holds should that fail."""
-    socket = context.socket(kind)
-    try:
-        for option, value in {**COMMON_OPTIONS, **OPTIONS[kind], zmq.SNDHWM: hwm, zmq.RCVHWM: hwm}.items():
-            socket.set(option, value)
-    except BaseException:
-        socket.close()
-        raise
-    return socket
+def _options(kind: int, hwm: int) -> dict[int, int]:
+    """The options of a ROUTER or a DEALER. Credit keeps `hwm` messages or fewer under way; the socket's own limit holds
+    should that fail."""
+    return {**COMMON_OPTIONS, **OPTIONS[kind], zmq.SNDHWM: hwm, zmq.RCVHWM: hwm}
 
 
 class Handshake:
@@ -196,7 +189,7 @@ class Dealer(InboundLink):
     def _connect(self) -> None:
         """Leaves no socket open if that fails: its context could never be closed."""
         with ExitStack() as opened:
-            self.socket = open_socket(self._context, zmq.DEALER, self._hwm)
+            self.socket = open_socket(self._context, zmq.DEALER, _options(zmq.DEALER, self._hwm))
             opened.callback(self.socket.close)
             self._handshake = Handshake(self._context, self.socket)
             opened.callback(self._handshake.close)
@@ -224,7 +217,7 @@ class Router(OutboundLink):
 
     def __init__(self, context: Context, url: str, run: str, hwm: int, key: bytes = b"") -> None:
         super().__init__(run, key)
-        self.socket = open_socket(context, zmq.ROUTER, hwm)
+        self.socket = open_socket(context, zmq.ROUTER, _options(zmq.ROUTER, hwm))
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
         self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
         self._guard = guarded(context, self.socket, url, hwm * REQUEST_BYTES)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import count, repeat
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -11,12 +11,12 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.data.memory import Order
+from stageline.pipeline.data.source import called
 from stageline.pipeline.errors import DataError
 
 from .parts import Target, split_parts
 from .readers import Readers
 from .samples import Collate, Sampling, generators_kept, length_of, one_thread, seed_generators
-from .user_code import called
 
 _END = object()  # of the samples
 
@@ -73,8 +73,7 @@ class Loader(AbstractContextManager["Loader"]):
         self._held_out: Loader | None = None
         if held_out is not None:
             same = {"collate_fn": collate_fn, "num_workers": num_workers, "target": target}
-            self._held_out = Loader(held_out, batch_size, seed, shuffle=False, **same)  # type: ignore[arg-type]
-            self._held_out._epochs = repeat(0)
+            self._held_out = _HeldOut(held_out, batch_size, seed, shuffle=False, **same)  # type: ignore[arg-type]
 
     @property
     def order(self) -> Order:
@@ -122,6 +121,13 @@ class Loader(AbstractContextManager["Loader"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _HeldOut(Loader):
+    """A loader of which every loop walks epoch 0."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.batch, range(self.steps_per_epoch))
 
 
 class StreamLoader:
@@ -186,16 +192,16 @@ class StreamLoader:
     def _begin(self, epoch: int) -> Iterator[Any]:
         with generators_kept(), one_thread():
             seed_generators(f"{self._seed}/epoch {epoch}")
-            found: Iterator[Any] = called(partial(iter, self._dataset), "iter() of the dataset failed")
+            found: Iterator[Any] = called(partial(iter, self._dataset), "iter() of the dataset")
             return found
 
     def _sample(self, iterator: Iterator[Any], epoch: int, place: int) -> Any:
         with generators_kept(), one_thread():
             seed_generators(f"{self._seed}/epoch {epoch}/sample {place}")
-            return called(partial(next, iterator, _END), f"sample {place} of epoch {epoch} failed")
+            return called(partial(next, iterator, _END), f"sample {place} of epoch {epoch}")
 
     def _batch(self, step: int, samples: list[Any]) -> Batch:
         with generators_kept(), one_thread():
             seed_generators(f"{self._seed}/step {step}/collate")
-            made = called(partial(self._collate, samples), f"the samples of step {step} make no batch")
+            made = called(partial(self._collate, samples), f"the samples of step {step}", "make no batch")
             return split_parts(made, self._target)

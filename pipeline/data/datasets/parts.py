@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 import torch
 
 from stageline.pipeline.data.batch import Batch, rows
+from stageline.pipeline.data.source import called
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree
-
-from .user_code import called
 
 Part: TypeAlias = str | int
 Target: TypeAlias = Part | Sequence[Part] | Callable[[Any], tuple[Any, Any]] | None
@@ -37,7 +36,7 @@ def split_parts(batch: Any, target: Target) -> Batch:
 
 
 def _by_function(batch: Any, function: Callable[[Any], tuple[Any, Any]]) -> tuple[Any, Any]:
-    made = called(partial(function, batch), f"target failed on {form(batch)}")
+    made = called(partial(function, batch), "target", f"failed on {form(batch)}")
     if not (isinstance(made, tuple | list) and len(made) == 2):
         raise DataError(f"target returned {form(made)}; expected two: (inputs, targets)")
     inputs, targets = made

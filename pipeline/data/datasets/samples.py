@@ -19,10 +19,10 @@ from torch.utils.data import IterableDataset
 
 from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.data.memory import Order
+from stageline.pipeline.data.source import called
 from stageline.pipeline.errors import DataError
 
 from .parts import Target, form, split_parts
-from .user_code import called
 
 Collate = Callable[[list[Any]], Any]
 
@@ -97,11 +97,11 @@ class Sampling:
 
     def _sample(self, epoch: int, index: int) -> Any:
         seed_generators(f"{self.seed}/epoch {epoch}/sample {index}")
-        return called(partial(self.dataset.__getitem__, index), f"dataset[{index}] failed")
+        return called(partial(self.dataset.__getitem__, index), f"dataset[{index}]")
 
     def _collated(self, indices: Sequence[int], samples: list[Any]) -> Any:
         try:
-            return called(partial(self.collate, samples), f"samples {_listed(indices)} make no batch")
+            return called(partial(self.collate, samples), f"samples {_listed(indices)}", "make no batch")
         except DataError as error:
             way_out = "Return tensors of one shape from the dataset, or give a collate_fn"
             raise DataError(f"{error}. {_unlike(indices, samples)}. {way_out}.") from error.__cause__
@@ -114,7 +114,7 @@ def length_of(dataset: Any) -> int:
         raise DataError(f"the dataset is a {kind}, whose samples come in one order only. {_STREAM}.")
     if not hasattr(dataset, "__len__"):
         raise DataError(f"the dataset is a {kind} without a length. {_STREAM}.")
-    count = called(partial(len, dataset), f"len() of the dataset, a {kind}, failed")
+    count = called(partial(len, dataset), f"len() of the dataset, a {kind},")
     if count == 0:
         raise DataError(f"the dataset, a {kind}, holds 0 samples. Give it at least one.")
     return int(count)

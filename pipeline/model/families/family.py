@@ -109,3 +109,13 @@ def taken(inputs: Tree, names: Sequence[str]) -> list[Any]:
             f"{', '.join(names[1:])}. What else a batch has, such as labels, is its target"
         )
     return [inputs.get(name) for name in names]
+
+
+def of_hidden(x: Any, module: torch.nn.Module) -> Tree:
+    """A layer of the hidden states alone, such as a last normalization."""
+    return module(x["hidden"])  # type: ignore[no-any-return]
+
+
+def masked_block(x: Any, block: torch.nn.Module) -> Tree:
+    """A block that is called with the hidden states and the mask."""
+    return {**x, "hidden": block(x["hidden"], x["mask"])}

@@ -1,15 +1,12 @@
-"""The families of models that are known, each in a file of its own."""
+"""The families of models that are known."""
 
 import torch
 
-from .bert import BERT
+from .decoders import GPT2, LLAMA
+from .encoders import BERT, LAYOUTLM
 from .family import SAME, Family, StoredNames
-from .gpt2 import GPT2
 from .layers import Layers
-from .layoutlm import LAYOUTLM
-from .llama import LLAMA
-from .resnet import RESNET
-from .vit import VIT
+from .vision import RESNET, VIT
 
 FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, LAYOUTLM, VIT, RESNET)
 

@@ -1,4 +1,4 @@
-"""Layout of tensors in memory. Messages and snapshots keep it: kernels choose by strides and alignment, and bits follow.
+"""Layout of tensors in memory. Messages and snapshots keep it: kernels choose by strides and alignment.
 
     dense       one block without gaps, dimensions in any order (channels_last is one)
     with gaps   distinct elements, unused memory between them (one of the parts of `chunk`)
@@ -118,6 +118,11 @@ def empty(
     offset = skew // dtype.itemsize
     memory = torch.empty(offset + (layout(shape, strides).extent or 0), dtype=dtype, device=device)
     return memory.as_strided_(shape, strides, offset)
+
+
+def own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a leaf for autograd in memory of its own, since a layer may write to its input."""
+    return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def copied(tensor: torch.Tensor, make: Callable[..., torch.Tensor] = empty) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stageline.pipeline.stage import stage_update as partial_steps
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.stage_update import UpdatedFiles
-from stageline.workers.disk.offload_files import MappedFiles
+from stageline.workers.disk.memory import MappedFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
-from stageline.workers.disk import offload_files as mapped_files
+from stageline.workers.disk import memory as mapped_files
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.disk.offload_files import MappedFiles
+from stageline.workers.disk.memory import MappedFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,7 +17,7 @@ PAGES = 2**24 // os.sysconf("SC_PAGESIZE")  # of the memory that each round take
 
 ROUNDS = """
 import resource, sys
-from stageline.workers.disk.freed_memory import keep_freed_memory
+from stageline.workers.disk.memory import keep_freed_memory
 kept = keep_freed_memory() if "keep" in sys.argv else None
 for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

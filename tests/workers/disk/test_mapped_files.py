@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline.workers.disk import offload_files as mapped_files
+from stageline.workers.disk import memory as mapped_files
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.disk.offload_files import MappedFiles
+from stageline.workers.disk.memory import MappedFiles
 
 
 def files_in(folder: Path) -> MappedFiles:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stageline.workers.disk import offload_files as scratch_files
+from stageline.workers.disk import memory as scratch_files
 from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
-from stageline.workers.disk.offload_files import ScratchFiles
+from stageline.workers.disk.memory import ScratchFiles
 
 
 def has_room(writer: BackgroundWriter) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import RUNS
-from stageline.workers.cli.display.output import counted, say, show, size
+from stageline.workers.cli.display.output import counted, say, show, size, span
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.runs import folder as runs
 
@@ -109,7 +109,7 @@ def _needed(checkpoint: "Recut", share: "Share") -> tuple[tuple[str, ...], tuple
 def _show(change: "Recut", rows: list[NewStage], *, written: bool) -> None:
     title = f"step {change.step} of run {change.source.run} goes on as run {change.run}"
     table = [
-        (row.worker, row.stage, _span(row.layers), ", ".join(map(str, row.old_stages)), _absent(row)) for row in rows
+        (row.worker, row.stage, span(row.layers), ", ".join(map(str, row.old_stages)), _absent(row)) for row in rows
     ]
     show(title, ("worker", "stage", "layers", "of old stages", "not here"), table)
     if written:
@@ -120,10 +120,6 @@ def _show(change: "Recut", rows: list[NewStage], *, written: bool) -> None:
 
 def _absent(row: NewStage) -> str:
     return ", ".join([*row.absent, *(f"{path} (optional)" for path in row.best_absent)]) or "none"
-
-
-def _span(layers: tuple[str, ...]) -> str:
-    return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
 
 
 @click.group()

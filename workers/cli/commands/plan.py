@@ -13,7 +13,7 @@ from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
 from stageline.workers.cli.display.estimate import show_chosen, tight_lines
-from stageline.workers.cli.display.output import counted, say, share, show, size
+from stageline.workers.cli.display.output import counted, say, share, show, size, span
 
 if TYPE_CHECKING:  # slow to import
     from stageline.workers.extras.preflight.trial_result import Estimate
@@ -95,7 +95,7 @@ def _show_split(found: "Estimate") -> None:
         (
             each.label,
             each.worker,
-            each.layers[0] if len(each.layers) == 1 else f"{each.layers[0]} to {each.layers[-1]}",
+            span(each.layers),
             each.parameters,
             *([each.trained] if freezes else []),
             each.in_flight,

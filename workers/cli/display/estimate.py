@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .output import counted, say, share, show, size
+from .output import counted, say, share, show, size, span
 
 if TYPE_CHECKING:
     from stageline.workers.extras.placement import HostFit
@@ -16,7 +16,7 @@ def show_fit(found: "HostFit") -> None:
         (
             each.stage,
             each.host,
-            each.layers[0] if len(each.layers) == 1 else f"{each.layers[0]} to {each.layers[-1]}",
+            span(each.layers),
             f"{1000 * each.seconds:.3g} ms",
             each.in_flight,
             f"{size(each.bytes)} of {size(each.memory)}",

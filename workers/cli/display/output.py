@@ -103,6 +103,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def span(layers: Sequence[str]) -> str:
+    """Return `encoder.4`, or `encoder.4 to encoder.7`, of the names of layers in order."""
+    return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
+
+
 def steps_of(steps: int, total: int | None, *, script: bool) -> str:
     """`12 of 460`, `12 of ?`; `12` of a script's run, which may end anywhere."""
     if total is None:

@@ -23,7 +23,7 @@ from stageline.pipeline.digest import tensor_digests, weights_sha256
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.model.families.layers import Layers
-from stageline.pipeline.model.load import base_folder, call, load_object, references_of
+from stageline.pipeline.model.load import factory_of, references_of
 from stageline.pipeline.model.object_names import is_of_script
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.weights.reading import listed, misformed, misnamed
@@ -187,10 +187,10 @@ def run_model(
 
 def _made(plan: Plan) -> Any:
     """What the plan's factory returns under the run's seed; this process's random state is as before."""
-    factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
+    make = factory_of(plan)
     with generators_kept(torch.device("cpu")):
         torch.manual_seed(plan.run.seed)
-        return call(factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
+        return make()
 
 
 def _uncut(made: Any, trainable: Sequence[str] | None = None) -> list[Segment]:

@@ -6,10 +6,9 @@ Stages of another plan can go on from a checkpoint; an exported model has a conf
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from stageline.pipeline.model.cut import build_segments
-from stageline.pipeline.model.load import base_folder, call, load_object
+from stageline.pipeline.model.load import factory_of
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.plan_stage import optimizer_of
 from stageline.pipeline.model.segment import layouts_of
@@ -29,12 +28,6 @@ def planned_layouts(plan: Plan) -> Sequence[StageLayout]:
     segments = build_segments(plan)
     plan.resolved(len(segments))
     return layouts_of(segments, optimizer_of(plan), groups_of(plan))
-
-
-def planned_model(plan: Plan) -> Any:
-    """What the plan's factory returns. Raises `ModelRefused`."""
-    factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
-    return call(factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
 
 
 def layout_change(plan: Plan, folder: Path, step: int | None) -> Recut:
@@ -82,7 +75,7 @@ def read_configuration(path: Path) -> Mapping[str, object]:
 
 def planned_configuration(plan: Plan) -> Mapping[str, object]:
     """Of the model that the plan's factory returns. Raises `ModelRefused`, or `WeightsUnusable` if it has none."""
-    return configuration_of(planned_model(plan), f'model.factory = "{plan.model.factory}"')
+    return configuration_of(factory_of(plan)(), f'model.factory = "{plan.model.factory}"')
 
 
 def configuration_of(model: object, origin: str) -> Mapping[str, object]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.workers.checkpoint.saved import averages_file, weights_file
 from stageline.workers.checkpoint.snapshot import AVERAGES, WEIGHTS, SnapshotDamaged
 from stageline.workers.checkpoint.source import NoCheckpoint, source_in
-from stageline.workers.checkpoint.weights import averages_file, weights_file
 from stageline.workers.disk.tensor_file import forms_in, read_tensors
 from stageline.workers.runs import folder as runs
 

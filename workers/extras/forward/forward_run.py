@@ -6,19 +6,16 @@
 This process has the model's weights in memory once; its workers, which are forks of it, share that memory. Nothing is
 written to the run's folder: the processes have a folder of their own, which is removed at the end.
 
-The process that makes that folder, and all its forks, have it open and locked. A folder that can be locked is
-abandoned: its command was killed, and the next such command removes it.
+If its command is killed, the next such command removes it.
 """
 
-import fcntl
-import os
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +27,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.loss import Loss
 from stageline.pipeline.stage.stage_update import OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
+from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
 from stageline.workers.runtime.executor.losses import ComputeFailed
@@ -47,34 +45,9 @@ PREFIX = "stageline-forward-"
 Tell = Callable[[str], object]  # takes a line for people
 
 
-@contextmanager
-def temporary_run_folder() -> Iterator[Path]:
-    """A context with the folder. Raises `OSError`."""
-    remove_abandoned_runs()
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
-        lock = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Path(name)
-        finally:
-            os.close(lock)
-
-
-def remove_abandoned_runs() -> None:
-    """Removes this user's folders of which no process is left."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it is gone, or no folder, or in use
-            if path.lstat().st_uid == os.geteuid():
-                _remove_if_abandoned(path)
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(lock)
+def temporary_run_folder() -> OwnedFolder:
+    """Return the folder of a run that is only wanted while its command lasts. Raises `OSError`."""
+    return OwnedFolder(PREFIX, partial(shutil.rmtree, ignore_errors=True))
 
 
 class ForwardFailed(StagelineError):
@@ -112,7 +85,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
     ) -> None:
         self._model, self._titles, self._tell = model, list(metrics or ()), tell
         with ExitStack() as stack:
-            folder = stack.enter_context(temporary_run_folder())
+            folder = stack.enter_context(temporary_run_folder()).path
             options = _options(model.plan, folder, workers, loss or _no_loss, list((metrics or {}).values()))
             _, self._check, self._run = _begun(model, options)
             stack.callback(self._run.discard)

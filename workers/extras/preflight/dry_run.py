@@ -34,7 +34,7 @@ from stageline.pipeline.stage.held import (
     trained_parameters,
 )
 from stageline.pipeline.stage.layers.file_memory import LEAST
-from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.layers.memory import own_copy
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor.losses import ComputeFailed
@@ -173,7 +173,7 @@ class _DryRun:
         return self._stages[index].stages[index]
 
     def _first_forward(self, index: int, received: Sequence[Tree]) -> Tree:
-        self._received.append([map_tensors(_own, tree) for tree in received] if self._stages.come_and_go else [])
+        self._received.append([map_tensors(own_copy, tree) for tree in received] if self._stages.come_and_go else [])
         stage = self._stage(index)
         self._gave_weights(stage, "as model.factory made it")
         saved = SavedBytes(stage)
@@ -280,11 +280,6 @@ class _DryRun:
                     kept -= max(_gradients(stage), default=0)
         self._working[index] = max(self._working.get(index, 0), live.peak - kept)
         return result
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy, since a stage may write to what it is given."""
-    return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _message(job: Job, action: Action, payload: Tree, before: Mapping[int, torch.Tensor]) -> dict[QueueKey, Carried]:

@@ -16,7 +16,7 @@ from stageline.pipeline.model.layer_costs import CutWish, LayerCost, chosen_edge
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import DELAYED, Action, Kind, ScheduleRefused, make_schedule
 from stageline.pipeline.schedule.check import check_schedule
-from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.layers.memory import own_copy
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor.executor import Executor
@@ -92,7 +92,7 @@ class LayerRun:
 
     def _timed(self) -> int:
         """Nanoseconds of a forward and a backward. They write to copies: the next layer is given the first output."""
-        given = [map_tensors(_copy, tree) for tree in self._received]
+        given = [map_tensors(own_copy, tree) for tree in self._received]
         began = _now(self._stage.device)
         self._carry_out(Kind.FORWARD, given)
         self._backward()
@@ -136,10 +136,6 @@ def _trained(stage: Stage) -> list[torch.Tensor]:
 def _state_bytes(optimizer: torch.optim.Optimizer | None, parameter: torch.Tensor) -> int:
     state = {} if optimizer is None else optimizer.state.get(parameter, {})
     return sum(each.nbytes for each in state.values() if isinstance(each, torch.Tensor))
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _now(device: torch.device) -> int:

@@ -23,7 +23,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree, leaves, tensors
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.offload import offload_state
+from stageline.workers.runtime.stage_memory import offload_state
 
 SHORTEST = 16  # bytes: what is shorter is found in anything
 LOOKED_AT = 16  # rows: a layer treats all alike

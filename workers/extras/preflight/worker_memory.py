@@ -9,7 +9,7 @@ from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.features.offload import AHEAD
 from stageline.pipeline.plan import PlanError
-from stageline.workers.disk.offload_files import BACKLOG
+from stageline.workers.disk.memory import BACKLOG
 from stageline.workers.extras.memory import StageLoad, WorkerRoom
 from stageline.workers.extras.memory.load import ample_limit_for, limit_for
 from stageline.workers.runtime.job import Job

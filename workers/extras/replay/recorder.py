@@ -19,7 +19,6 @@ from time import monotonic
 from typing import BinaryIO
 
 import structlog
-from torch import Tensor
 
 from stageline.broker.codec.message import Message, encode, message_number
 from stageline.broker.errors import BrokerError
@@ -29,7 +28,7 @@ from stageline.pipeline.feature import Compute
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Action, Kind
-from stageline.pipeline.stage.layers.memory import copied
+from stageline.pipeline.stage.layers.memory import own_copy
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot, write_snapshot
@@ -145,10 +144,6 @@ def result_queue(action: Action) -> QueueKey | None:
     return queue_key(name) if name else None
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
-
-
 class Recorder(WorkerFeature):
     """Records the microbatch that stops the run at `place`, and, with a `writer`, all that its stages take and give."""
 
@@ -171,7 +166,7 @@ class Recorder(WorkerFeature):
                 return compute(instruction, received)
             index = instruction.action.stage
             for key, payload in zip(instruction.inputs, received, strict=True):
-                before = map_tensors(_copied, payload)  # a layer may write to its input
+                before = map_tensors(own_copy, payload)  # a layer may write to its input
                 writer.record(index, Direction.TAKEN, self._message(instruction, key, before))
             result = compute(instruction, received)
             if (key_of_result := result_queue(instruction.action)) is not None:

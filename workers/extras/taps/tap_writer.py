@@ -26,13 +26,12 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, write_json
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter, WriteFailed
 from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
-from stageline.workers.runtime.disk_wait import has_room
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.skipping import MARK
-from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
+from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, has_room
 
 from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder
 

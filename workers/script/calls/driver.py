@@ -96,7 +96,8 @@ class Driver:
     noted in `batches`.
 
     `commands` are the broker's, from the control thread. `fail` makes the error of a run that ended from its reason and
-    exit code. `progress` is for the control thread.
+    exit code. `at_end` is called when no more calls are made, and when the run is over. `progress` is for the control
+    thread.
     """
 
     def __init__(
@@ -109,11 +110,11 @@ class Driver:
         commands: deque[FromBroker | Stopped],
         fail: Callable[[str, int], RunFailed],
         batches: BatchRecord | None = None,
+        at_end: Callable[[], object] = lambda: None,
     ) -> None:
         self.progress = ScriptProgress(start, queues)
         self.calls = CallLog(start)
         self.ended = threading.Event()  # the run is over, well or not
-        self.at_end: Callable[[], object] = lambda: None  # called when no more calls are made, or the run is over
         self._program = program
         self._names = names
         self._run = assigned.run
@@ -123,6 +124,7 @@ class Driver:
         self._commands = commands
         self._fail = fail
         self._batches = batches
+        self._at_end = at_end
         self._error: RunFailed | None = None
         self._closing = False
         self._last: Position | None = None  # after the last call, once that is known
@@ -171,7 +173,7 @@ class Driver:
         """Makes the calls that were submitted, and no more; how many training steps are called for. For any thread."""
         with self._numbering:
             self._last = self._last or self._after_submitted()
-        self.at_end()
+        self._at_end()
         self.progress.calls_for(self._last.step, ends=True)  # from now on it is reported
         return self._last.step
 
@@ -346,7 +348,7 @@ class Driver:
         if self._last is None:  # else the workers save the state after these calls
             self._open.clear()
             self._submitted.clear()
-        self.at_end()
+        self._at_end()
 
 
 def _gone(worker: int, call: Call) -> str:

@@ -46,21 +46,8 @@ class LaunchStarted(msgspec.Struct, frozen=True, tag=True):
     sockets: str
 
 
-class LaunchNews(msgspec.Struct, frozen=True, tag=True):
-    """A line for people, of a worker that was lost."""
-
-    line: str
-
-
-class LaunchEnded(msgspec.Struct, frozen=True, tag=True):
-    """How the run ended, as `LaunchOutcome` has it."""
-
-    code: int
-    reason: str
-    facts: Facts
-
-
-LaunchMessage = LaunchStarted | LaunchNews | LaunchEnded
+LaunchMessage = LaunchStarted | LaunchOutcome | str
+"""The beginning of a run, its end, and in between a line for people for each worker that was lost."""
 
 
 class LauncherReport:
@@ -109,7 +96,7 @@ def run_launcher(task: LauncherTask, report: LauncherReport) -> int:
     except (StagelineError, OSError) as error:  # the script is told the cause, and not the last line of the log
         traceback.print_exc()
         outcome = LaunchOutcome(failure_code(getattr(error, "exit_code", ExitCode.FAILED)), str(error), {})
-    report.write(LaunchEnded(outcome.code, outcome.reason, outcome.facts))
+    report.write(outcome)
     return outcome.code
 
 
@@ -129,7 +116,7 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
 
         def tell(facts: Facts) -> None:
             for line in lost.lines(facts):
-                report.write(LaunchNews(line))
+                report.write(line)
 
         outcome = supervise(local, tell)
     if outcome.code == ExitCode.OK:

@@ -29,7 +29,7 @@ from stageline.workers.runs.notes import CODE
 from stageline.workers.runs.owner import require_free
 from stageline.workers.runs.result import LaunchOutcome
 
-from .launcher import LaunchEnded, LauncherReport, LauncherTask, LaunchNews, LaunchStarted, run_launcher
+from .launcher import LauncherReport, LauncherTask, LaunchStarted, run_launcher
 
 LOG = "launcher.log"
 START_TIMEOUT = 30.0  # seconds for the launcher to start its first process, which takes it milliseconds
@@ -142,10 +142,10 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
             match message:
                 case LaunchStarted():
                     self.broker, self.sockets = message.broker, Path(message.sockets)
-                case LaunchNews():
-                    self._news.append(message.line)
-                case LaunchEnded():
-                    self._told = LaunchOutcome(message.code, message.reason, message.facts)
+                case LaunchOutcome():
+                    self._told = message
+                case line:
+                    self._news.append(line)
 
     def _killed(self, status: int) -> str:
         lines = (self.folder / LOG).read_bytes().decode(errors="replace").strip().splitlines()

@@ -30,8 +30,8 @@ from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.hooks import LocalSnapshots
+from stageline.workers.checkpoint.saved import load_weights
 from stageline.workers.checkpoint.snapshot import Origin
-from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
@@ -246,15 +246,33 @@ class ProcessRun:
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
         self.batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
-        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure, self.batches)
+        driver = Driver(
+            self._program,
+            self._names,
+            assigned,
+            start,
+            queues,
+            commands,
+            self._failure,
+            self.batches,
+            at_end=self._at_end,
+        )
         here = self._reachable(queues.endpoint)
         self._control.start(assigned, here, driver.progress, steps=None, wake=queues.ring)
         driver.begin()
         stack.callback(driver.close, CLOSE_TIMEOUT)
+        stack.callback(self._at_end)
         return driver
 
+    def _at_end(self) -> None:
+        """Do nothing: the workers' snapshots tell the positions of a run on this machine."""
+
     def _position_of(self, assigned: Assigned) -> Position:
-        return position_of(self._plan, assigned.run, assigned.step)
+        """Return the position of the checkpoint, as one of its snapshots tells it. Raises `SnapshotDamaged`."""
+        if not assigned.step:
+            return Position()
+        origin = Origin(assigned.run, self._plan.digest())
+        return SnapshotDirectory(runs.folder(self._plan, assigned.run) / FOLDER, origin).load(0, assigned.step).position
 
     def _reachable(self, endpoint: str) -> str:
         return reachable(endpoint, self._processes.broker)
@@ -264,14 +282,6 @@ class ProcessRun:
 
     def _failure(self, reason: str, code: int) -> RunFailed:
         return RunFailed(self._processes.killed or reason, code, self.folder)
-
-
-def position_of(plan: Plan, run: str, step: int) -> Position:
-    """The position of the checkpoint of `step`, as one of its snapshots tells it. Raises `SnapshotDamaged`."""
-    if not step:
-        return Position()
-    checkpoints = SnapshotDirectory(runs.folder(plan, run) / FOLDER, Origin(run, plan.digest()))
-    return checkpoints.load(0, step).position
 
 
 def _identity(plan: Plan, program: Program) -> WorkerIdentity:

@@ -13,7 +13,6 @@ positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluat
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -39,7 +38,6 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.program.calls import CallKind, Position
 from stageline.workers.script.arguments.checks import command_there
 from stageline.workers.script.calls.calls import Replies, WeightNames
-from stageline.workers.script.calls.driver import Driver
 from stageline.workers.script.calls.news import say
 from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
@@ -237,12 +235,9 @@ class RemoteRun(ProcessRun):
         say(*(f"warning: {warning}" for warning in self._plan.warnings), missing_line(every, self._plan.broker.url))
         return super()._join()
 
-    def _drive(self, stack: ExitStack) -> Driver:
-        """However the run ends, it may be resumed at any step's end: also by the broker, while the script computes."""
-        driver = super()._drive(stack)
-        driver.at_end = self._positions.keep
-        stack.callback(self._positions.keep)
-        return driver
+    def _at_end(self) -> None:
+        """Write the positions: a run may be resumed at any step's end, also if the broker ends it."""
+        self._positions.keep()
 
     def _await_workers(self) -> None:
         patience, broker = self._plan.broker.patience, self._plan.broker.url

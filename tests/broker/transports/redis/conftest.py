@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.broker.transports.redis import redis_thread, sender_thread
+from stageline.broker.transports.redis import sender_thread, threads
 
 
 @pytest.fixture
@@ -10,4 +10,4 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Senders that check the server often, so that a test of what they find is short."""
     monkeypatch.setattr(sender_thread, "IDLE", 0.05)
     monkeypatch.setattr(sender_thread, "FITNESS", 0.05)
-    monkeypatch.setattr(redis_thread, "LONGEST_RETRY", 0.1)
+    monkeypatch.setattr(threads, "LONGEST_RETRY", 0.1)

@@ -14,9 +14,9 @@ from stageline.broker.queues import delivery as looking
 from stageline.broker.queues import ends
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.transports.redis import connection as redis_connection
-from stageline.broker.transports.redis import queues, receiver_thread
+from stageline.broker.transports.redis import queues, threads
 from stageline.broker.transports.redis.connection import RedisLink
-from stageline.broker.transports.redis.receiver_thread import ReceiverThread
+from stageline.broker.transports.redis.threads import ReceiverThread
 from support.proxy import Flip, Proxy
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair, wait_for
 from support.redis_queues import BACK, STREAM, line_at, payloads, put_all, take_all, worker
@@ -80,7 +80,7 @@ def test_a_consumer_with_a_window_of_one_does_not_wait_for_a_thread_that_has_not
     line = line_at(stack, shared_server().own_database(), windows={KEY: 1})
     line.put(0)
     line.take()
-    monkeypatch.setattr(receiver_thread, "BLOCK_BRIEFLY", 3 * LIMIT)
+    monkeypatch.setattr(threads, "BLOCK_BRIEFLY", 3 * LIMIT)
     line.put(*range(1, 6))
     thread = line.consumer._receiver
     wait_for(lambda: (thread._rests and line.consumer._shared.readers[0].receiver.ready) or None)
@@ -91,7 +91,7 @@ def test_a_consumer_that_waits_often_and_briefly_is_connected_and_reads(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of its waits kept the thread from making the connection."""
-    monkeypatch.setattr(receiver_thread, "PARKED", 0.05)
+    monkeypatch.setattr(threads, "PARKED", 0.05)
     server = shared_server()
     database = server.own_number()
     line = line_at(stack, server.tcp_url_of(database))
@@ -121,7 +121,7 @@ def test_a_connection_is_closed_only_by_the_thread_that_uses_it(
 
 def test_a_thread_takes_over_a_connection_without_answers(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that a computing thread has asked over may be lost, and that thread never waits long enough to see it."""
-    monkeypatch.setattr(receiver_thread, "OVERDUE", 0.0)
+    monkeypatch.setattr(threads, "OVERDUE", 0.0)
     line = line_at(stack, shared_server().own_database())
     for number in range(20):
         line.put(number)

@@ -2,11 +2,9 @@
 
 import pytest
 
-from stageline.pipeline.model.families.bert import BERT
-from stageline.pipeline.model.families.gpt2 import GPT2
-from stageline.pipeline.model.families.llama import LLAMA
-from stageline.pipeline.model.families.resnet import RESNET
-from stageline.pipeline.model.families.vit import VIT
+from stageline.pipeline.model.families.decoders import GPT2, LLAMA
+from stageline.pipeline.model.families.encoders import BERT
+from stageline.pipeline.model.families.vision import RESNET, VIT
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.layers.memory import skew_of
-from stageline.workers.disk.offload_files import MappedFiles
+from stageline.workers.disk.memory import MappedFiles
 
 SIDE = 160  # of a square of float32 that is large enough for a file
 

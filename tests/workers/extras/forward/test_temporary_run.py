@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.extras.forward.forward_run import PREFIX, remove_abandoned_runs, temporary_run_folder
+from stageline.workers.extras.forward.forward_run import PREFIX, temporary_run_folder
 
 
 @pytest.fixture(autouse=True)
@@ -17,10 +17,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_folder_is_removed_at_the_end_with_all_that_is_in_it(tmp_path: Path) -> None:
     with temporary_run_folder() as folder:
-        (folder / "run").mkdir()
-        (folder / "run" / "broker.log").touch()
-        remove_abandoned_runs()
-        assert (folder / "run" / "broker.log").exists()  # it is in use
+        (folder.path / "run").mkdir()
+        (folder.path / "run" / "broker.log").touch()
+        with temporary_run_folder():
+            assert (folder.path / "run" / "broker.log").exists()  # it is in use
     assert not list(tmp_path.iterdir())
 
 
@@ -29,7 +29,7 @@ def test_what_a_killed_command_has_left_is_removed_by_the_next_one_and_nothing_e
         "import os, signal\n"
         "from stageline.workers.extras.forward.forward_run import temporary_run_folder\n"
         "with temporary_run_folder() as folder:\n"
-        "    (folder / 'broker.log').touch()\n"
+        "    (folder.path / 'broker.log').touch()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
@@ -39,4 +39,4 @@ def test_what_a_killed_command_has_left_is_removed_by_the_next_one_and_nothing_e
     (tmp_path / f"{PREFIX}file").touch()
     with temporary_run_folder() as folder:
         assert not left.exists()
-        assert {path.name for path in tmp_path.iterdir()} == {folder.name, "other", f"{PREFIX}file"}
+        assert {path.name for path in tmp_path.iterdir()} == {folder.path.name, "other", f"{PREFIX}file"}

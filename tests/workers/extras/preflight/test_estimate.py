@@ -8,7 +8,7 @@ import pytest
 
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import PlanRefused, read_plan
-from stageline.workers.disk import offload_files as mapped_files
+from stageline.workers.disk import memory as mapped_files
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.extras.preflight.estimate import estimate
 from support import reference

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stageline.pipeline.stage.layers.file_memory import FileMemory
-from stageline.workers.disk.offload_files import MappedFiles
+from stageline.workers.disk.memory import MappedFiles
 from stageline.workers.extras.preflight.trial_stages import LiveBytes
 
 KIB = 1024

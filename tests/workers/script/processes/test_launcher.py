@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stageline.workers.script.processes.launcher import LaunchEnded, LauncherReport, LaunchStarted
+from stageline.workers.runs.result import LaunchOutcome
+from stageline.workers.script.processes.launcher import LauncherReport, LaunchStarted
 
 
 @pytest.fixture
@@ -16,7 +17,8 @@ def report() -> Iterator[LauncherReport]:
 
 
 def test_each_message_is_read_once(report):
-    started, ended = LaunchStarted("ipc://sockets/broker", "sockets"), LaunchEnded(75, "stopped\nby hand", {"steps": 4})
+    started = LaunchStarted("ipc://sockets/broker", "sockets")
+    ended = LaunchOutcome(75, "stopped\nby hand", {"steps": 4})
     assert list(report.read()) == []
     report.write(started)
     assert list(report.read()) == [started]
@@ -26,7 +28,7 @@ def test_each_message_is_read_once(report):
 
 def test_a_message_is_read_once_all_of_it_is_there(report):
     """A report of a run with many losses is long: it may be looked at while it is written."""
-    os.write(report.fd, b'{"type":"LaunchEnded","code":0,')
+    os.write(report.fd, b'{"type":"LaunchOutcome","code":0,')
     assert list(report.read()) == []
     os.write(report.fd, b'"reason":"","facts":{}}\n')
-    assert list(report.read()) == [LaunchEnded(0, "", {})]
+    assert list(report.read()) == [LaunchOutcome(0, "", {})]

@@ -24,7 +24,7 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import read_owner
 from stageline.workers.runs.records import recorded_run
 from stageline.workers.runs.result import LaunchOutcome
-from stageline.workers.script.processes.launcher import LaunchEnded, LauncherReport
+from stageline.workers.script.processes.launcher import LauncherReport
 from stageline.workers.script.processes.local_processes import LOG, LocalProcesses, NotStarted
 from stageline.workers.script.processes.process_run import ProcessRun
 from support.paths import importing_tests
@@ -270,7 +270,7 @@ def test_what_the_launcher_has_said_counts_although_it_was_read_before_its_end(t
     with tempfile.TemporaryFile() as file:
         report = LauncherReport(os.dup(file.fileno()))
     processes = LocalProcesses(launcher, report, LifelineOwner(), tmp_path)
-    report.write(LaunchEnded(0, "all steps are done", {"steps": 3}))
+    report.write(LaunchOutcome(0, "all steps are done", {"steps": 3}))
     assert processes.poll() is None
     launcher.returncode = 0
     assert processes.poll() == LaunchOutcome(0, "all steps are done", {"steps": 3})
@@ -320,7 +320,7 @@ import torch
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import from_mapping
 from stageline.workers.runs.result import LaunchOutcome
-from stageline.workers.script.processes.launcher import LaunchEnded, LauncherReport
+from stageline.workers.script.processes.launcher import LauncherReport
 from stageline.workers.script.processes.local_processes import start_processes
 
 OBJECTS["model"] = lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
