@@ -17,7 +17,8 @@ from torch.fx import Graph
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.features.ties import SharedParameters
-from stageline.pipeline.schedule import Mode, Ties
+from stageline.pipeline.program import Ties
+from stageline.pipeline.schedule import Mode
 from stageline.pipeline.stage.layers.memory import copied, parameter_like
 
 from .segment import Segment
