@@ -1,4 +1,4 @@
-"""Control messages survive the wire; what is damaged, or of another version, is told apart."""
+"""Control messages survive the wire; what is damaged, forged or of another version is told apart."""
 
 import itertools
 
@@ -60,9 +60,6 @@ def test_no_log_shows_the_secrets_of_a_place():
 def test_a_worker_waits_while_it_has_nothing_to_compute():
     assert Report(1, 0, "waits for forward-1 message 40", since=0.0, idle=1.0).waiting
     assert not Report(1, 0, "1F3 of step 7", since=0.0, idle=0.0).waiting
-
-
-# MERGED: The seal on control messages: who has a secret is known, and who has not cannot pretend.
 
 
 def test_a_sealed_message_arrives_and_proves_who_sent_it() -> None:

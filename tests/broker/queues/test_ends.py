@@ -1,4 +1,4 @@
-"""What both transports share: waits that a ring ends, local queues, windows, waiting for room."""
+"""What the transports share: waits that a ring ends, local queues, windows, waiting for room and for messages."""
 
 import signal
 import threading
@@ -106,9 +106,6 @@ def test_a_wakeup_that_nothing_reads_takes_any_number_of_rings() -> None:
     wakeup.silence()
     wakeup.close()
     wakeup.ring()
-
-
-# MERGED: Waits for a message over a connection: a worker looks for it before it sleeps, whatever the connection is.
 
 
 @pytest.fixture(params=KINDS)

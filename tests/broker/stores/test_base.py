@@ -101,9 +101,6 @@ def test_another_run_begins_with_an_empty_store(store: Store):
     assert store.record(0, 0) is None
 
 
-# MERGED: The store in memory gives back what any other store would: JSON's own types, and nothing shared with the caller.
-
-
 def test_a_fact_comes_back_as_json_types_whatever_the_caller_does_to_it_later():
     store, stages = MemoryStore(), [0, 1]
     store.put("registry", {"stages": stages, "place": (1, 2)})

@@ -1,4 +1,4 @@
-"""The SQLite file: what a killed process leaves in it, and who may open it."""
+"""The SQLite file: what a killed process leaves in it, who may open it, and who may read it."""
 
 import re
 import resource
@@ -133,9 +133,6 @@ def test_a_disk_that_stays_full_is_told_with_the_file_and_the_way_out(tmp_path: 
     store.put("run", {"id": "b"})
     assert store.load().facts == {"run": {"id": "b"}}
     store.close()
-
-
-# MERGED: Reading a broker's SQLite file: while the broker is there, after it was killed, after it ended, and damaged.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How messages and announcements lie in Redis."""
+"""How messages and announcements lie in Redis, how they are added, and the digests of their steps."""
 
 import random
 from collections import deque
@@ -30,7 +30,7 @@ from support.queue_pair import KEY
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all
 from support.redis_server import shared_server
 
-KEY = b"stageline:{run}:forward-1"
+NAME = b"stageline:{run}:forward-1"
 
 
 def test_a_message_lies_under_its_number_with_its_header_last(stack: ExitStack) -> None:
@@ -128,28 +128,22 @@ def test_an_end_that_was_replaced_is_fenced() -> None:
         announcer.check([[announced(5, 9, None, incarnation=6)]])
 
 
-# MERGED: What is sent to add a message, beside the commands that it stands for.
-
-
 @pytest.mark.parametrize("create", [False, True])
 @pytest.mark.parametrize("sizes", [(), (0,), (4,), (0, 12, 0), (UNCOPIED,), (UNCOPIED + 1, 4), (4, PIECE // 2, 9)])
 def test_a_message_is_packed_as_the_command_that_adds_it(sizes: tuple[int, ...], create: bool) -> None:
     dice = random.Random(1)
     frames: list[Frame] = [dice.randbytes(150), *(memoryview(dice.randbytes(size)) for size in sizes)]
     for number in (0, 9, 10, 12345):
-        [packed] = Addition(KEY).pack(number, frames, 1_700_000_000_000, create=create)
+        [packed] = Addition(NAME).pack(number, frames, 1_700_000_000_000, create=create)
         content = [word for frame in frames[1:] if len(frame) for word in (b"d", frame)]
-        begin = (b"XADD", KEY, *(() if create else (b"NOMKSTREAM",)), b"%d-1" % number, b"t", b"1700000000000")
+        begin = (b"XADD", NAME, *(() if create else (b"NOMKSTREAM",)), b"%d-1" % number, b"t", b"1700000000000")
         assert b"".join(packed) == hiredis.pack_command((*begin, *content, b"h", frames[0]))
 
 
 def test_a_large_tensor_is_not_copied() -> None:
     tensor = memoryview(bytearray(UNCOPIED + 1))
-    [packed] = Addition(KEY).pack(0, [b"header", tensor], 0)
+    [packed] = Addition(NAME).pack(0, [b"header", tensor], 0)
     assert [chunk for chunk in packed if chunk is tensor] == [tensor]
-
-
-# MERGED: The digests that both ends of a queue give of its messages.
 
 
 def steps(found: deque[StepDigest]) -> list[int]:

@@ -1,4 +1,4 @@
-"""What is read from a server that is slow, cut off, or gives damaged bytes."""
+"""What is read from a server that is slow, cut off, or gives damaged bytes, or more than there is memory for."""
 
 import random
 import select
@@ -248,9 +248,6 @@ def test_several_queues_share_one_connection(stack: ExitStack) -> None:
     for key in random.Random(1).sample(keys * 20, len(keys) * 20):
         taken[key].append(wait_for(lambda key=key: consumer.inbound(key).take(0.1)).sequence)
     assert all(numbers == list(range(20)) for numbers in taken.values())
-
-
-# MERGED: Workers whose server announces, or sends, more than a process has memory for.
 
 
 @pytest.mark.parametrize("command", [b"EXEC", b"XREAD"])
