@@ -55,9 +55,16 @@ def _error(kind: type[StagelineError], args: tuple[object, ...]) -> StagelineErr
 
 
 class ModelRefused(StagelineError):
-    """The plan's model, data, loss or cut cannot be used; the text names the place and the way out."""
+    """The plan's model, data, loss or cut cannot be used; the text names the place and the way out.
+
+    The text may be given in `parts`, of which settings of the plan are told to a script's user in words of a script.
+    """
 
     exit_code = ExitCode.REFUSED
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__("".join(map(str, parts)))
+        self.parts = parts
 
 
 class DataError(StagelineError, ValueError):

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 
 from .edges import EACH_LAYER, Cut, edges_of, layers_of
@@ -112,8 +113,11 @@ def cut_model(
         )
     if ready and (cut not in (None, "auto") or stages not in (None, len(layers))):
         raise ModelRefused(
-            f"the model is given as {len(layers)} ready stages: leave model.cut and model.stages out, "
-            f"or let the factory return an nn.Sequential"
+            f"the model is given as {len(layers)} ready stages: leave ",
+            Setting("model.cut"),
+            " and ",
+            Setting("model.stages"),
+            " out, or let the factory return an nn.Sequential",
         )
     if not layers or not all(isinstance(layer, torch.nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
@@ -137,8 +141,9 @@ def first_trainable(segments: Sequence[Segment]) -> int:
         if part.trainable:
             return part.index
     raise ModelRefused(
-        "no parameter of the model requires a gradient: there is nothing to train. Name some in model.trainable, or "
-        "leave their requires_grad True in the factory"
+        "no parameter of the model requires a gradient: there is nothing to train. Name some in ",
+        Setting("model.trainable"),
+        ", or leave their requires_grad True in the factory",
     )
 
 

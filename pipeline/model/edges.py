@@ -7,6 +7,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
+from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, parts_of
 from stageline.pipeline.stage.layers.skipped_calls import demand_plain
 
@@ -30,7 +31,7 @@ def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, 
     found = [_number(each, names, layers, cut) for each in cut]
     for (before, after), (first, second) in zip(pairwise(found), pairwise(cut), strict=True):
         if before >= after:
-            raise ModelRefused(f"model.cut = {list(cut)}: {second} is not after {first} in the model")
+            raise ModelRefused(Setting("model.cut", cut), f": {second} is not after {first} in the model")
     return [0, *found, len(layers)]
 
 
@@ -39,13 +40,13 @@ def _number(place: int | str, names: Sequence[str], layers: Sequence[torch.nn.Mo
     number = place if isinstance(place, int) else _of_name(place, names, layers, cut)
     if not 0 < number < len(layers):
         which = f"{number} is out of range" if isinstance(place, int) else f"{place} is the first layer"
-        raise ModelRefused(f"model.cut = {list(cut)}: {which}. {_places(len(layers))}")
+        raise ModelRefused(Setting("model.cut", cut), f": {which}. {_places(len(layers))}")
     return number
 
 
 def _places(layers: int) -> str:
     if layers == 1:
-        return "The model has 1 layer, so it cannot be cut: leave out model.cut, or make it of several layers."
+        return "The model has 1 layer, so it cannot be cut: leave the cut out, or make it of several layers."
     return f"The model has {layers} layers, so a cut is before layer {'1' if layers == 2 else f'1 to {layers - 1}'}."
 
 
@@ -57,11 +58,12 @@ def _of_name(name: str, names: Sequence[str], layers: Sequence[torch.nn.Module],
     for around, layer in zip(names, layers, strict=True):
         if name in _modules(layer, around):
             raise ModelRefused(
-                f"model.cut = {list(cut)}: {name} is computed together with the rest of layer {around}. "
-                f"Cut before that one, or before the next."
+                Setting("model.cut", cut),
+                f": {name} is computed together with the rest of layer {around}. Cut before that one, or before the "
+                "next.",
             )
     raise ModelRefused(
-        f"model.cut = {list(cut)}: no layer is named {name}; layers have names such as {near(name, names)}"
+        Setting("model.cut", cut), f": no layer is named {name}; layers have names such as {near(name, names)}"
     )
 
 
@@ -77,7 +79,9 @@ def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
     A layer counts one more than its parameters, so that layers without any are spread too.
     """
     if not 0 < stages <= len(layers):
-        raise ModelRefused(f"model.stages = {stages}, but the model has {len(layers)} layers: at most one stage each")
+        raise ModelRefused(
+            Setting("model.stages", stages), f", but the model has {len(layers)} layers: at most one stage each"
+        )
     weights = [1 + sum(p.numel() for p in layer.parameters()) for layer in layers]
     return best_partition(len(layers), stages, by_weight(weights)) or []
 

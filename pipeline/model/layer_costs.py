@@ -11,6 +11,7 @@ from functools import partial
 from itertools import accumulate, takewhile
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.plan.keys.training import Balance
 
 Cost = Callable[[int, int, int], int | None]  # of a stage with the layers from one up to another; None: not allowed
@@ -99,7 +100,9 @@ def chosen_edges(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight)
     Raises `ModelRefused` if none does, with what the stages would take at least.
     """
     if not 0 < wish.stages <= len(costs):
-        raise ModelRefused(f"model.stages = {wish.stages}, but the model has {len(costs)} layers: at most one each")
+        raise ModelRefused(
+            Setting("model.stages", wish.stages), f", but the model has {len(costs)} layers: at most one each"
+        )
     weights = [_weight(cost, wish.balance) for cost in costs]
     of_weight, limit = by_weight(weights), wish.limit
     if limit is None:

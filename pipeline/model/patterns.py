@@ -13,6 +13,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import hint, matches, near, unmatched
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
+from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.backward.recompute import recomputable
 from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.stage.update.optimizer import ParameterGroup
@@ -97,7 +98,7 @@ def train_only(segments: Sequence[Segment], patterns: Sequence[str]) -> None:
     named = [(name, parameter) for part in segments for name, parameter in _named_parameters(part)]
     matching = {id(each): (name, each) for name, each in named if matches(name, patterns)}
     if wrong := [*_unmatched(patterns, [name for name, _ in named]), *_untrainable(matching.values())]:
-        raise ModelRefused("; ".join(wrong))
+        raise ModelRefused(Setting("model.trainable"), f": {'; '.join(wrong)}")
     for _, parameter in named:
         parameter.requires_grad_(id(parameter) in matching)
 
@@ -110,13 +111,13 @@ def _named_parameters(part: Segment) -> Iterable[tuple[str, torch.nn.Parameter]]
 
 def _unmatched(patterns: Sequence[str], names: Sequence[str]) -> Iterable[str]:
     for pattern in unmatched(patterns, names):
-        yield f'model.trainable: no parameter of the model matches "{pattern}". {hint(pattern, names)}'
+        yield f'no parameter of the model matches "{pattern}". {hint(pattern, names)}'
 
 
 def _untrainable(matching: Iterable[tuple[str, torch.nn.Parameter]]) -> Iterable[str]:
     for name, parameter in matching:
         if not (parameter.is_floating_point() or parameter.is_complex()):
             yield (
-                f"model.trainable: {name} is {describe(parameter)}, and only numbers with a fraction can be trained: "
+                f"{name} is {describe(parameter)}, and only numbers with a fraction can be trained: "
                 "leave it out of the patterns"
             )

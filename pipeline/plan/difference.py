@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import shown
+from .errors import IN_A_PLAN, EachOnce, Setting, Wording
 from .tables import canonical, flat
 
 # What neither decides the computation nor which worker does which part of it. The digest leaves it out.
@@ -39,10 +39,11 @@ UNCOUNTED = frozenset(
 
 # Which worker does which part of it, in which order, when it is saved and what is stored of it: another synchronous run
 # has the same bits, but for a stage that is computed by another number of processes: those add in another order.
-LAYOUT_KEYS = (
-    "model.cut, model.stages, workers, stage.N.tensor, stage.N.styles, stage.N.shard, schedule.name, schedule.window, "
-    "schedule.times, schedule.rows, recovery.snapshot_every and taps"
+_LAYOUT_KEYS = (
+    *("model.cut", "model.stages", "workers", "stage.N.tensor", "stage.N.styles", "stage.N.shard"),
+    *("schedule.name", "schedule.window", "schedule.times", "schedule.rows", "recovery.snapshot_every", "taps"),
 )
+LAYOUT = EachOnce(tuple(map(Setting, _LAYOUT_KEYS)), ", ")
 _LAYOUT = re.compile(
     r"model\.(cut|stages)|workers\.\d+\.(stages|device|threads)|schedule\.(name|window|times|rows)|recovery\.snapshot_every|"
     r"taps\.\w+|stage\.\d+\.(tensor|shard|styles\..*)"
@@ -68,8 +69,11 @@ class Difference:
         return _LAYOUT.fullmatch(self.key) is not None
 
     def __str__(self) -> str:
-        here, there = ("not set" if value is None else shown(value) for value in (self.here, self.there))
-        return f"{self.key}: {here} here, {there} there"
+        return self.said(IN_A_PLAN)
+
+    def said(self, words: Wording) -> str:
+        here, there = ("not set" if value is None else words.show(value) for value in (self.here, self.there))
+        return f"{words.name(self.key)}: {here} here, {there} there"
 
 
 def is_weights_path(key: str) -> bool:

@@ -11,7 +11,7 @@ An error keeps the settings that its reason names apart from the text: a script 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stageline.pipeline.addresses import all_masked
 from stageline.pipeline.errors import ExitCode, StagelineError
@@ -32,15 +32,18 @@ class Wording:
     Attributes:
         name: Returns the name of a dotted key.
         show: Returns a value as its user would write it.
+        afresh: Tells how to begin another run instead of resuming one.
     """
 
     name: Callable[[str], str]
     show: Callable[[object], str]
+    afresh: str
 
 
-IN_A_PLAN = Wording(str, shown)
+IN_A_PLAN = Wording(str, shown, "leave out --resume to begin another run")
 
 
+@runtime_checkable
 class ReasonPart(Protocol):
     """A part of a reason that depends on the words of the user."""
 
@@ -48,7 +51,7 @@ class ReasonPart(Protocol):
         """Return its text in `words`."""
 
 
-Reason = str | tuple["str | ReasonPart", ...]
+Reason = str | tuple[object, ...]  # the parts of a text, told as `str` has them; or in words, if they are ReasonParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,9 @@ class Setting:
 
     key: str
     value: object = None
+
+    def __str__(self) -> str:
+        return self.said(IN_A_PLAN)
 
     def said(self, words: Wording) -> str:
         name = words.name(self.key)
@@ -74,13 +80,21 @@ class EachOnce:
         return self.between.join(dict.fromkeys(part.said(words) for part in self.parts))
 
 
+@dataclass(frozen=True, slots=True)
+class Afresh:
+    """The way to another run."""
+
+    def said(self, words: Wording) -> str:
+        return words.afresh
+
+
 def say(reason: Reason, words: Wording = IN_A_PLAN) -> str:
     """Return `reason` as text."""
     return reason if isinstance(reason, str) else "".join(_said(part, words) for part in reason)
 
 
-def _said(part: str | ReasonPart, words: Wording) -> str:
-    return part if isinstance(part, str) else part.said(words)
+def _said(part: object, words: Wording) -> str:
+    return part.said(words) if isinstance(part, ReasonPart) else str(part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from stageline.pipeline import schedule
 
-from .errors import PlanError
+from .errors import PlanError, Setting
 from .keys.models import PlanTables
 from .keys.stages import MOST_LISTED
 
@@ -17,13 +17,20 @@ def window(plan: PlanTables) -> Iterator[PlanError]:
     """A window has one number for each stage, and belongs to the schedule of that name, or to zb-h1."""
     named, window, stages = plan.schedule.name == "window", plan.schedule.window, plan.model.stages
     if named and window is None:
-        yield PlanError("schedule.window", 'name = "window" requires it: one number for each stage, such as [4, 2]')
+        yield PlanError(
+            "schedule.window", (_named("window"), " requires it: one number for each stage, such as [4, 2]")
+        )
     elif plan.schedule.name not in schedule.WINDOWED and window is not None:
         yield PlanError(
-            "schedule.window", f'name = "{plan.schedule.name}" does not use it; use name = "window", or leave it out'
+            "schedule.window",
+            (_named(plan.schedule.name), " does not use it; use ", _named("window"), ", or leave it out"),
         )
     elif window is not None and stages is not None and len(window) != stages:
         yield PlanError("schedule.window", f"expected {stages} values, one for each stage, got {len(window)}")
+
+
+def _named(name: str) -> Setting:
+    return Setting("schedule.name", name)
 
 
 def delayed(plan: PlanTables) -> Iterator[PlanError]:
@@ -48,7 +55,8 @@ def timed(plan: PlanTables) -> Iterator[PlanError]:
     """Times of F, I and W belong to zb-v."""
     if plan.schedule.times is not None and plan.schedule.name != "zb-v":
         yield PlanError(
-            "schedule.times", f'name = "{plan.schedule.name}" does not use them; use name = "zb-v", or leave them out'
+            "schedule.times",
+            (_named(plan.schedule.name), " does not use them; use ", _named("zb-v"), ", or leave them out"),
         )
 
 

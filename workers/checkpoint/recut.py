@@ -20,8 +20,8 @@ from stageline.pipeline.errors import ForeignState, ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.weights.reading import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
-from stageline.pipeline.plan.difference import LAYOUT_KEYS
-from stageline.pipeline.plan.errors import shown
+from stageline.pipeline.plan.difference import LAYOUT, Difference
+from stageline.pipeline.plan.errors import Afresh, EachOnce, Setting
 from stageline.pipeline.schedule import DELAYED
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
@@ -47,41 +47,37 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
         return False
     replicated = plan.shares or source.plan.shares
     if others := [each for each in found if not each.of_layout]:
-        but = " only, since a stage has replicas" if replicated else f", but for {LAYOUT_KEYS}"
+        but = (" only, since a stage has replicas",) if replicated else (", but for ", LAYOUT)
         raise _refused(
-            f"run {source.run} was begun with another plan: {'; '.join(map(str, others))} (here: this plan, there: the "
-            f"run's). Resume it with the plan that it began with{but}, or leave out --resume to begin another run"
+            *(f"run {source.run} was begun with another plan: ", EachOnce(tuple(others))),
+            " (here: this plan, there: the run's). Resume it with the plan that it began with",
+            *(*but, ", or ", Afresh()),
         )
     if replicated:
-        raise _refused(
-            f"run {source.run} has replicas of a stage, here or there, and this plan lays it out in another way: "
-            f"{'; '.join(map(str, found))}. It goes on with the plan that it began with; queues.url may be another"
+        raise _laid_out(
+            *(source, "has replicas of a stage, here or there", found),
+            "It goes on with the plan that it began with; queues.url may be another",
         )
     if plan.data.stays is not None:
-        raise _refused(
-            f"run {source.run} has data.stays, and this plan lays it out in another way: {'; '.join(map(str, found))}. "
-            "Its weights would have to come to other machines, so it goes on with the plan that it began with only"
+        raise _laid_out(
+            *(source, "has data.stays", found),
+            "Its weights would have to come to other machines, so it goes on with the plan that it began with only",
         )
     if plan.schedule.mode != "sync":
         delayed = "What its checkpoints have of microbatches in flight is for the stages that it had"
         stashed = "Which weights a microbatch reads follows from the stages"
-        raise _refused(
-            f"run {source.run} is asynchronous, and this plan lays it out in another way: "
-            f"{'; '.join(map(str, found))}. {delayed if source.plan.schedule.name == DELAYED else stashed}, so it goes "
-            "on with the plan that it began with only"
+        why = delayed if source.plan.schedule.name == DELAYED else stashed
+        raise _laid_out(source, "is asynchronous", found, f"{why}, so it goes on with the plan that it began with only")
+    cut = [each for each in found if each.key in _CUT]
+    kept = "the bits follow from the cut, so it goes on with the cut that it began with"
+    if plan.schedule.tied == "step" and cut:
+        raise _cut_again(
+            *(source, "adds up gradients of what stages share once per step", cut),
+            f'With schedule.tied = "step" {kept}',
         )
-    if plan.schedule.tied == "step" and (cut := [each for each in found if each.key in _CUT]):
-        raise _refused(
-            f"run {source.run} adds up gradients of what stages share once per step, and this plan cuts the model in "
-            f'another way: {"; ".join(map(str, cut))}. With schedule.tied = "step" the bits follow from the cut, so it '
-            "goes on with the cut that it began with"
-        )
-    if plan.queues.lossy and (cut := [each for each in found if each.key in _CUT]):
-        raise _refused(
-            f"run {source.run} has queues.codec = {shown(plan.queues.codec)}, and this plan cuts the model in "
-            f"another way: {'; '.join(map(str, cut))}. With a codec the bits follow from the cut, so it goes on with "
-            "the cut that it began with"
-        )
+    if plan.queues.lossy and cut:
+        codec = f"has {Setting('queues.codec', plan.queues.codec)}"
+        raise _cut_again(source, codec, cut, f"With a codec {kept}")
     if not plan.recovery.on or plan.queues.in_one_process:
         raise _refused(
             f"run {source.run} goes on in another layout from a checkpoint, which this plan does not read: it needs "
@@ -90,7 +86,17 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
     return True
 
 
-def _refused(reason: str) -> PlanRefused:
+def _laid_out(source: CheckpointSource, has: str, found: Sequence[Difference], so: str) -> PlanRefused:
+    what = f"run {source.run} {has}, and this plan lays it out in another way: "
+    return _refused(what, EachOnce(tuple(found)), f". {so}")
+
+
+def _cut_again(source: CheckpointSource, has: str, found: Sequence[Difference], so: str) -> PlanRefused:
+    what = f"run {source.run} {has}, and this plan cuts the model in another way: "
+    return _refused(what, EachOnce(tuple(found)), f". {so}")
+
+
+def _refused(*reason: object) -> PlanRefused:
     return PlanRefused([PlanError("", reason)])
 
 

@@ -121,11 +121,6 @@ class _Groups:
         return {"state": state, "param_groups": list(self._groups())}
 
     def _add(self, optimizer: Settings, names: Sequence[str]) -> None:
-        if not names or not {"state", "param_groups"} <= optimizer.keys():
-            raise ForeignState(
-                "the snapshots do not tell which parameters the optimizer's state is of, as those of an older "
-                "stageline do not: resume the run with its own cut, and stop it at a later step"
-            )
         for group in optimizer["param_groups"]:
             options = {key: value for key, value in group.items() if key != "params"}
             if len(self._first) < len(optimizer["param_groups"]):

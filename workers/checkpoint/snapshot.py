@@ -35,11 +35,9 @@ from stageline.workers.disk.tensor_file import (
     read_tensors,
     write_tensors,
 )
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 
 FORMAT = "snapshot/5"
-# 3 lacks the names of the optimizer's parameters; 3 and 4 know of no averages and no rounds of evaluation.
-READABLE = ("snapshot/3", "snapshot/4", FORMAT)
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 AVERAGES = "averages.safetensors"
@@ -209,7 +207,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of the snapshot in `folder`. Raises `SnapshotDamaged`, `OSError` for a fault that may pass."""
     try:
         data = (folder / MANIFEST).read_bytes()
-        if (found := msgspec.json.decode(data, type=_Format).format) not in READABLE:
+        if (found := msgspec.json.decode(data, type=_Format).format) != FORMAT:
             raise SnapshotDamaged(
                 folder, [f"it is of format {found!r}, this stageline reads {FORMAT!r}: install the one that wrote it"]
             )

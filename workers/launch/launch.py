@@ -114,7 +114,7 @@ def prepare_launch(
     if resume is None:  # a resumed run has its own plan there
         persist_json(folder / runs.PLAN, plan.as_mapping())
     keep_first_batches(folder, tried.transcript)
-    schedule = plan.make_schedule(first_trainable=tried.first_trainable, frozen=tried.frozen)
+    schedule = plan.make_schedule(first_trainable=tried.first_trainable)
     decided = (*(() if cut is None else cut_arguments(cut)), *memory_arguments(memory))
     return Launch(
         plan,

@@ -8,9 +8,8 @@ from stageline.broker.errors import BrokerError, Fenced
 from stageline.pipeline.errors import (
     DataError,
     ExitCode,
-    ForeignState,
     GroupLost,
-    ModelRefused,
+    StagelineError,
     class_name,
     describe_error,
     error_text,
@@ -23,7 +22,6 @@ from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs.metrics_file import MetricsNotWritten
 from stageline.workers.runtime.executor.losses import ComputeFailed
-from stageline.workers.runtime.program.calls import CallRefused
 
 RESUME_AS_A_WHOLE = (
     "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "
@@ -101,9 +99,7 @@ def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tup
             return explain(error), error.exit_code
         case SnapshotDamaged():
             return f"{error}. {RESUME_AS_A_WHOLE}", error.exit_code
-        case DataError() | ModelRefused() | BrokerError() | WriteFailed() | ForeignState() | CallRefused():
-            return str(error), error.exit_code
-        case MetricsNotWritten() | GroupLost():
+        case StagelineError():
             return str(error), error.exit_code
         case KeyboardInterrupt():  # no signal: those end the loop between two actions
             return "the model, the data or a metric raised KeyboardInterrupt", ExitCode.FAILED

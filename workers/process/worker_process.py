@@ -19,50 +19,29 @@ import torch
 
 from stageline.broker.control.messages import CONTROL_VERSION, Hello
 from stageline.broker.control.records import LONGEST_NAME
-from stageline.broker.errors import BrokerError
 from stageline.pipeline.errors import (
-    DataError,
     ExitCode,
-    ForeignState,
-    GroupLost,
     ModelRefused,
+    StagelineError,
     cause_of,
     traceback_text,
 )
-from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.lifeline import NONE, Lifeline
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.workers.checkpoint.hooks import LocalSnapshots
-from stageline.workers.checkpoint.snapshot import SnapshotDamaged
-from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
-from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.memory import give_back_memory, keep_freed_memory
 from stageline.workers.disk.owned_folder import OwnedFolder
-from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics_file import MetricsNotWritten
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.program.calls import CallRefused
 
 from .failures import lacks_resources, why_it_leaves
 from .join import tell_script, why_not_own
 from .worker import Worker, WorkerOptions
 
 EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused"}
-EXPECTED = (
-    ComputeFailed,
-    DataError,
-    BrokerError,
-    WriteFailed,
-    SnapshotDamaged,
-    ForeignState,
-    CallRefused,
-    GroupLost,
-    MetricsNotWritten,
-    runs.FolderUnusable,
-)
 
 log = structlog.get_logger()
 
@@ -88,7 +67,7 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
         if lacks_resources(error):  # another process may do better: no code that says that the plan cannot work
             log.error("failed", reason=why_it_leaves(error))
             return ExitCode.FAILED
-        if not isinstance(error, (PlanRefused, ModelRefused, BrokerUnreachable, *EXPECTED)):
+        if not isinstance(error, StagelineError):
             raise
         event = EVENTS.get(error.exit_code, "failed")
         # A traceback helps where the user's own code raised; every other expected error explains itself.

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Self, Unpack, cast
+from typing import Any, Self, cast
 
 from torch import Tensor
 
@@ -21,10 +21,8 @@ from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
-from stageline.workers.runtime.program.calls import CallKind, batches_of_step
-from stageline.workers.runtime.program.program import AHEAD
-from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
-from stageline.workers.script.arguments.script_plan import Model
+from stageline.workers.runtime.calls import AHEAD, CallKind, batches_of_step
+from stageline.workers.script.arguments.arguments import LineCall, Model, given_as
 
 from .arguments.checks import batches_of, demand_batch
 from .begin import begin_run
@@ -70,14 +68,12 @@ class Line(AbstractContextManager["Line"]):
     `RunFailed` if the processes do not start.
     """
 
-    __signature__ = line_signature()  # of `arguments` with their defaults; type checkers read LineArguments
-
-    def __init__(self, model: Model, *, resume: str | Path | None = None, **arguments: Unpack[LineArguments]) -> None:
-        options = options_of(arguments)
+    @given_as(LineCall)
+    def __init__(self, options: LineCall) -> None:
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
         self._options = options
-        self._weights, self._check_inputs, self._run = begin_run(model, options, resume)
+        self._weights, self._check_inputs, self._run = begin_run(options.model, options, options.resume)
         self._evaluations, self._fits = self._open_log(), 0
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
@@ -85,7 +81,7 @@ class Line(AbstractContextManager["Line"]):
         self._display = display_of(options.name, self._seen, waits_for, progress, news)  # its thread is in no fork
 
     @classmethod
-    def resume(cls, saved: str | Path, /, model: Model, **arguments: Unpack[LineArguments]) -> Self:
+    def resume(cls, saved: str | Path, /, model: Model, **arguments: Any) -> Self:
         """Goes on from the folder `saved`: of a run that has ended early, or is about to end, at its newest complete
         checkpoint; or one that `save` has written. `position` tells where that is.
 

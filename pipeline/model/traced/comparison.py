@@ -91,7 +91,7 @@ def _not_compared(kind: str, error: Exception) -> str:
     return (
         f"the {kind} could not be compared with its graphs: the comparison raised {describe_error(error)}. List the "
         f"layers yourself, with stageline.Layers (docs/models.md); or train the graphs as they are, with "
-        f"model.accept_difference = true"
+        "model.accept_difference = true (in a script, accept_difference=True)"
     )
 
 
@@ -168,7 +168,7 @@ class _Comparison:
             f"{f'The last such gradient is in layer {at[-1]}. ' if at else ''}Graphs have what a forward computes, "
             f"without what only autograd or Python does: {lost}. List the layers yourself, with stageline.Layers, "
             f"which call the model's own code (docs/models.md); or train the graphs as they are, with "
-            f"model.accept_difference = true"
+            "model.accept_difference = true (in a script, accept_difference=True)"
         )
 
     def _wanted(self, trains: bool) -> Results:

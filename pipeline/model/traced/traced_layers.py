@@ -28,6 +28,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model_names import near
+from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.body import evaluating
 from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.stage.layers.skipped_calls import all_hooks
@@ -104,8 +105,8 @@ class TracedLayers(Layers):
             around = next((each for each in self._candidates if f"{name}.".startswith(f"{each}.")), None)
             if around is not None:
                 raise ModelRefused(
-                    f"model.cut = {list(cut)}: {self._reason(around, name)}. Near it the model can be cut at "
-                    f"{near(name, self.names)}"
+                    Setting("model.cut", cut),
+                    f": {self._reason(around, name)}. Near it the model can be cut at {near(name, self.names)}",
                 )
 
     def _reason(self, around: str, name: str) -> str:

@@ -54,7 +54,11 @@ DISAGREEING = [
         'leave it out, or use name = "1f1b"',
     ),
     ({"schedule__name": "window"}, "schedule.window", 'name = "window" requires it: one number for each'),
-    ({"schedule__window": [2, 1]}, "schedule.window", 'name = "1f1b" does not use it; use name = "window"'),
+    (
+        {"schedule__window": [2, 1]},
+        "schedule.window",
+        '= "1f1b" does not use it; use schedule.name = "window"',
+    ),
     (
         {"schedule__name": "zb-h1", "schedule__window": [2]},
         "schedule.window",

@@ -135,15 +135,9 @@ def test_what_a_stage_has_once_must_be_the_same_in_all_that_become_one() -> None
     for odd, reason in (
         (slower, "one group have different lr"),
         (later, "scheduler of stage 0"),
-        (old(states[0]), "older"),
     ):
         with pytest.raises(ForeignState, match=reason):
             regrouped(share, [odd, states[1]])
-
-
-def old(state: StageState) -> StageState:
-    """As a snapshot of an older format has it."""
-    return replace(state, parameters=())
 
 
 def test_of_the_stages_that_share_a_name_a_new_one_takes_one_that_it_needs_anyway() -> None:

@@ -29,7 +29,7 @@ from stageline.workers.checkpoint.snapshot import (
     write_snapshot,
 )
 from stageline.workers.disk.tensor_file import Unsaveable
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
@@ -52,14 +52,6 @@ def test_all_comes_back_as_it_was(folder):
     assert not difference(back.state, SNAPSHOT.state)
     assert back.losses == SNAPSHOT.losses
     assert (back.stage, back.step, back.incarnation) == (2, 120, 7)
-
-
-@pytest.mark.parametrize("older", ["snapshot/3", "snapshot/4"])
-def test_a_snapshot_of_an_older_format_is_read(tmp_path, older):
-    state = replace(SNAPSHOT.state, averages={})
-    write_snapshot(tmp_path, replace(SNAPSHOT, state=state), ORIGIN)
-    rewritten(tmp_path, lambda fields: fields.update(format=older))
-    assert not difference(read_snapshot(tmp_path, 2, 120, ORIGIN).state, state)
 
 
 def test_a_stage_without_parameters_has_a_snapshot_too(tmp_path):

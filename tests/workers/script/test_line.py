@@ -1,10 +1,9 @@
 """A line of stages under a loader of one's own, all in one process; `test_process_run.py` has those of several."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import partial
 from inspect import signature
-from typing import get_type_hints
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ import stageline
 from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
 from stageline.pipeline.stage.seeded_layers import layer_seed
 from stageline.workers.runtime.executor.losses import ComputeFailed
-from stageline.workers.script.arguments.line_arguments import LineArguments
-from stageline.workers.script.arguments.script_plan import LineOptions
+from stageline.workers.script.arguments.arguments import LineOptions
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 Line = partial(stageline.Line, workers="inline")
@@ -176,13 +174,6 @@ def test_a_line_that_cannot_work_is_refused_when_it_is_made():
         Line(model(), cut=[2], loss=functional.cross_entropy, optimizer=ADAM, schedule="1f1")
     with pytest.raises(ModelRefused, match="nothing to train"):
         Line([nn.ReLU(), nn.Tanh()], loss=functional.mse_loss, optimizer=ADAM)
-
-
-def test_type_checkers_read_the_arguments_that_a_line_takes():
-    checked, taken = get_type_hints(LineArguments), get_type_hints(LineOptions)
-    assert checked == {**taken, "settings": taken["settings"] | None}
-    required = {field.name for field in fields(LineOptions) if field.default is field.default_factory is MISSING}
-    assert LineArguments.__required_keys__ == required
 
 
 def test_help_names_the_arguments_of_a_line():

@@ -5,9 +5,9 @@ ranges of values, and how they go together, are for the plan to judge. Objects o
 loaded, in the worker's process; a script's are here already.
 """
 
-import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -15,28 +15,26 @@ import torch
 from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, broker_schemes, fault, host_of, masked, transport_of
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.tree import Tree, tensors
 
-from .script_plan import LineOptions
-
-Accepts = Callable[[object], bool]
+from .arguments import ARGUMENTS, MEASURE, LineOptions
 
 _SETTING = '{"recovery.lease": "30s"}'
-_SEEDS = range(1 << 64)  # what torch's generators take
 
 
-def misfits(options: LineOptions) -> Iterator[str]:
-    """What is of a wrong kind: the argument, its value, and what is expected."""
-    settings: object = options.settings  # whose values may hold a password
+def _misfits(options: LineOptions) -> Iterator[str]:
+    """Yield what is of a wrong kind: the argument, its value, and what is expected."""
+    settings: object = options.settings or {}  # whose values may hold a password
     if not isinstance(settings, Mapping):
         yield f"settings is {a_kind(settings)}: expected a dict of a plan's keys, such as {_SETTING}"
         return
-    for name, accepts, wanted in _KINDS:
-        value = getattr(options, name)
-        if not accepts(value):
-            yield f"{name} = {short(value)}: expected {wanted}"
+    defaults = {each.name: each.default for each in fields(LineOptions)}
+    for name, default in defaults.items():
+        value, kind = getattr(options, name), ARGUMENTS[name].kind
+        if kind is not None and value is not default and not kind.has(value):
+            called = f" is {a_kind(value)}, which cannot be called; expected" if kind.has is callable else ": expected"
+            yield f"{name} = {short(value)}{called} {kind.wanted}"
     for key, value in settings.items():
         if not isinstance(key, str):
             yield f"settings: the key {short(key)} is {a_kind(key)}: expected a plan's keys, such as {_SETTING}"
@@ -44,15 +42,16 @@ def misfits(options: LineOptions) -> Iterator[str]:
             yield f"settings[{key!r}] is {a_kind(value)}: expected single keys, such as {_SETTING}"
 
 
-def resume_misfit(resume: object) -> str:
-    """What is wrong with the kind of `resume`; "" if nothing is."""
-    if resume is None or isinstance(resume, str | os.PathLike):
+def _resume_misfit(resume: object) -> str:
+    """Return why `resume` is of a wrong kind; "" if it is not."""
+    kind = ARGUMENTS["resume"].kind
+    if resume is None or kind is None or kind.has(resume):
         return ""
-    return f"resume = {short(resume)}: expected the folder of a run, or of what save has saved"
+    return f"resume = {short(resume)}: expected {kind.wanted}"
 
 
-def model_misfit(model: object) -> str:
-    """What is wrong with the kind of `model`; "" if nothing is, as far as its kind tells."""
+def _model_misfit(model: object) -> str:
+    """Return why `model` is of a wrong kind; "" if it is not, as far as its kind tells."""
     if callable(model) or isinstance(model, Layers | list | tuple):
         return ""
     return (
@@ -73,88 +72,9 @@ def a_kind(value: object) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _is_cut(value: object) -> bool:
-    return isinstance(value, Sequence) and _is_list(value) and bool(value) and all(map(_is_place, value))
-
-
-def _is_place(value: object) -> bool:
-    return _is_whole(value) or isinstance(value, str)
-
-
-def _are_patterns(value: object) -> bool:
-    return (
-        isinstance(value, Sequence) and _is_list(value) and bool(value) and all(isinstance(each, str) for each in value)
-    )
-
-
-def _are_features(value: object) -> bool:
-    return (
-        isinstance(value, Sequence)
-        and _is_list(value)
-        and all(isinstance(each, Feature) or callable(each) for each in value)
-    )
-
-
-def _is_recompute(value: object) -> bool:
-    return value is None or isinstance(value, str) or _are_patterns(value)
-
-
-def _is_placement(value: object) -> bool:
-    return isinstance(value, Sequence) and all(_is_list(owned) and all(map(_is_whole, owned)) for owned in value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and _is_whole(value) and value > 0
-
-
-def _is_seed(value: object) -> bool:
-    return _is_whole(value) and value in _SEEDS
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str | os.PathLike)
-
-
-def _optional(accepts: Accepts) -> Accepts:
-    return lambda value: value is None or accepts(value)
-
-
-_KINDS: tuple[tuple[str, Accepts, str], ...] = (
-    ("cut", _optional(_is_cut), "a list of layers' numbers or names, such as [4]"),
-    ("stages", _optional(_is_count), "a whole number of at least 1"),
-    ("placement", _optional(_is_placement), "a list with the stages of each worker, such as [[0, 2], [1, 3]]"),
-    ("window", _optional(_is_list), "a list with one whole number for each stage, such as [4, 2]"),
-    ("trainable", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40.*"]'),
-    ("recompute", _is_recompute, '"stage", "layers", or a list of patterns of names such as ["encoder.layer.*.mlp"]'),
-    ("taps", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40"]'),
-    ("weights", _optional(_is_path), "the path of a file or folder of weights"),
-    ("accept_difference", lambda value: isinstance(value, bool), "True or False"),
-    ("seed", _is_seed, "a whole number of at least 0, of at most 64 bits"),
-    ("lr_every", _is_place, "a number of steps of at least 1"),
-    ("folder", lambda value: _is_path(value) and value != "", "the path of a folder"),
-    ("broker", _optional(lambda value: isinstance(value, str)), 'an address such as "tcp://0.0.0.0:7000"'),
-    ("progress", _optional(lambda value: isinstance(value, bool)), "True, False or None"),
-    ("features", _are_features, "a list of features or of functions that make them, such as [GradientNoise()]"),
-    ("metrics", _is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
-    (
-        "settings",
-        lambda value: isinstance(value, Mapping),
-        'a dict of a plan\'s keys, such as {"recovery.lease": "30s"}',
-    ),
-)
-
-
 def demand_usable(model: object, options: LineOptions, *, inline: bool, resume: object = None) -> None:
     """Raises `ModelRefused`, which names the argument, its value and what would be right."""
-    if wrong := resume_misfit(resume) or model_misfit(model) or next(_complaints(options, inline=inline), None):
+    if wrong := _resume_misfit(resume) or _model_misfit(model) or next(_complaints(options, inline=inline), None):
         raise ModelRefused(wrong)
     demand_default_device()
 
@@ -172,41 +92,28 @@ def demand_default_device() -> None:
 
 
 def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
-    yield from misfits(options)
+    yield from _misfits(options)
     if options.cut is not None and options.stages is not None:
         yield (
             f"cut = {options.cut!r} and stages = {options.stages!r} are two ways to say the same: cut names the layers "
             "that stages 1, 2, ... begin with, stages is their number. Leave out one"
         )
-    if "model.trainable" in options.settings:
-        yield 'settings["model.trainable"]: the script needs it too. Pass trainable = [...] instead'
-    if "model.accept_difference" in options.settings:
-        yield 'settings["model.accept_difference"]: the script needs it too. Pass accept_difference=True instead'
-    if "optimizer.ema_decay" in options.settings:
-        yield 'settings["optimizer.ema_decay"]: the script needs it too. Pass ema_decay = ... instead'
-    yield from _uncallable(options)
+    for name, row in ARGUMENTS.items():
+        if row.alone and row.key in options.other_keys:
+            yield f'settings["{row.key}"]: the script needs it too. Pass {name} = ... instead'
+    metrics: Sequence[object] = options.metrics
+    for index, metric in enumerate(metrics):
+        if not callable(metric):
+            wanted = f"which cannot be called; expected {MEASURE}"
+            yield f"metrics[{index}] = {short(metric)} is {a_kind(metric)}, {wanted}"
     if reason := _device_complaint(str(options.device)):
         yield f'device = "{options.device}": {reason}; expected one that this torch has, such as "cpu" or "cuda:0"'
-    url = str(options.settings.get("queues.url", ""))
+    url = str(options.other_keys.get("queues.url", ""))
     if not inline and transport_of(url).reach is Reach.PROCESS:
         yield (
             f'settings["queues.url"] = "{url}": queues in memory do not reach from one process to another. Leave '
             'it out, or pass workers="inline" to compute in this process'
         )
-
-
-def _uncallable(options: LineOptions) -> Iterator[str]:
-    measure = "a function of (outputs, targets)"
-    named = [
-        ("loss", options.loss, measure),
-        ("optimizer", options.optimizer, "a function of a stage's parameters, such as partial(SGD, lr=0.1)"),
-        *((f"metrics[{index}]", each, measure) for index, each in enumerate(options.metrics)),
-    ]
-    if options.lr_scheduler is not None:
-        named.append(("lr_scheduler", options.lr_scheduler, "a function of an optimizer"))
-    for name, value, wanted in named:
-        if not callable(value):
-            yield f"{name} = {short(value)} is {a_kind(value)}, which cannot be called; expected {wanted}"
 
 
 def _device_complaint(name: str) -> str:

@@ -26,7 +26,7 @@ from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.program import Program
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.hooks import LocalSnapshots
@@ -39,8 +39,8 @@ from stageline.workers.errors import RunFailed
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.store import measured_timetable
-from stageline.workers.runtime.program.calls import CallKind, Position
-from stageline.workers.runtime.program.program import ENDLESS, Program
+from stageline.workers.runtime.calls import CallKind, Position
+from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
@@ -89,20 +89,20 @@ class ScriptLog(AbstractContextManager["ScriptLog"]):
 
 
 class ProcessRun:
-    """A run of `plan`, whose number of stages is known and whose schedule is `schedule`; or, with `resume`,
+    """A run of `plan`, whose number of stages is known and whose workers run `program`; or, with `resume`,
     continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
     """
 
     cannot_save = ""
     _workers_timeout = inf  # seconds for the workers of a resumed run to come
 
-    def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
+    def __init__(self, plan: Plan, program: Program, names: WeightNames, resume: str | None = None) -> None:
         self._plan = plan
-        self.size = len(schedule.placement)
+        self.size = program.script
         self._wanted = True  # is told about if it ends early
         self._knows_failure = False  # the script has been told why it failed
         self._names = names
-        self._program = Program(schedule, ENDLESS, scripted=True)
+        self._program = program
         run = runs.name_of(plan, resume)
         self.folder = runs.folder(plan, run)
         if resume is not None:
@@ -278,7 +278,7 @@ class ProcessRun:
         return reachable(endpoint, self._processes.broker)
 
     def _windows(self) -> dict[QueueKey, int]:
-        return dict.fromkeys(self._program.queues.inbound(self._program.script), REPLIES_AHEAD)
+        return dict.fromkeys(map(queue_key, self._program.inbound(self._program.script)), REPLIES_AHEAD)
 
     def _failure(self, reason: str, code: int) -> RunFailed:
         return RunFailed(self._processes.killed or reason, code, self.folder)

@@ -28,14 +28,14 @@ from stageline.pipeline.addresses import EVERY_INTERFACE, host_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.program import Program
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.disk.atomic_file import persist_json, write_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.program.calls import CallKind, Position
+from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.script.arguments.checks import command_there
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.news import say
@@ -167,13 +167,11 @@ def workers_named(missing: list[int]) -> str:
 class RemoteRun(ProcessRun):
     """Like `ProcessRun`, but the broker alone is started, at `broker.url` of `plan`; the workers have `code`."""
 
-    def __init__(
-        self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None, code: ScriptCode
-    ) -> None:
+    def __init__(self, plan: Plan, program: Program, names: WeightNames, resume: str | None, code: ScriptCode) -> None:
         self._code = code
         self._weights: dict[bool, dict[str, Tensor]] = {}  # at the end; those of True are averages
         self._workers_timeout = plan.broker.patience
-        super().__init__(plan, schedule, names, resume)
+        super().__init__(plan, program, names, resume)
         self.cannot_save = (
             "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
             f"with the run itself: Line.resume({str(self.folder)!r}, ...)"

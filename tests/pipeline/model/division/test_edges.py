@@ -30,7 +30,7 @@ def test_an_nn_sequential_is_cut_at_its_childrens_names():
 @pytest.mark.parametrize(
     ("cut", "reason"),
     [
-        (["layer1.7"], r"cut = \['layer1.7'\]: no layer is named layer1.7; layers have names such as layer1"),
+        (["layer1.7"], r'cut = \["layer1.7"\]: no layer is named layer1.7; layers have names such as layer1'),
         (["nothing"], "no layer is named nothing; layers have names such as conv1, layer1.0"),
         (["bn1"], "bn1 is computed together with the rest of layer conv1"),
         (["layer2.0.conv2"], "layer2.0.conv2 is computed together with the rest of layer layer2.0"),

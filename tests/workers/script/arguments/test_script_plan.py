@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from stageline.workers.runtime.job import Job
-from stageline.workers.script.arguments.script_plan import LineOptions, plan_of, registered
+from stageline.workers.script.arguments.arguments import LineOptions
+from stageline.workers.script.arguments.script_plan import plan_of, registered
 from stageline.workers.script.processes.names import remote_plan
 
 
