@@ -52,6 +52,7 @@ class CheckpointTracker(msgspec.Struct):
 
     complete: int
     newer: list[set[int]]  # [stage]: steps of snapshots after `complete`
+    awaits_steps: bool = False  # all stages have a snapshot of a newer step, before which not all steps are reported
 
     @property
     def candidates(self) -> set[int]:
@@ -76,8 +77,10 @@ class CheckpointTracker(msgspec.Struct):
         self.forget(range(len(self.newer)))
 
     def advance(self, finished: int) -> bool:
-        """Completes the newest candidate before which all stages have reported their steps: `finished` of them."""
-        reported = [step for step in self.candidates if step <= finished]
+        """Complete the newest candidate before which all stages have reported their steps: `finished` of them."""
+        candidates = self.candidates
+        reported = [step for step in candidates if step <= finished]
+        self.awaits_steps = max(candidates, default=0) > finished
         if not reported:
             return False
         self.complete = max(reported)

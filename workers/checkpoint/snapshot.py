@@ -35,7 +35,7 @@ from stageline.workers.disk.tensor_file import (
     read_tensors,
     write_tensors,
 )
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 
 FORMAT = "snapshot/5"
 MANIFEST = "manifest.json"

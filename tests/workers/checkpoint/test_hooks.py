@@ -18,7 +18,7 @@ from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFa
 from stageline.workers.checkpoint.hooks import LocalSnapshots, Rhythm, SnapshotHooks, restore
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.background_writer import BackgroundWriter
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.progress import Done, Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature
 from support.states import difference, make_state

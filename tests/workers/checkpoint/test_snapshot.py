@@ -29,7 +29,7 @@ from stageline.workers.checkpoint.snapshot import (
     write_snapshot,
 )
 from stageline.workers.disk.tensor_file import Unsaveable
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)

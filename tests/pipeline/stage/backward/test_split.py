@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.features.ties import SharedGradients
-from stageline.pipeline.schedule import Tied
+from stageline.pipeline.program import Tied
 from stageline.pipeline.stage.settings import SharedParameters
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors

@@ -23,19 +23,20 @@ passes on messages without content in their place. So does a worker that was giv
 the call before it was settled: the script has its reply.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 from torch import Tensor
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.codec.structure import emptied, is_emptied, rest_of
 from stageline.pipeline.data import Batch, Microbatch, cut, cut_step, split_batch
 from stageline.pipeline.errors import DataError, StagelineError
+from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.tree import Tree, describe, tensors
 
+AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
 LAST_REPLIES = 2.0  # seconds that the replies to a script's last calls may take, once the run is over
 
 
@@ -113,17 +114,16 @@ class Position(msgspec.Struct, frozen=True):
         step = self.step + (kind is CallKind.TRAIN)
         return Position(step, self.calls + 1, self.evaluations + kind.runs_forward_only)
 
-    def of(self, flow: Flow) -> int:
-        """The first step, call, reply, evaluated batch or round from here on: whichever the messages of `flow` are
-        counted by."""
-        match flow:
-            case Flow.CALL:
+    def of(self, per: Per) -> int:
+        """Return the first step, call, reply, evaluated batch or round from here on: what `per` names."""
+        match per:
+            case Per.CALL:
                 return self.calls
-            case Flow.REPLY:
+            case Per.REPLY:
                 return max(0, self.calls - self.step)  # a call to train has none
-            case Flow.EVALUATION:
+            case Per.EVALUATED:
                 return self.evaluations
-            case Flow.VERDICT:
+            case Per.ROUND:
                 return self.rounds
             case _:
                 return self.step
@@ -172,6 +172,26 @@ def decode_call(payload: Tree) -> Call:
                 f"a call is (kind, number, step, evaluation, inputs, targets, state, ema); this one is "
                 f"{describe(payload)}"
             )
+
+
+def instructions_of(call: Call, program: Program, worker: int) -> Iterator[Instruction]:
+    """Return what `worker` computes for a call of the script."""
+    if call.kind is CallKind.TRAIN:
+        return program.instructions(worker, range(call.step, call.step + 1))
+    if call.kind.runs_forward_only:
+        return program.evaluation(worker, range(call.evaluation, call.evaluation + 1))
+    return iter(())
+
+
+def answers(program: Program, kind: CallKind) -> tuple[Queue, ...]:
+    """Return the queues that bring the script the results of a call of `kind`.
+
+    A training step brings its loss alone, so that the script does not wait for the backwards and updates of other
+    workers. Any other call brings the replies of all workers, first that of the worker with the last stage.
+    """
+    wanted, last = Per.STEP if kind is CallKind.TRAIN else Per.REPLY, program.schedule.owner(program.last)
+    found = [queue for queue in program.inbound(program.script) if queue.per is wanted]
+    return tuple(sorted(found, key=lambda queue: queue.producer != last))
 
 
 class CallFeed:

@@ -1,10 +1,11 @@
 """By which schedule a worker's steps go, as it is told, in any order and more than once."""
 
 from stageline.broker.control.records import ScheduleOrder
+from stageline.pipeline.program import compile_program
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.machine import AwaitOrder, Compute, Machine, Take
-from stageline.workers.runtime.program.orders import StepOrders
-from stageline.workers.runtime.program.program import Program
+from stageline.workers.runtime.orders import StepOrders
+from support.programs import calls_of
 from support.shapes import line
 
 BASE = make_schedule("1f1b", line(2), 4)
@@ -12,12 +13,12 @@ GPIPE, EAGER = ScheduleOrder(3, "gpipe"), ScheduleOrder(5, "eager-1f1b")
 
 
 def orders(*known: ScheduleOrder, closed: int | None = None, start: int = 0) -> StepOrders:
-    return StepOrders(BASE, known, closed, start)
+    return StepOrders(compile_program(BASE), known, closed, start)
 
 
 def test_each_order_holds_from_its_step_until_the_next() -> None:
     of = orders(GPIPE, EAGER)
-    assert [of.begin(step).name for step in (0, 2, 3, 4, 5, 900)] == [
+    assert [of.begin(step).schedule.name for step in (0, 2, 3, 4, 5, 900)] == [
         *("1f1b", "1f1b", "gpipe", "gpipe", "eager-1f1b", "eager-1f1b")
     ]
 
@@ -56,14 +57,14 @@ def test_a_worker_that_begins_at_a_checkpoint_closes_no_step_before_it() -> None
 
 def test_the_instructions_of_a_step_are_made_when_its_order_is_known() -> None:
     of = orders()
-    walked = Machine(Program(BASE, 2).instructions(0, 0, of))
+    walked = Machine(calls_of(BASE, 2).instructions(0, 0, of))
     assert isinstance(walked.command, AwaitOrder)
     of.learn([ScheduleOrder(0, "gpipe")], None)
     done = []
     command = walked.ordered()
     while not isinstance(command, AwaitOrder):
         if isinstance(command, Take):
-            command = walked.arrived(command.key, 0, command.instruction.action.microbatch)
+            command = walked.arrived(command.queue, 0, command.instruction.action.microbatch)
         else:
             assert isinstance(command, Compute)
             done.append(command.instruction.action)

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow
 from stageline.pipeline.data import cut
 from stageline.pipeline.errors import DataError
-from stageline.workers.runtime.program.calls import (
+from stageline.pipeline.program import Per
+from stageline.workers.runtime.calls import (
     Call,
     CallFeed,
     CallKind,
@@ -50,10 +50,10 @@ def test_a_position_counts_calls_steps_and_evaluated_batches() -> None:
     for kind in (CallKind.TRAIN, CallKind.EVALUATE, CallKind.STATE, CallKind.PREDICT, CallKind.TRAIN, CallKind.LOAD):
         position = position.after(kind)
     assert position == Position(step=2, calls=6, evaluations=2)
-    flows = {flow: position.of(flow) for flow in Flow}
-    assert (flows.pop(Flow.CALL), flows.pop(Flow.REPLY), flows.pop(Flow.EVALUATION)) == (6, 4, 2)
-    assert flows.pop(Flow.VERDICT) == 0  # in no script's run
-    assert set(flows.values()) == {2}
+    found = {per: position.of(per) for per in Per}
+    assert (found.pop(Per.CALL), found.pop(Per.REPLY), found.pop(Per.EVALUATED)) == (6, 4, 2)
+    assert found.pop(Per.ROUND) == 0  # in no script's run
+    assert set(found.values()) == {2}
 
 
 def test_a_call_that_does_not_follow_is_refused_with_both_places() -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.errors import BrokerError
-from stageline.pipeline.schedule import Schedule, make_schedule
+from stageline.pipeline.program import Program, compile_program
+from stageline.pipeline.schedule import make_schedule
 
 LONGEST = 600.0  # seconds that a worker waits for an order
 
@@ -21,7 +22,7 @@ class StepOrders:
     """Of a worker that begins at step `start` of a run that begins with `base`. `known`: all orders, and the first step
     that it does not begin before it knows the next one; None: it waits for none."""
 
-    def __init__(self, base: Schedule, orders: Sequence[ScheduleOrder], closed: int | None, start: int) -> None:
+    def __init__(self, base: Program, orders: Sequence[ScheduleOrder], closed: int | None, start: int) -> None:
         # Read by the thread that reports, so both are replaced at once.
         self.known: tuple[Sequence[ScheduleOrder], int | None] = (
             tuple(orders),
@@ -29,7 +30,7 @@ class StepOrders:
         )
         self._base = base
         self._next = start  # the first step that is not begun
-        self._made: tuple[int, Schedule] = 0, base  # how many orders it follows
+        self._made: tuple[int, Program] = 0, base  # how many orders it follows
 
     def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
         """What the broker has told. It repeats itself, so it may be older than what is known."""
@@ -45,8 +46,8 @@ class StepOrders:
         closed = self.known[1]
         return closed is None or step < closed
 
-    def begin(self, step: int) -> Schedule:
-        """The schedule of `step`, which is begun now."""
+    def begin(self, step: int) -> Program:
+        """The program of `step`, which is begun now."""
         self._next = step + 1
         orders = self.known[0]
         reached = sum(order.step <= step for order in orders)
@@ -55,18 +56,16 @@ class StepOrders:
         return self._made[1]
 
 
-def _reordered(base: Schedule, order: ScheduleOrder) -> Schedule:
-    """Returns the schedule of `order` for the stages of `base`. Raises `ScheduleRefused` for an order that no broker
+def _reordered(base: Program, order: ScheduleOrder) -> Program:
+    """Returns the program of `order`, compiled as `base` was. Raises `ScheduleRefused` for an order that no broker
     gives."""
-    return make_schedule(
+    first = base.schedule
+    made = make_schedule(
         order.name,
-        base.placement,
-        base.microbatches,
-        mode=base.mode,
+        first.placement,
+        first.microbatches,
+        mode=first.mode,
         window=order.window,
-        first_trainable=base.first_trainable,
-        ties=base.ties,
-        tied=base.tied,
-        frozen=base.frozen,
-        clips=base.clips,
+        first_trainable=first.first_trainable,
     )
+    return compile_program(made, base.passes)
