@@ -18,7 +18,7 @@ from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program, Queue
-from stageline.pipeline.stage.layers.generators import generators_kept
+from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
