@@ -1,4 +1,4 @@
-"""How often something may happen that peers can cause: log lines, answers to what is refused."""
+"""A limit on how often something may happen that peers can cause: log lines, answers to what is refused."""
 
 
 class RateLimit:
@@ -21,6 +21,6 @@ class RateLimit:
         return True
 
     def take_withheld(self) -> int:
-        """How many were withheld since the last call."""
+        """Return how many were withheld since the last call."""
         withheld, self.withheld = self.withheld, 0
         return withheld

@@ -25,13 +25,13 @@ from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.data import cut
+from stageline.pipeline.program import Instruction, compile_program
 from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.stage.seeded_layers import layer_seed
+from stageline.pipeline.stage.layers.seeded_layers import layer_seed
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.program import Program
+from stageline.workers.runtime.plan_calls import PlanCalls
 
 CALLS = 400
 
@@ -215,7 +215,7 @@ def _turns() -> float:
     """Seconds that a worker takes for a microbatch that costs nothing to compute, to take and to put."""
     schedule = make_schedule("1f1b", ((0,), (1,)), MICROBATCHES)
     steps = CALLS // MICROBATCHES
-    program = Program(schedule, steps)
+    program = PlanCalls(compile_program(schedule), steps)
     worker = WorkerLoop(program, 0, _Nothing(), _Ready(), run="cost", incarnation=1)  # type: ignore[arg-type]
     began = perf_counter()
     while worker.poll(0):

@@ -59,7 +59,7 @@ def encode_elements(codec: Codec, elements: Tensor, packed: Ints) -> Tensor | No
 
 
 def decode_elements(codec: Codec, content: Tensor, packed: Ints, into: Tensor) -> None:
-    """Writes the elements in `content`, uint8 [`coded_size`], to a floating-point tensor with any strides.
+    """Write the elements in `content`, uint8 [`coded_size`], to a floating-point tensor with any strides.
 
     Raises `BadMessage` for scales that no encoder writes.
     """

@@ -36,7 +36,7 @@ _PROLOGUE = _PREFIX.pack(MAGIC, WIRE_VERSION)
 
 
 class Flow(StrEnum):
-    """What travels on a queue."""
+    """The kind of content that travels on a queue."""
 
     FORWARD = "forward"  # activations, from stage k-1 to stage k
     BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
@@ -68,7 +68,7 @@ TO_SCRIPT = frozenset({Flow.LOSS, Flow.REPLY})
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a receiver accepts; a sender applies the same limits to itself."""
+    """Limits of a message that a receiver accepts; a sender applies them to itself."""
 
     message_bytes: int = 2**32  # that the tensors of a message occupy, gaps between their elements included
     header_bytes: int = 2**20
@@ -81,7 +81,7 @@ LIMITS = Limits()
 
 
 class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Which message it is. `stage` is the consumer's, `incarnation` the producer's, `sequence` counts from 0."""
+    """Identity of a message. `stage` is the consumer's, `incarnation` the producer's, `sequence` counts from 0."""
 
     run: str
     flow: Flow
@@ -93,7 +93,7 @@ class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 
     @property
     def identity(self) -> str:
-        """Messages of a run with one identity have the same bits, whichever worker computed them."""
+        """Text that two messages share only if they have the same bits, whichever worker computed them."""
         return f"{self.flow} message {self.step}/{self.microbatch} to stage {self.stage}"
 
 
@@ -103,7 +103,7 @@ def message_number(step: int, microbatch: int, microbatches: int) -> int:
 
 
 def messages_per_step(flow: Flow, microbatches: int) -> int:
-    """How many messages a step has in a queue of `flow`, in a run whose steps have `microbatches`: a step of CALL is a
+    """Return the number of messages of a step in a queue of `flow`, if steps have `microbatches`: a step of CALL is a
     call, one of REPLY a call that does not train, one of EVALUATION an evaluated batch, one of VERDICT a round."""
     return 1 if flow in _ONE_PER_STEP else microbatches
 
@@ -120,7 +120,8 @@ class _ReceivedHeader(Header, frozen=True):
 
 
 class Message(MessageInfo, frozen=True):
-    """What travels on a queue. `payload` is a tensor, a plain value, or tuples, lists and dicts of them, nested."""
+    """A message as it travels on a queue. `payload` is a tensor, a plain value, or tuples, lists and dicts of them,
+    nested."""
 
     payload: Tree
 
@@ -213,7 +214,7 @@ def read_header(frame: Frame, *, limits: Limits = LIMITS) -> Header:
 
 
 def check_run(header: Header, run: str) -> None:
-    """Raises `ForeignMessage` naming both runs if the message is not of `run`."""
+    """Raise `ForeignMessage` naming both runs if the message is not of `run`."""
     if header.run != run:
         raise ForeignMessage(
             f"{header.identity} belongs to run {header.run!r}, this worker to run {run!r}; "
@@ -222,8 +223,8 @@ def check_run(header: Header, run: str) -> None:
 
 
 def fingerprint(header: Header) -> Hashable:
-    """Equal for two messages of one identity if they have the same bits (as far as the tensors' CRC-32 can tell). Of a
-    message whose content is gone it tells what that was: `agree` compares them.
+    """Return a value that is equal for two messages of one identity if they have the same bits, as far as the tensors'
+    CRC-32 can tell. For a message whose content is gone it stands for that content: `agree` compares them.
 
     The skews are left out: where a user's own arrays lie in memory may differ between two runs of the same code.
     """

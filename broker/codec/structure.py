@@ -112,7 +112,7 @@ def _alternate(pairs: list[Structure]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FormerFingerprint:
-    """Of a message without content: a digest of the fingerprint that it had with it; None: it is not known."""
+    """Fingerprint of a message without content: a digest of the one that it had with it; None if that is not known."""
 
     digest: str | None
 
@@ -123,12 +123,12 @@ def emptied(was: Hashable = FormerFingerprint(None), rest: Tree = None) -> Tree:
 
 
 def is_emptied(payload: Tree) -> bool:
-    """Whether this is what is left of a payload."""
+    """Return True if this is what is left of a payload."""
     return type(payload) is dict and payload.get(_MARK[0]) == _MARK[1]
 
 
 def rest_of(payload: Tree) -> Tree:
-    """What an emptied payload still holds."""
+    """Return the content that an emptied payload still holds."""
     return payload.get("rest") if isinstance(payload, dict) else None
 
 
@@ -141,7 +141,7 @@ def former_fingerprint(structure: Structure) -> FormerFingerprint | None:
 
 
 def agree(one: Hashable, other: Hashable) -> bool:
-    """Whether two fingerprints may be of the same message."""
+    """Return True if two fingerprints may be of the same message."""
     if one == other:
         return True
     if not isinstance(one, FormerFingerprint) and not isinstance(other, FormerFingerprint):

@@ -56,7 +56,8 @@ _NUMPY_DTYPES = frozenset(  # those whose tensors `Tensor.numpy` accepts
 
 
 class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """One tensor: `dtype` by its code, shape and strides in elements, the bytes of its frame and their CRC-32.
+    """A tensor's entry in the header: `dtype` by its code, shape and strides in elements, the bytes of its frame and
+    their CRC-32.
 
     `skew` is the address of its first element modulo 64, in bytes: kernels choose by alignment too. `codec`, by its
     number, says what the frame holds of the elements: all their bits, if it is not in the header.
@@ -73,7 +74,7 @@ class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
 
 
 class CodedTensorHeader(TensorHeader, frozen=True):
-    """One whose frame holds what a codec has written; or, where it was received, any."""
+    """Entry of a tensor whose frame holds what a codec has written; or, where it was received, of any."""
 
     codec: Count = Codec.LOSSLESS  # type: ignore[misc]  # the others have no such entry
 
@@ -122,7 +123,7 @@ def coded(tree: Tree, codec: Codec) -> Tree:
 
 
 def delivered(tree: Tree, codec: Codec) -> Tree:
-    """What the consumer of `coded(tree, codec)` is given."""
+    """Return what the consumer of `coded(tree, codec)` is given."""
 
     def through(tensor: torch.Tensor) -> torch.Tensor:
         packed = _coded(tensor, codec)

@@ -1,4 +1,4 @@
-"""How control messages travel between the broker and the others, whatever carries them.
+"""The promise of a channel for control messages between the broker and the others, whatever carries them.
 
     worker, command    ClientChannel.send     ------->  ServerChannel.receive    broker
                        ClientChannel.receive  <-------  ServerChannel.send
@@ -25,16 +25,16 @@ class ClientChannel(Protocol):
         """Why the broker cannot be reached, if that is known; "" if it is not."""
 
     def send(self, message: bytes) -> bool:
-        """False if there is no broker at the moment: the message is lost."""
+        """Send `message`. Returns False if there is no broker at the moment: the message is lost."""
 
     def receive(self, timeout: float) -> bytes | None:
         """The broker's next message; None if none arrives within `timeout` seconds."""
 
     def renewed(self) -> bool:
-        """Whether the broker or the connection is a new one since the last call: it may not know this client."""
+        """Return True if the broker or the connection is a new one since the last call: it may not know this client."""
 
     def close(self) -> None:
-        """Closes the connection; messages sent before still go out, for half a second at most."""
+        """Close the connection; messages sent before still go out, for half a second at most."""
 
 
 class ServerChannel(Protocol):
@@ -49,10 +49,11 @@ class ServerChannel(Protocol):
         """
 
     def trust(self, sender: bytes) -> None:
-        """What came from `sender` with the last `receive` was genuine: its connection has wider limits from now on."""
+        """Give the connection of `sender` wider limits from now on: what came from it with the last `receive` was
+        genuine."""
 
     def send(self, envelopes: Iterable[Envelope]) -> None:
-        """Sends messages. One is lost if its recipient is gone, or too slow to take it."""
+        """Send messages. One is lost if its recipient is gone, or too slow to take it."""
 
     def close(self) -> None:
-        """Releases the address."""
+        """Release the address."""

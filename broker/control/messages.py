@@ -142,7 +142,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
 
     @property
     def waiting(self) -> bool:
-        """Whether the compute loop has nothing to compute."""
+        """True if the compute loop has nothing to compute."""
         return self.now.startswith(WAITS)
 
 
@@ -226,7 +226,8 @@ class Standby(_ControlMessage, frozen=True, tag="standby"):
 
 
 class Peers(_ControlMessage, frozen=True, tag="peers"):
-    """Where every worker's queues are: index -> (incarnation, endpoint). Sent once all have joined, then on changes."""
+    """Addresses of every worker's queues: index -> (incarnation, endpoint). Sent once all have joined, then on
+    changes."""
 
     workers: dict[int, tuple[int, str]]
 

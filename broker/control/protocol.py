@@ -151,7 +151,7 @@ def encode(message: ToBroker | FromBroker, secret: bytes = b"", serial: int = 0)
 def decode_to_broker(
     frame: bytes, is_proven: Callable[[int, MessageSeal], bool] = lambda incarnation, seal: False
 ) -> SealedMessage:
-    """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version.
+    """Raise `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version.
 
     `is_proven`, of an incarnation and a seal, is asked before a long message is decoded: its content may take fifty
     times its bytes. Else the seal has not been looked at: `Authenticity` does.
@@ -163,7 +163,7 @@ def decode_to_broker(
 
 
 def decode_from_broker(frame: bytes) -> SealedAnswer:
-    """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version."""
+    """Raise `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version."""
     body, seal = opened(frame)
     return SealedAnswer(_decode(body, _from_broker), seal)
 

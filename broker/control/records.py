@@ -48,7 +48,7 @@ class Inspection(_ControlRecord, frozen=True, tag="inspection"):
 
 
 class SampleOrder(_ControlRecord, frozen=True, tag="order"):
-    """Which samples each batch has: the arguments of `pipeline.data.Order`."""
+    """Order of the samples in batches: the arguments of `pipeline.data.Order`."""
 
     count: Count
     batch_size: Count
@@ -57,7 +57,7 @@ class SampleOrder(_ControlRecord, frozen=True, tag="order"):
 
 
 class RunLength(_ControlRecord, frozen=True, tag="length"):
-    """How many steps a run trains, and how many batches each of its rounds of evaluation has: known where the data is.
+    """Number of steps that a run trains, and of batches in each of its rounds of evaluation: known where the data is.
     `epoch`: how many steps an epoch has, where workers need to know; else 0. `order`: which samples each batch has,
     where workers without data need to know, and the data source draws them so."""
 
@@ -68,8 +68,8 @@ class RunLength(_ControlRecord, frozen=True, tag="length"):
 
 
 class StepRecord(_ControlRecord, frozen=True, tag="step"):
-    """One step a stage has finished. `times` holds each action of that stage in the order in which the worker ran them:
-    its kind, its microbatch, its start and its end (`ledger/ledger.py` packs and reads them).
+    """A step that a stage has finished. `times` holds each action of that stage in the order in which the worker ran
+    them: its kind, its microbatch, its start and its end (`ledger/ledger.py` packs and reads them).
 
     Empty `times`: not measured. `loss` is the step's on the last stage, None elsewhere and for a step without rows.
     `norm`, also on the last stage, is that of all gradients, where they are clipped.
@@ -83,7 +83,7 @@ class StepRecord(_ControlRecord, frozen=True, tag="step"):
 
 
 class EvaluationRecord(_ControlRecord, frozen=True, tag="evaluation"):
-    """What the round of evaluation after `step` training steps found: means over `rows` rows, which may be infinite or
+    """Result of the round of evaluation after `step` training steps: means over `rows` rows, which may be infinite or
     no number. `loss` is None without rows; `metrics` are by name."""
 
     step: Count
@@ -93,12 +93,12 @@ class EvaluationRecord(_ControlRecord, frozen=True, tag="evaluation"):
 
     @property
     def values(self) -> dict[str, float | None]:
-        """What evaluations may be compared by."""
+        """Values by which evaluations may be compared."""
         return {**self.metrics, "loss": self.loss}
 
 
 class Event(_ControlRecord, frozen=True, tag="event"):
-    """One microbatch entered a state at a stage (`ledger.MicrobatchState`), `at` seconds since the epoch."""
+    """A microbatch entered a state at a stage (`ledger.MicrobatchState`), `at` seconds since the epoch."""
 
     stage: Count
     step: Count

@@ -15,6 +15,7 @@ Calls, losses and replies are those of scripted runs.
 
 from dataclasses import dataclass
 
+from stageline.pipeline.program import SumExchange, compile_program
 from stageline.pipeline.schedule import Schedule
 
 CALL, LOSS, REPLY, EVALUATION, VERDICT = "call", "loss", "reply", "evaluation", "verdict"
@@ -44,10 +45,8 @@ class QueueRoute:
 def route_of(queue: str, schedule: Schedule, script: int | None, tied_source: int | None = None) -> QueueRoute | None:
     """None for the name of no queue of the run. `script`: the index of the script's place, if there is one.
     `tied_source`: the stage that puts into `queue`, if stages that share parameters are joined by it."""
-    if schedule.shares and (ends := schedule.routes.get(queue)) is not None:
-        source, consumer = ends
-        ends_of = [RouteEnd(schedule.owner(copy), copy) for copy in (consumer, source)]
-        return QueueRoute(queue.partition("-")[0], *ends_of)
+    if schedule.replicas.several and (found := compile_program(schedule, [SumExchange()]).queues.get(queue)):
+        return QueueRoute(found.flow, RouteEnd(found.consumer, found.target), RouteEnd(found.producer, found.source))
     flow, _, number = queue.rpartition("-")
     if not (number.isascii() and number.isdigit() and len(number) < 9):
         return None

@@ -1,4 +1,4 @@
-"""What a queue promises; each transport keeps the promise in its own way.
+"""The promise of a queue; each transport keeps it in its own way.
 
 A queue is a retained, ordered log from the one worker that produces its messages to the one that consumes them.
 Its messages are numbered as `message_number` says: 0, 1, ... over all microbatches of all steps; of those that it
@@ -17,7 +17,7 @@ from stageline.pipeline.tree import Tree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuePart:
-    """Which of several queues of one flow it is, where stages have replicas. `label` names it ("2.1-from-1.0");
+    """Name of a queue among several of one flow, where stages have replicas. `label` names it ("2.1-from-1.0");
     `places` has the place, among its messages of a step, of each microbatch that it carries; None: it has one a step.
     """
 
@@ -44,11 +44,11 @@ class QueueKey(NamedTuple):
 
     @property
     def wire(self) -> tuple[Flow, int]:
-        """What it is called between two workers. No worker has two replicas of one stage, so that is enough."""
+        """Name between two workers. No worker has two replicas of one stage, so that is enough."""
         return self.flow, self.stage
 
     def per_step(self, microbatches: int) -> int:
-        """How many messages it has in a step, in a run whose steps have `microbatches`."""
+        """Return the number of its messages in a step, in a run whose steps have `microbatches`."""
         if self.part is None or self.part.places is None:
             return messages_per_step(self.flow, microbatches)
         return len(self.part.places)
@@ -65,7 +65,7 @@ class QueueKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What a queue holds now. Counts are messages; `oldest` is the age in seconds of the oldest retained one."""
+    """The content of a queue now. Counts are messages; `oldest` is the age in seconds of the oldest retained one."""
 
     ready: int  # put and not yet sent to the consumer
     in_flight: int  # sent, and not yet known to have arrived
@@ -96,11 +96,12 @@ class Outbound(Protocol):
         """
 
     def has_credit(self, number: int, timeout: float) -> bool:
-        """Whether the consumer has granted message `number`, which need not be there yet; waits up to `timeout` seconds
-        for that. Within a worker all are granted. A message may be put without: it is retained, and sent later."""
+        """Return True if the consumer has granted message `number`, which need not be there yet; wait up to `timeout`
+        seconds for that. Within a worker all are granted. A message may be put without: it is retained, and sent
+        later."""
 
     def trim(self, step: int) -> None:
-        """Messages before `step` may be forgotten: no stage will need them again.
+        """Allow messages before `step` to be forgotten: no stage will need them again.
 
         Raises `Overwritten` if a tensor of one was written to after it was put.
         """
@@ -116,7 +117,7 @@ class Outbound(Protocol):
         """The CRC-32 of each tensor of the retained messages of `step`, in order."""
 
     def depth(self) -> Depth:
-        """For inspection; does not disturb delivery."""
+        """Return the content for inspection; does not disturb delivery."""
 
     def peek(self, limit: int) -> list[Message]:
         """The first `limit` retained messages; does not disturb delivery."""
@@ -136,7 +137,7 @@ class Inbound(Protocol):
         """
 
     def rewind(self, step: int) -> None:
-        """Delivers again from the first message of `step` on. A replacement calls this first."""
+        """Deliver again from the first message of `step` on. A replacement calls this first."""
 
 
 class Queues(Protocol):
@@ -149,10 +150,10 @@ class Queues(Protocol):
         """The consumer's end of a queue, made when it is first asked for."""
 
     def pump(self, timeout: float) -> None:
-        """Serves the requests of the other ends (credit, resends), waiting up to `timeout` seconds for one."""
+        """Serve the requests of the other ends (credit, resends), waiting up to `timeout` seconds for one."""
 
     def close(self) -> None:
-        """Ends are of no use afterwards: `QueueClosed`. Closing twice is closing once."""
+        """Close all ends, which raise `QueueClosed` afterwards. Closing twice is closing once."""
 
 
 class WorkerQueues(Queues, Protocol):
@@ -166,11 +167,11 @@ class WorkerQueues(Queues, Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Where other workers find these ends, or a name for where all meet."""
+        """Address at which other workers find these ends, or a name for the place where all meet."""
 
     @property
     def trouble(self) -> Trouble | None:
-        """What keeps messages from moving, if it is known. For any thread."""
+        """Reason for which messages do not move, if it is known. For any thread."""
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         """Take each of these queues from its producer's endpoint, from now on."""
@@ -179,4 +180,4 @@ class WorkerQueues(Queues, Protocol):
         """No worker of the run has a higher incarnation than `newest`, from now on: a request of a higher one waits."""
 
     def ring(self) -> None:
-        """Wakes a caller that waits in `take` or `pump`. For any thread, and for signal handlers."""
+        """Wake a caller that waits in `take` or `pump`. For any thread, and for signal handlers."""

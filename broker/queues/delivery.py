@@ -60,7 +60,7 @@ class Retention(NamedTuple):
     sent: int
 
     def check_holds(self, key: QueueKey, number: int) -> None:
-        """Raises `QueueGap` if message `number` of queue `key` is no longer held."""
+        """Raise `QueueGap` if message `number` of queue `key` is no longer held."""
         if number < self.first:
             raise QueueGap(
                 f"message {number} of {key} is no longer available: its producer keeps messages from {self.first} on. "
@@ -69,7 +69,7 @@ class Retention(NamedTuple):
 
 
 def check_current(duty: str, newest: int, own: int) -> None:
-    """Raises `Fenced` if the worker of incarnation `own` was replaced by `newest` in its `duty`, "X is taken"."""
+    """Raise `Fenced` if the worker of incarnation `own` was replaced by `newest` in its `duty`, "X is taken"."""
     if newest > own:
         raise Fenced(f"{duty} by incarnation {newest} now; this worker is incarnation {own} and must stop")
 
@@ -90,7 +90,7 @@ class Sender:
         self.limit = 0
 
     def update(self, credit: Credit, route: bytes = b"") -> bool:
-        """Takes in what the consumer reports over `route`. False if a newer report has overruled it.
+        """Take in what the consumer reports over `route`. Returns False if a newer report has overruled it.
 
         Over a new connection everything that has not arrived is sent again: what the old one held is lost with it.
         """
@@ -107,7 +107,7 @@ class Sender:
         return True
 
     def resend(self, number: int) -> None:
-        """Messages from `number` on must be sent again, those that are still retained."""
+        """Send messages from `number` on again, as far as they are still retained."""
         self.sent = max(min(self.sent, number), self.log.first)
 
     def lose_route(self) -> None:
@@ -137,7 +137,7 @@ class Sender:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are messages that have not been sent."""
+        """True if there are messages that have not been sent."""
         return self.sent < self.log.end
 
     @property
@@ -179,12 +179,12 @@ class Receiver:
 
     @property
     def taken(self) -> int:
-        """All messages before it have been taken."""
+        """Number of the message that is taken next."""
         return self.next - len(self.ready)
 
     @property
     def room(self) -> int:
-        """How many messages `ready` has room for."""
+        """Number of messages that `ready` has room for."""
         return self._window - len(self.ready)
 
     @property
@@ -193,7 +193,7 @@ class Receiver:
         return self.taken + self._window
 
     def accepts(self, number: int, fingerprint: Hashable, *, whole: bool = True) -> bool:
-        """Whether message `number` is the next one; `whole` says whether its tensors came with it.
+        """Return True if message `number` is the next one; `whole` says whether its tensors came with it.
 
         Raises `Disagreement` if it has arrived before with other bits.
         """
@@ -256,7 +256,7 @@ class Receiver:
         self.must_report = True
 
     def lose(self) -> None:
-        """What was sent from the next message on is lost: report it, also if it was reported before."""
+        """Report that everything sent from the next message on is lost, also if it was reported before."""
         self.missing = self.next
         self.must_report = self.resend = True
 
@@ -266,7 +266,7 @@ class Receiver:
         self.must_report = self.resend = False
 
     def was_sent(self, retention: Retention) -> bool:
-        """Whether the producer has sent the next message. Raises `QueueGap` if it no longer holds that."""
+        """Return True if the producer has sent the next message. Raises `QueueGap` if it no longer holds that."""
         retention.check_holds(self.key, self.next)
         return retention.sent > self.next
 
@@ -280,7 +280,8 @@ class Looking:
         self._sleeps = MOST if self._alone else 0
 
     def seconds(self) -> float:
-        """For how long to look in this wait, whose message is not here yet; 0: it sleeps at once. Then call `ended`."""
+        """Return for how long to poll in this wait, whose message is not here yet; 0 to sleep at once. Then call
+        `ended`."""
         if self._sleeps:
             self._sleeps -= 1
             return 0.0

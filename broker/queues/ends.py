@@ -44,7 +44,7 @@ ROOM_WAIT = 0.25  # seconds between two calls of `waiting` while a `put` waits f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """What a worker's queues are opened with.
+    """Arguments with which a worker's queues are opened.
 
     `microbatches`: of a step. `windows`: for each inbound queue, how many messages may be sent ahead of what is taken.
     `local`: the queues that begin and end at this worker. `retain_bytes`: what may be retained in memory; beyond it,
@@ -87,11 +87,11 @@ class QueueEnds(ABC):
 
     @abstractmethod
     def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
-        """What `look` finds; None after `timeout` seconds or a `ring`. Serves the other queues meanwhile."""
+        """Return what `look` finds; None after `timeout` seconds or a `ring`. The other queues are served meanwhile."""
 
     @abstractmethod
     def _serve(self, seconds: float) -> None:
-        """Serves the other queues for so long: a `put` waits for room."""
+        """Serve the other queues for so long: a `put` waits for room."""
 
     @abstractmethod
     def _new_outbound(self, log: Log) -> Outbound:
@@ -111,7 +111,7 @@ class QueueEnds(ABC):
         return self._outbounds[key]
 
     def inbound(self, key: QueueKey) -> Inbound:
-        """Raises `ValueError` if there is no window for the queue."""
+        """Raise `ValueError` if there is no window for the queue."""
         windows = self.options.windows
         if key not in self._inbounds:
             if key in self.options.local:
@@ -128,7 +128,7 @@ class QueueEnds(ABC):
         self._replies.spill.close()
 
     def _wait_for_room(self, reason: str, since: float) -> bool:
-        """Serves the queues for a while. False if a `put` that began at `since` has waited long enough."""
+        """Serve the queues for a while. Returns False if a `put` that began at `since` has waited long enough."""
         self.options.waiting(reason)
         if monotonic() - since >= self.options.patience:
             return False
@@ -137,7 +137,8 @@ class QueueEnds(ABC):
 
 
 def look_until(until: float, find: Callable[[], Found | None]) -> Found | None:
-    """What `find` finds before the time `until`, called again and again; other threads and processes go first."""
+    """Return what `find` finds before the time `until`, called again and again; other threads and processes go
+    first."""
     while monotonic() < until:
         if (found := find()) is not None:
             return found
@@ -146,7 +147,7 @@ def look_until(until: float, find: Callable[[], Found | None]) -> Found | None:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -178,7 +179,8 @@ class Wakeup:
         self.fd = self._receiving.fileno()
 
     def ring(self) -> None:
-        """For any thread, and for signal handlers. Never blocks, never fails; after `close` it does nothing."""
+        """Wake the waiting thread. For any thread, and for signal handlers: never blocks, never fails, also after
+        `close`."""
         with suppress(OSError):
             self._sending.send(b"!")
 
@@ -218,7 +220,7 @@ class LinkedQueues(QueueEnds):
         """Return the handles of `watched`, which gives the events to wait for, that are ready within `seconds`."""
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
-        """Takes each of these queues from the producer at its endpoint, from now on. Raises `ForeignMessage` for an
+        """Take each of these queues from the producer at its endpoint, from now on. Raises `ForeignMessage` for an
         endpoint of another kind of queues."""
         for key, endpoint in peers.items():
             end = self.inbound(key)
@@ -243,7 +245,7 @@ class LinkedQueues(QueueEnds):
             self.outbound_link.serve()
 
     def close(self) -> None:
-        """Waits a second at most for what is on its way out."""
+        """Close the queues, after a second at most for what is on its way out."""
         if not self._closed:
             self._closed = True
             for link in self._links.values():
@@ -253,7 +255,7 @@ class LinkedQueues(QueueEnds):
             super().close()
 
     def check_open(self) -> None:
-        """Raises `QueueClosed` after `close`."""
+        """Raise `QueueClosed` after `close`."""
         if self._closed:
             raise QueueClosed(f"the queues of incarnation {self.incarnation} in run {self.run!r} are closed")
 

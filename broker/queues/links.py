@@ -60,7 +60,7 @@ class OutboundLink(ABC):
 
     @abstractmethod
     def serve(self) -> None:
-        """Takes in what requests have arrived, and sends everything that is due."""
+        """Take in what requests have arrived and send everything that is due."""
 
     @abstractmethod
     def watched(self, now: float) -> dict[Any, int]:
@@ -76,11 +76,11 @@ class OutboundLink(ABC):
 
     @abstractmethod
     def _send_message(self, route: bytes, frames: Sequence[Frame]) -> bool:
-        """False if the connection takes nothing now. Raises `RouteGone`."""
+        """Return False if the connection takes nothing now. Raises `RouteGone`."""
 
     @abstractmethod
     def _send_reply(self, route: bytes, frame: bytes) -> None:
-        """Does nothing if the connection is gone or takes nothing now: the consumer repeats its request."""
+        """Do nothing if the connection is gone or takes nothing now: the consumer repeats its request."""
 
     def add(self, sender: Sender) -> None:
         self._senders[sender.log.key.wire] = sender
@@ -93,23 +93,23 @@ class OutboundLink(ABC):
         self._answer_early()
 
     def flush_all(self) -> None:
-        """Sends everything that is due, as far as the connections take it."""
+        """Send everything that is due, as far as the connections take it."""
         for sender in self._senders.values():
             self.flush(sender)
 
     def flush(self, sender: Sender) -> None:
-        """Sends what is due of one queue, as far as its connection takes it."""
+        """Send what is due of one queue, as far as its connection takes it."""
         number = sender.due()
         while number is not None and self._send(sender, number):
             number = sender.mark_sent(number)
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are messages that have not been sent."""
+        """True if there are messages that have not been sent."""
         return any(sender.is_behind for sender in self._senders.values())
 
     def take_in(self, route: bytes, frame: bytes) -> bool:
-        """What came over connection `route`. False unless it is a request of this run."""
+        """Take in what came over connection `route`. Returns False unless it is a request of this run."""
         try:
             request = unpack(frame, CreditRequest, self._key)
         except ForeignMessage:
@@ -144,7 +144,7 @@ class OutboundLink(ABC):
                 self._answer(self._senders[key], route, request)
 
     def _send(self, sender: Sender, number: int) -> bool:
-        """False if the connection takes nothing now or is gone."""
+        """Return False if the connection takes nothing now or is gone."""
         try:
             return sender.route is not None and self._send_message(sender.route, sender.frames(number))
         except RouteGone:
@@ -152,7 +152,8 @@ class OutboundLink(ABC):
             return False
 
     def _refuse(self, route: bytes, frame: bytes, reason: str) -> None:
-        """What is not proven to be of this run changes nothing. One of another run is told so."""
+        """Log a request that is not proven to be of this run, which changes nothing. A worker of another run is told
+        so."""
         with suppress(BadMessage):
             if run_named_in(frame) != self._run:
                 self._introduce(route)
@@ -169,7 +170,7 @@ class OutboundLink(ABC):
             self._send_reply(route, pack(reply_to(request, sender), self._key))
 
     def _introduce(self, route: bytes) -> None:
-        """Lets a consumer of another run or version find out which these are: without the key, which is this run's."""
+        """Let a consumer of another run or version find out which these are: without the key, which is this run's."""
         if self._introductions.allows(monotonic()):
             self._send_reply(route, pack(RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0)))
 
@@ -188,18 +189,18 @@ class InboundLink(ABC):
 
     @abstractmethod
     def receive(self, now: float, *, wait: bool = False) -> bool:
-        """Takes in one message. False if none has arrived; with `wait`, not for some milliseconds.
+        """Take in one message. Returns False if none has arrived; with `wait`, not for some milliseconds.
 
         Raises `ForeignMessage`, and what `Receiver` raises about messages that contradict each other.
         """
 
     @abstractmethod
     def has_arrived(self) -> bool:
-        """Whether `receive` would find something: this takes less time than to find nothing."""
+        """Return True if `receive` would find something: this takes less time than to find nothing."""
 
     @abstractmethod
     def send_requests(self, now: float) -> None:
-        """Sends the requests that are due, as far as there is a connection."""
+        """Send the requests that are due, as far as there is a connection."""
 
     @property
     @abstractmethod
@@ -214,11 +215,11 @@ class InboundLink(ABC):
     @property
     @abstractmethod
     def due(self) -> float:
-        """When to call `send_requests` again though nothing has happened."""
+        """Time at which to call `send_requests` again though nothing has happened."""
 
     @abstractmethod
     def close(self) -> None:
-        """What was to be requested is not."""
+        """Close the connection; no more is requested."""
 
     def add(self, requester: Requester) -> None:
         self.requesters[requester.receiver.key.wire] = requester
@@ -247,7 +248,7 @@ class InboundLink(ABC):
         return pack(request, self._key)
 
     def _take_in(self, frames: Sequence[Frame], now: float) -> None:
-        """Frames that came: of a message, or of a reply, which has an empty one where a message has its header."""
+        """Take in the frames of a message, or of a reply, which has an empty one where a message has its header."""
         try:
             if len(frames[0]):
                 self._take_in_message(frames, now)
@@ -281,7 +282,7 @@ class InboundLink(ABC):
             requester.postpone(now)
 
     def _number(self, header: Header, key: QueueKey) -> int:
-        """Of a message in its queue. Raises `ForeignMessage` if the plan has none such."""
+        """Return the number of a message in its queue. Raises `ForeignMessage` if the plan has none such."""
         if key.part is not None:
             return _number_in_part(header, key, self._microbatches)
         per_step = self._per_step[header.flow]

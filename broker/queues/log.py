@@ -1,4 +1,4 @@
-"""What a producer retains of one queue: its messages as frames, from the oldest that may be needed to the newest.
+"""The messages that a producer retains of one queue, as frames, from the oldest that may be needed to the newest.
 
   trimmed        retained: on the disk | in memory
 ------------- | ---------------------- | ---------- |
@@ -56,7 +56,7 @@ def _never(reason: str, since: float) -> bool:
 
 
 class RetentionBudget:
-    """What the logs of one worker may retain together: `memory` bytes, and `disk` bytes of what does not fit there.
+    """The limits of all logs of one worker together: `memory` bytes, and `disk` bytes of what does not fit there.
 
     `wait` is called when both are full, with the reason and the time of the `put`; it returns whether to try again.
     """
@@ -74,7 +74,7 @@ class RetentionBudget:
         self.wait = wait
 
     def lacks(self, size: int) -> bool:
-        """Whether memory has no room for `size` more bytes."""
+        """Return True if memory has no room for `size` more bytes."""
         return self.used + size > self.memory
 
 
@@ -96,7 +96,7 @@ class Seal:
 
     @property
     def is_broken(self) -> bool:
-        """Whether one of the tensors has been written to since."""
+        """True if one of the tensors has been written to since."""
         for tensor, version in self._versions:  # noqa: SIM110  # any() takes three times as long
             if tensor._version != version:
                 return True
@@ -104,7 +104,7 @@ class Seal:
 
 
 class _RetainedMessage(msgspec.Struct):
-    """One retained message: in memory it has frames and a seal, on the disk a slot. `since` is when it was put."""
+    """A retained message: in memory it has frames and a seal, on the disk a slot. `since` is when it was put."""
 
     size: int
     since: float
@@ -138,7 +138,7 @@ class Log:
         return len(self._kept)
 
     def put(self, message: Message, now: float) -> list[Frame] | None:
-        """Retains `message` and returns its frames; None if it was put before, or was trimmed.
+        """Retain `message` and return its frames; None if it was put before, or was trimmed.
 
         Raises `Disagreement` if the message was put before with other bits, `QueueGap` if it skips a number,
         `QueueFull` if there is no room (then nothing has changed), `Unsendable` for what cannot travel.
@@ -164,7 +164,7 @@ class Log:
         return kept.frames
 
     def check_same(self, number: int, header: Header, how: str) -> None:
-        """Raises `Disagreement`, which says `how`, if retained message `number` has other bits than `header`'s."""
+        """Raise `Disagreement`, which says `how`, if retained message `number` has other bits than `header`'s."""
         if not agree(fingerprint(header), fingerprint(self._header(number))):
             raise Disagreement(
                 f"{self.name(number)} {how}: what computed it was not deterministic. See that all operations are, and "
@@ -172,7 +172,7 @@ class Log:
             )
 
     def trim(self, step: int) -> None:
-        """Forgets the messages before `step`. Raises `Overwritten` if a tensor of one has been written to."""
+        """Forget the messages before `step`. Raises `Overwritten` if a tensor of one has been written to."""
         floor = step * self._per_step
         while self.first < min(floor, self.end):
             self._forget(self.first)
@@ -212,7 +212,7 @@ class Log:
         return f"message {number} of {self.key} (step {step}, microbatch {microbatch})"
 
     def close(self) -> None:
-        """Forgets everything, without checking the seals. The budget is not used any more."""
+        """Forget everything, without checking the seals. The budget is not used any more."""
         self._kept.clear()
 
     def _number(self, message: Message) -> int:
@@ -243,7 +243,7 @@ class Log:
         self.bytes += size
 
     def _make_room(self, number: int, new: _RetainedMessage) -> None:
-        """Makes room in memory, or on the disk for `new`. Raises `QueueFull` if waiting does not help."""
+        """Make room in memory, or on the disk for `new`. Raises `QueueFull` if waiting does not help."""
         while True:
             try:
                 return self._move_out(number, new)
@@ -257,7 +257,7 @@ class Log:
                     raise QueueFull(f"{reason}. {_WAYS_OUT.get(self.key.flow, _WAY_OUT)}") from full
 
     def _move_out(self, number: int, new: _RetainedMessage) -> None:
-        """Moves messages to the disk: the oldest first, which are least likely to be resent, `new` only at the last."""
+        """Move messages to the disk: the oldest first, which are least likely to be resent, `new` only at the last."""
         self._in_memory = max(self._in_memory, self.first)
         while self._budget.lacks(new.size) and self._in_memory < self.end:
             oldest = self._kept[self._in_memory]
@@ -294,7 +294,7 @@ class Log:
         del self._kept[number]
 
     def _release(self, number: int) -> None:
-        """Gives back the room of a message's content."""
+        """Give back the room of a message's content."""
         kept = self._kept[number]
         if kept.seal is not None and kept.seal.is_broken:
             raise self._overwritten(number)

@@ -40,7 +40,7 @@ class MemoryQueues:
     inbound = outbound
 
     def pump(self, timeout: float) -> None:
-        """Nothing to do: a message that was put can be taken."""
+        """Do nothing: a message that was put can be taken."""
 
     def close(self) -> None:
         for queue in self._queues.values():

@@ -1,4 +1,4 @@
-"""What the two ends of a queue send to each other beside its messages, and when.
+"""The requests that the two ends of a queue send to each other beside its messages, and when.
 
     consumer -> producer   CreditRequest    what has arrived, and what may be sent
     producer -> consumer   RetentionReply   to a request that asks: what has been sent, what can be had
@@ -41,7 +41,7 @@ class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Of two requests of one queue, the one with the higher stamp holds."""
+        """Rank of a request: of two for one queue, the higher one holds."""
         return self.incarnation, self.serial
 
 
@@ -79,7 +79,7 @@ def pack(request: CreditRequest | RetentionReply, key: bytes = b"") -> bytes:
 
 
 def unpack(frame: bytes, kind: type[_AnyRequest], key: bytes = b"") -> _AnyRequest:
-    """What a worker of the run has sent.
+    """Return what a worker of the run has sent.
 
     Raises `BadMessage` if the frame is damaged or forged, `ForeignMessage` if it has another version.
     """
@@ -141,7 +141,7 @@ class Requester:
         self._pause = FIRST_PAUSE
 
     def rewind(self, number: int) -> None:
-        """Requests the messages from `number` on again."""
+        """Request the messages from `number` on again."""
         self.receiver.rewind(number)
         self.receiver.lose()
         self.introduce()
@@ -152,7 +152,7 @@ class Requester:
         self.due = now + FIRST_PAUSE
 
     def request(self, now: float) -> CreditRequest | None:
-        """What to send to the producer now, if anything; `mark_sent` once it could be sent."""
+        """Return the request to send to the producer now, if any; call `mark_sent` once it could be sent."""
         receiver = self.receiver
         late = now >= self.due
         if not receiver.must_report and not late:
@@ -180,7 +180,7 @@ class Requester:
         self._ask = False
 
     def receive(self, reply: RetentionReply) -> None:
-        """Takes in the producer's reply. It followed everything sent before it, so what is not here now is lost.
+        """Take in the producer's reply. It followed everything sent before it, so what is not here now is lost.
 
         Raises `Fenced` if the producer serves a newer incarnation, `QueueGap` if it has forgotten the next message.
         """

@@ -62,7 +62,7 @@ class Spill:
         self._segments: list[_Segment] = []
 
     def write(self, frames: Sequence[Frame]) -> Slot:
-        """Raises `QueueFull` if the limit is reached or the disk is full."""
+        """Raise `QueueFull` if the limit is reached or the disk is full."""
         sizes = tuple(len(frame) for frame in frames)
         if self.bytes + sum(sizes) > self._limit:
             raise QueueFull(f"{self.bytes} of {self._limit} bytes on the disk are used")
@@ -103,7 +103,7 @@ class Spill:
         return self._segments[-1]
 
     def _cut_off(self) -> None:
-        """Gives back the room of a message that was written in part."""
+        """Give back the room of a message that was written in part."""
         for segment in self._segments[-1:]:
             with suppress(OSError):
                 os.ftruncate(segment.file.fileno(), segment.size)

@@ -42,25 +42,25 @@ class Store(Protocol):
     """
 
     def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
-        """Keeps finished steps and their losses, all or nothing. Old steps' times may be forgotten, losses never."""
+        """Keep finished steps and their losses, all or nothing. Old steps' times may be forgotten, losses never."""
 
     def put(self, name: str, fact: Fact) -> None:
-        """Keeps `fact` under `name` in place of the one before."""
+        """Keep `fact` under `name` in place of the one before."""
 
     def load(self) -> StoredRun:
-        """All that is kept."""
+        """Return all that is kept."""
 
     def record(self, stage: int, step: int) -> StepRecord | None:
-        """One finished step of a stage (without its loss), None if it is not kept."""
+        """Return a finished step of a stage (without its loss), None if it is not kept."""
 
     def go_back(self, stages: Sequence[int], step: int) -> None:
-        """Forgets that the stages have finished `step` and those after it; losses stay."""
+        """Forget that the stages have finished `step` and those after it; losses stay."""
 
     def begin(self) -> None:
-        """Forgets everything: another run begins."""
+        """Forget everything: another run begins."""
 
     def close(self) -> None:
-        """Lets go of what the store holds open."""
+        """Close what the store holds open."""
 
 
 class MemoryStore:
@@ -98,4 +98,4 @@ class MemoryStore:
         self._records = {slot: r for slot, r in self._records.items() if r.stage not in stages or r.step < step}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""

@@ -144,7 +144,7 @@ class SqliteStore:
         return self._persist(lambda: self._connection.execute(query, of).fetchall())
 
     def _change(self, change: Callable[[sqlite3.Connection], object]) -> None:
-        """All of it or nothing."""
+        """Carry out all of `change` or nothing."""
 
         def attempt() -> None:
             with self._connection:
@@ -180,7 +180,7 @@ class SqliteStore:
 
 @contextmanager
 def _system_errors(path: Path) -> Iterator[None]:
-    """Raises `OSError` in the place of SQLite's error for a fault that may pass."""
+    """Raise `OSError` in the place of SQLite's error for a fault that may pass."""
     try:
         yield
     except sqlite3.Error as error:
@@ -193,7 +193,7 @@ def _system_errors(path: Path) -> Iterator[None]:
 
 
 def _demand_descriptors(folder: Path) -> None:
-    """Raises the `OSError` for which SQLite cannot open a file there, if that may pass. Not of the file itself: closing
+    """Raise the `OSError` for which SQLite cannot open a file there, if that may pass. Not of the file itself: closing
     that would give up SQLite's locks."""
     try:
         os.close(os.open(folder, os.O_RDONLY))
@@ -210,7 +210,7 @@ def _advice(error: Exception) -> str:
 
 
 def _make_private(path: Path) -> None:
-    """Makes the file if there is none; SQLite gives the files beside it the same permissions."""
+    """Make the file if there is none; SQLite gives the files beside it the same permissions."""
     with suppress(OSError):  # SQLite will say what is wrong
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         path.chmod(0o600)
@@ -255,7 +255,7 @@ class SqliteReader(SqliteStore):
             )
 
     def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Nothing is tried again: a command that only reads tells what is wrong."""
+        """Try once: a command that only reads tells what is wrong."""
         try:
             return attempt()
         except sqlite3.Error as error:
@@ -271,7 +271,7 @@ def _log(path: Path) -> Path:
 
 
 def _copy(path: Path, folder: Path) -> Path:
-    """Copies the file and its log, as they were at one moment if possible; returns the copy's place."""
+    """Copy the file and its log, as they were at one moment if possible; returns the copy's place."""
     for _ in range(_TRIES):
         before = _state(path)
         for file in (path, _log(path)):

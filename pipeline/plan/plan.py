@@ -9,7 +9,6 @@ from pydantic import Field
 
 from stageline.pipeline.addresses import lacking_protection, masked, open_to_others
 from stageline.pipeline.schedule import Schedule, make_schedule
-from stageline.pipeline.schedule.ties import Ties
 
 from .checks import problems
 from .difference import counted
@@ -93,9 +92,9 @@ class Plan(PlanTables):
         if wrong := [self._error(problem.key, problem.told) for problem in found]:
             raise PlanRefused(wrong)
 
-    def make_schedule(self, *, first_trainable: int = 0, ties: Ties = (), frozen: Sequence[int] = ()) -> Schedule:
-        """The schedule that the run begins with, for a plan whose workers are named. What the model tells of its
-        stages: see `pipeline.schedule.make_schedule`. Raises `ScheduleRefused`."""
+    def make_schedule(self, *, first_trainable: int = 0) -> Schedule:
+        """Return the schedule that the run begins with, for a plan whose workers are named. Raises
+        `ScheduleRefused`."""
         choice = self.schedule
         return make_schedule(
             choice.begins_with,
@@ -106,10 +105,6 @@ class Plan(PlanTables):
             times=choice.times,
             rows=choice.rows,
             first_trainable=first_trainable,
-            ties=ties,
-            tied=choice.tied,
-            frozen=frozen,
-            clips=self.clips,
             shares=self.shares,
         )
 

@@ -13,7 +13,6 @@ from .listed.faults import faults, told_by
 from .listed.rows import LISTED, rows_of
 from .multi_stage.greedy_v import Times
 from .multi_stage.v_shaped import v_shaped
-from .ties import Tied, Ties
 from .value import DELAYED, Mode, Schedule
 
 __all__ = [
@@ -29,8 +28,6 @@ __all__ = [
     "Schedule",
     "ScheduleRefused",
     "Shape",
-    "Tied",
-    "Ties",
     "Times",
     "faults",
     "forward_only",

@@ -2,12 +2,10 @@
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from .actions.action import Action, Kind, Lists
 from .actions.shape import Placement, ScheduleRefused, Shape
 from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
-from .clipping import check_clips, clipping
 from .listed.faults import faults
 from .listed.rows import LISTED, listed
 from .merge import merge
@@ -18,7 +16,6 @@ from .multi_stage.v_shaped import dualpipe_v, zb_v
 from .replicas import Shares, replicas_of
 from .replicated import NAMES as REPLICATED
 from .replicated import forwards, replicated
-from .ties import Tied, Ties, check_ties, with_gradients_sent
 from .value import DELAYED, Mode, Schedule
 from .zero_bubble import with_deferred_weights
 
@@ -46,34 +43,32 @@ def make_schedule(
     times: Times | None = None,
     rows: Sequence[str] | None = None,
     first_trainable: int = 0,
-    ties: Ties = (),
-    tied: Tied = "microbatch",
-    frozen: Sequence[int] = (),
-    clips: bool = False,
     shares: Shares = (),
 ) -> Schedule:
-    """Makes the schedule `name` for a placement, the stages of each worker, and the microbatches of a step.
+    """Make the schedule `name`.
 
-    `window` is for the schedule of that name: how many microbatches each stage has in flight at most; and for zb-h1, if
-    not 1F1B's: how many each has run forward, and whose gradients it has not sent. `times` is for
-    zb-v: how long F, I and W of a stage take, in one unit, if not equally long. `rows` are for "csv": for each worker
-    what it runs in a step, "0F0,0F1,,0B0,0B1", without what ends the step (`listed/rows.py`). Stages below
-    `first_trainable` run no backward, and those of the rows are left out; `frozen` are those above it of which nothing
-    is trained. Asynchronous mode is 1F1B without a flush; its steps are single microbatches in "1f1b", and in "2bw" at
-    least as many as there are stages.
-    `ties` are pairs of stages that share parameters which are trained, in synchronous mode only; after each `tied` they
-    send each other gradients. With `clips`, gradients are clipped by their norm over all stages, in synchronous mode
-    only.
-    `shares` are those of every stage's replicas, () where no stage has several; `placement` then has copies, as
-    `replicas.py` numbers them.
-    Raises `ScheduleRefused`, whose text gives the reason and what would work.
+    Asynchronous mode is 1F1B without a flush; its steps are single microbatches in "1f1b", and in "2bw" at least as
+    many as there are stages.
+
+    Args:
+        name: One of `schedule_names`, or "csv" for rows.
+        placement: Stages of each worker; with `shares`, copies as `replicas.py` numbers them.
+        microbatches: Microbatches of a step.
+        mode: "sync" or "async".
+        window: Microbatches that each stage has in flight at most, for "window"; for "zb-h1", if not 1F1B's, those
+            that it has run forward and whose gradients it has not sent.
+        times: Times of F, I and W of a stage in one unit, for "zb-v", if not equally long.
+        rows: What each worker runs in a step, for "csv": "0F0,0F1,,0B0,0B1", without what ends the step
+            (`listed/rows.py`).
+        first_trainable: First stage that trains. Those below run no backward; those of `rows` are left out.
+        shares: Shares of every stage's replicas. Empty where no stage has several.
+
+    Raises:
+        ScheduleRefused: The shape does not fit; the text gives the reason and what would work.
     """
     _check_name(name)
     shape = Shape(name, _frozen(placement), microbatches, first_trainable)
     _check_mode(shape, mode)
-    check_ties(shape, mode, ties, tied)
-    if clips:
-        check_clips(shape, mode)
     if window is not None and name not in WINDOWED:
         raise shape.refused(
             'a window is for the schedules "window" and "zb-h1" alone; take it out, or use one of those'
@@ -83,18 +78,13 @@ def make_schedule(
     if (rows is not None) != (name == LISTED):
         raise shape.refused('rows are for the schedule "csv", which needs them; give both, or neither')
     if shares:
-        _check_replicas(shape, shares, mode, ties, window, clips=clips)
-        empty = Schedule(
-            name, mode, shape.placement, microbatches, (), first_trainable, frozen=tuple(frozen), shares=shares
-        )
-        return replace(empty, workers=_with_sums(empty, replicated(shape, empty.replicas, window)))
-    if mode == "async":
+        _check_replicas(shape, shares, mode, window)
+        lists = _with_updates(shape, replicated(shape, replicas_of(shares, microbatches), window))
+    elif mode == "async":
         lists = _without_flush(shape)
     else:
-        lists = _with_updates(shape, _lists(shape, window, times, rows or ()), ties, tied, clips=clips)
-    return Schedule(
-        name, mode, shape.placement, microbatches, lists, first_trainable, ties, tied, tuple(frozen), clips=clips
-    )
+        lists = _with_updates(shape, _lists(shape, window, times, rows or ()))
+    return Schedule(name, mode, shape.placement, microbatches, lists, first_trainable, shares)
 
 
 def forward_only(placement: Sequence[Sequence[int]], microbatches: int, shares: Shares = ()) -> Schedule:
@@ -154,17 +144,12 @@ def _check_asynchronous(shape: Shape) -> None:
         )
 
 
-def _check_replicas(
-    shape: Shape, shares: Shares, mode: str, ties: Ties, window: Sequence[int] | None, *, clips: bool
-) -> None:
+def _check_replicas(shape: Shape, shares: Shares, mode: str, window: Sequence[int] | None) -> None:
     """Raises `ScheduleRefused` for what stages with replicas cannot have."""
     if mode != "sync":
         raise shape.refused('replicas update together, at the end of a step; use mode = "sync"')
     if shape.name not in REPLICATED:
         raise shape.refused(f"stages have no replicas in it; use one of {', '.join(REPLICATED)}")
-    if ties or clips:
-        what = "parameters that stages share" if ties else "gradients clipped by their norm over all stages"
-        raise shape.refused(f"there are no {what} where a stage has replicas; leave one of the two out")
     if shape.name == "window" and (window is None or len(window) != len(shares) or min(window) < 1):
         raise shape.refused(f"the window needs one number from 1 on for each of the {len(shares)} stages")
     if not shape.stages == sum(map(len, shares)):
@@ -179,18 +164,6 @@ def _check_replicas(
                 f"stage {replicas.label(copy)} has no microbatch: shares {list(shares[replicas.stage(copy)])} deal "
                 f"{shape.microbatches}; use more microbatches, or fewer replicas"
             )
-
-
-def _with_sums(schedule: Schedule, lists: Lists) -> Lists:
-    """First all sums are sent, then stages update: no worker waits for a sum that another one has yet to send."""
-    return tuple(
-        (
-            *actions,
-            *(Action(Kind.ADD, copy) for copy in sorted(copies) if schedule.adds(copy)),
-            *(Action(Kind.UPDATE, copy) for copy in sorted(copies)),
-        )
-        for actions, copies in zip(lists, schedule.placement, strict=True)
-    )
 
 
 def _lists(shape: Shape, window: Sequence[int] | None, times: Times | None, rows: Sequence[str]) -> Lists:
@@ -253,13 +226,9 @@ def _merged(shape: Shape, lists: Sequence[Iterator[Action]]) -> Lists:
     return tuple(tuple(action for action in actions if action.stage in stages) for stages in shape.placement)
 
 
-def _with_updates(shape: Shape, lists: Lists, ties: Ties, tied: Tied, *, clips: bool) -> Lists:
+def _with_updates(shape: Shape, lists: Lists) -> Lists:
     return tuple(
-        (
-            *with_gradients_sent(actions, ties, tied),
-            *(clipping(stages, shape.first_trainable) if clips else ()),
-            *(Action(Kind.UPDATE, stage) for stage in sorted(stages)),
-        )
+        (*actions, *(Action(Kind.UPDATE, stage) for stage in sorted(stages)))
         for actions, stages in zip(lists, shape.placement, strict=True)
     )
 

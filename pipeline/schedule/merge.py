@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from .actions.action import Action, Kind
 
-_COST = {
+_COST: dict[str, int] = {
     Kind.FORWARD: 1,
     Kind.BACKWARD: 2,
     Kind.INPUT: 1,
@@ -66,7 +66,7 @@ class _Clock:
             self._arrivals[action.outbound].append(self._free[action.stage])
 
 
-_URGENCY = {Kind.BACKWARD: 0, Kind.INPUT: 0, Kind.FORWARD: 1, Kind.WEIGHT: 2}
+_URGENCY: dict[str, int] = {Kind.BACKWARD: 0, Kind.INPUT: 0, Kind.FORWARD: 1, Kind.WEIGHT: 2}
 
 
 def _precedence(candidate: tuple[int, Action]) -> tuple[int, int, int, int]:

@@ -77,6 +77,11 @@ class Replicas:
         """The copy of `stage` that has the microbatch."""
         return self._having[stage][microbatch]
 
+    @cached_property
+    def several(self) -> bool:
+        """True if some stage has several copies."""
+        return len(self.places) > self.stages
+
     def is_replicated(self, stage: int) -> bool:
         return len(self.shares[stage]) > 1
 

@@ -66,7 +66,7 @@ def forwards(shape: Shape, replicas: Replicas) -> tuple[tuple[Action, ...], ...]
     return tuple(tuple(action for action in actions if action.stage in owned) for owned in shape.placement)
 
 
-_Done = dict[tuple[Kind, int, int], float]  # when the action of a stage on a microbatch ended
+_Done = dict[tuple[str, int, int], float]  # when the action of a stage on a microbatch ended
 
 
 @dataclass(slots=True)

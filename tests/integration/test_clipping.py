@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stageline import ComputeFailed, Line, PlanRefused
 from stageline.pipeline.plan import read_plan
-from stageline.pipeline.schedule import Tied
+from stageline.pipeline.program import Tied
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support import reference

@@ -23,13 +23,14 @@ from stageline.broker.codec.structure import emptied, is_emptied
 from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.evaluation import Criterion, Rounds, Standing
+from stageline.pipeline.program import Instruction, Pass
 from stageline.pipeline.schedule import Kind, Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.call_sequence import CallSequence
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers, encode_call
 from stageline.workers.runtime.executor.executor import Sums
-from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position, encode_call
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.program import ENDLESS, NO_ROUNDS, Program
+from stageline.workers.runtime.plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
+from support.programs import calls_of
 
 Key = tuple[int, int]  # step, microbatch
 
@@ -233,13 +234,15 @@ def undisturbed(
     rounds: Rounds = NO_ROUNDS,
     criterion: Criterion | None = None,
     replayed_from: int | None = None,
+    passes: tuple[Pass, ...] = (),
 ) -> ChainResult:
     """The result of all programs run in turn, with nothing between the workers but lists."""
-    program = Program(schedule, steps, rounds, criterion=criterion, replayed_from=replayed_from)
+    calls = calls_of(schedule, steps, rounds, passes=passes, criterion=criterion, replayed_from=replayed_from)
+    last = calls.program.last
     found, standing = list[EvaluationRecord](), Standing(criterion or Criterion())
     queues: dict[object, list[str]] = {}
     executors = [ChainExecutor(schedule, worker) for worker in range(len(schedule.placement))]
-    programs = [list(program.instructions(worker))[::-1] for worker in range(len(executors))]
+    programs = [list(calls.instructions(worker))[::-1] for worker in range(len(executors))]
     losses: list[float] = []
     while any(programs):
         for executor, left in zip(executors, programs, strict=True):
@@ -248,31 +251,33 @@ def undisturbed(
                 if instruction.action.kind is Kind.VERDICT:
                     told = [queues[key].pop(0) for key in instruction.takes]
                     ends = told == ["ends"] if told else standing.stops
-                    queues.setdefault(instruction.gives, []).append("ends" if ends else "goes on")
-                    if ends and instruction.gives is None:
+                    for key in instruction.gives:
+                        queues.setdefault(key, []).append("ends" if ends else "goes on")
+                    if ends:
                         left.clear()
                     continue
                 result = executor.carry_out(instruction, [queues[key].pop(0) for key in instruction.takes])
-                queues.setdefault(instruction.gives, []).append(result)
-                if instruction.evaluates and _ends_round(program, instruction):
-                    found.append(executor.evaluated(program.step_at(instruction)))
+                for key in instruction.gives:
+                    queues.setdefault(key, []).append(result)
+                if instruction.evaluates and _ends_round(calls, instruction):
+                    found.append(executor.evaluated(calls.step_at(instruction)))
                     standing = standing.after(found[-1].step, found[-1].values)
-                if instruction.action.kind is Kind.UPDATE and instruction.action.stage == program.last:
+                if instruction.action.kind is Kind.UPDATE and instruction.action.stage == last:
                     losses.append(executor.loss)
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}
     digests = tuple(digest(stages[index]) for index in range(len(stages)))
     return ChainResult(digests, tuple(losses), evaluations=tuple(found))
 
 
-def _ends_round(program: Program, instruction: Instruction) -> bool:
-    last = program.last, program.schedule.microbatches - 1
-    return instruction.action[1:] == last and program.rounds.ends_round(instruction.step)
+def _ends_round(calls: PlanCalls, instruction: Instruction) -> bool:
+    last = calls.program.last, calls.program.schedule.microbatches - 1
+    return instruction.action[1:] == last and calls.rounds.ends_round(instruction.step)
 
 
 @cache
-def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...]) -> ChainResult:
+def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...], passes: tuple[Pass, ...] = ()) -> ChainResult:
     """The same of a script that makes calls of these `kinds`, one after the other."""
-    program, workers = Program(schedule, ENDLESS, scripted=True), range(len(schedule.placement))
+    program, workers = calls_of(schedule, ENDLESS, passes=passes, scripted=True).program, range(len(schedule.placement))
     executors = [ChainExecutor(schedule, worker, feed=ChainFeed()) for worker in workers]
     sequences = [CallSequence(program, worker, executors[worker], Position()) for worker in workers]
     replies: list[Mapping[int, Tree]] = []
@@ -281,7 +286,7 @@ def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...]) -> Chain
         sent = [Message("", Flow.CALL, number, 0, worker, 1, number, encode_call(call)) for worker in workers]
         _run_in_turn(executors, sequences, [list(each.begin(sent[k]))[::-1] for k, each in enumerate(sequences)])
         found = {worker: sequences[worker].reply() for worker in workers}
-        replies.append({key.stage: found[key.stage] for key in program.queues.answers(kind)})
+        replies.append({queue.producer: found[queue.producer] for queue in answers(program, kind)})
         for sequence in sequences:
             sequence.close()
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}
@@ -299,7 +304,8 @@ def _run_in_turn(
             while left and all(queues.get(key) for key in left[-1].takes):
                 instruction = left.pop()
                 result = executor.carry_out(instruction, [queues[key].pop(0) for key in instruction.takes])
-                queues.setdefault(instruction.gives, []).append(result)
+                for key in instruction.gives:
+                    queues.setdefault(key, []).append(result)
                 if instruction.evaluates:
                     sequence.evaluated(instruction.action.stage, result)
 

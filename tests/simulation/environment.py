@@ -12,7 +12,7 @@ from simulation.network import Connection, Network
 from simulation.process import SimulatedProcess
 from simulation.scenario import Scenario
 from stageline.broker.control.messages import FromBroker
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.program import Program
 
 if TYPE_CHECKING:
     from simulation.queues import SimulatedQueues
@@ -56,7 +56,7 @@ class Environment:
     fired: Counter[str]
     worked: Callable[[], None]  # called after every action
     bound: "dict[str, SimulatedQueues]" = field(default_factory=dict)
-    ordered: dict[int, tuple[int, dict[int, Schedule]]] = field(default_factory=dict)  # incarnation, and by step
+    ordered: dict[int, tuple[int, dict[int, Program]]] = field(default_factory=dict)  # incarnation, and by step
     broker: Server | None = None
     wrong: Wrong | None = None  # the first that was found
 

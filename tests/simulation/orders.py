@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from simulation.environment import Environment
 from stageline.broker.control.messages import Assigned
 from stageline.pipeline.choice import ChosenSchedule, MeasuredTimes, ScheduleReview, StageBytes
+from stageline.pipeline.program import Program
 from stageline.pipeline.schedule import Schedule
-from stageline.workers.runtime.program.orders import StepOrders
+from stageline.workers.runtime.orders import StepOrders
 
 CHANGED = "the schedule is changed"
 MEMORY = 2**40  # bytes, more than any of the schedules takes
@@ -49,23 +50,26 @@ class WatchedOrders(StepOrders):
         self._environment, self._index, self._incarnation = environment, index, incarnation
         environment.ordered[index] = incarnation, {}
 
-    def begin(self, step: int) -> Schedule:
-        schedule = super().begin(step)
+    def begin(self, step: int) -> Program:
+        program = super().begin(step)
         incarnation, mine = self._environment.ordered.get(self._index, (None, {}))  # the newest may have ended
         if incarnation == self._incarnation:
-            mine[step] = schedule
+            mine[step] = program
             for other, (_, theirs) in self._environment.ordered.items():
-                if theirs.get(step, mine[step]).workers != schedule.workers:
-                    mine_by, other_by = f"{schedule.name} at worker {self._index}", f"{theirs[step].name} at {other}"
+                if theirs.get(step, program).step != program.step:
+                    mine_by, other_by = (
+                        f"{program.schedule.name} at worker {self._index}",
+                        f"{theirs[step].schedule.name} at {other}",
+                    )
                     self._environment.report(f"step {step} goes by {mine_by}, by {other_by}")
-        return schedule
+        return program
 
 
-def orders_of(environment: Environment, assigned: Assigned) -> WatchedOrders | None:
+def orders_of(environment: Environment, program: Program, assigned: Assigned) -> WatchedOrders | None:
     """Of a worker, if the run chooses its schedule."""
     scenario = environment.scenario
     if not scenario.chooses:
         return None
-    orders = WatchedOrders(scenario.schedule, assigned.orders, assigned.closed, assigned.step)
+    orders = WatchedOrders(program, assigned.orders, assigned.closed, assigned.step)
     orders.watch(environment, assigned.index, assigned.incarnation)
     return orders

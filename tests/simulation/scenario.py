@@ -10,9 +10,10 @@ from typing import get_args
 
 from simulation.network import Weather
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, Tied, Ties, make_schedule
-from stageline.workers.runtime.program.calls import CallKind
-from stageline.workers.runtime.program.program import NO_ROUNDS
+from stageline.pipeline.program import NormClipping, Pass, Tied, TiedStages, compile_program
+from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, make_schedule
+from stageline.workers.runtime.calls import CallKind
+from stageline.workers.runtime.plan_calls import NO_ROUNDS
 
 PLACEMENTS: tuple[Placement, ...] = (
     ((0,), (1,)),
@@ -79,6 +80,7 @@ class Scenario:
 
     seed: int
     schedule: Schedule
+    passes: tuple[Pass, ...]  # what shared parameters and clipping add
     steps: int
     every: int
     window: int
@@ -107,9 +109,8 @@ class Scenario:
 
     def __str__(self) -> str:
         s = self.schedule
-        ties = f", ties {s.ties} per {s.tied}" if s.ties else ""
-        ties += ", clips" if s.clips else ""
-        shape = f"{s.mode} {s.name} {s.placement}, M {s.microbatches}, first trainable {s.first_trainable}{ties}"
+        added = "".join(f", {each}" for each in self.passes)
+        shape = f"{s.mode} {s.name} {s.placement}, M {s.microbatches}, first trainable {s.first_trainable}{added}"
         injections = "; ".join(
             f"{b.fault} (action {b.after} + {b.delay:.2f} s, {b.seconds:.2f} s, {b.number})" for b in self.injections
         )
@@ -127,14 +128,15 @@ def drawn(seed: int) -> Scenario:
     """The scenario of `seed`."""
     rng = random.Random(seed)
     schedule = _delayed(_split(_schedule(rng), random.Random(seed + 7 * 10**9)), random.Random(seed + 9 * 10**9))
-    schedule = _clipped(_tied(schedule, random.Random(seed + 3 * 10**9)), random.Random(seed + 4 * 10**9))
+    passes = _passes(schedule, random.Random(seed + 3 * 10**9), random.Random(seed + 4 * 10**9))
     steps = rng.randint(3, 8) if schedule.mode == "sync" else rng.randint(4, 14) // (2 if schedule.delays else 1)
     lease = rng.choice([1.0, 2.0])
-    actions = steps * sum(map(len, schedule.workers))
+    actions = steps * sum(map(len, compile_program(schedule, passes).step))
     evaluation = _evaluation(schedule, steps, random.Random(seed + 5 * 10**9))
     found = Scenario(
         seed,
         schedule,
+        passes,
         steps,
         every=rng.randint(1, 5),
         window=rng.choice([1, 2, 3, 8]),
@@ -166,7 +168,8 @@ def drawn_script(seed: int) -> Scenario:
     """The scenario of `seed` in which a script calls the workers: the same faults, and some that befall the script."""
     found, rng = replace(drawn(seed), replayed_from=None), random.Random(seed + 2 * 10**9)
     while found.schedule.mode != "sync":
-        found = replace(found, schedule=_clipped(_tied(_schedule(rng), rng), rng))
+        schedule = _schedule(rng)
+        found = replace(found, schedule=schedule, passes=_passes(schedule, rng, rng))
     kinds = [kind for _ in range(found.steps) for kind in (CallKind.TRAIN, *_between(rng))]
     strikes = [_strike_of_script(rng, found) for _ in range(rng.choice([0, 1, 1, 2, 3]))]
     found = replace(found, rounds=NO_ROUNDS, criterion=None, keeps_best=False, chooses=False)
@@ -189,7 +192,7 @@ def _between(rng: random.Random) -> list[CallKind]:
 
 
 def _strike_of_script(rng: random.Random, scenario: Scenario) -> Injection:
-    actions = scenario.steps * sum(map(len, scenario.schedule.workers))
+    actions = scenario.steps * sum(map(len, compile_program(scenario.schedule, scenario.passes).step))
     delay, seconds = rng.choice([0.0, rng.expovariate(1)]), rng.choice([0.1, 0.8, 1.5, 3.0]) * scenario.lease
     return Injection(rng.choice(OF_SCRIPT), rng.randrange(actions), delay, seconds, 1)
 
@@ -219,21 +222,17 @@ def _delayed(schedule: Schedule, rng: random.Random) -> Schedule:
     return _made("2bw", s.placement, s.stages + rng.randint(0, 1), "async", s.first_trainable)
 
 
-def _tied(schedule: Schedule, rng: random.Random) -> Schedule:
-    """The same, in some runs with stages that share parameters."""
+def _passes(schedule: Schedule, of_ties: random.Random, of_clips: random.Random) -> tuple[Pass, ...]:
+    return (*_ties(schedule, of_ties), *_clips(schedule, of_clips))
+
+
+def _ties(schedule: Schedule, rng: random.Random) -> tuple[TiedStages, ...]:
+    """In some runs, stages share parameters."""
     trained = range(schedule.first_trainable, schedule.stages)
     if schedule.mode == "async" or len(trained) < 2 or rng.random() < 0.6:
-        return schedule
+        return ()
     sharing = sorted(rng.sample(trained, rng.randint(2, min(3, len(trained)))))
-    return _made(
-        schedule.name,
-        schedule.placement,
-        schedule.microbatches,
-        "sync",
-        schedule.first_trainable,
-        tuple(pairwise(sharing)),
-        rng.choice(get_args(Tied)),
-    )
+    return (TiedStages(tuple(pairwise(sharing)), rng.choice(get_args(Tied))),)
 
 
 def _replayed_from(schedule: Schedule, steps: int, rng: random.Random) -> int | None:
@@ -241,31 +240,18 @@ def _replayed_from(schedule: Schedule, steps: int, rng: random.Random) -> int | 
     return rng.randrange(1, steps) if schedule.first_trainable and rng.random() < 0.5 else None
 
 
-def _clipped(schedule: Schedule, rng: random.Random) -> Schedule:
-    """The same, in some runs with gradients clipped by their norm over all stages."""
-    s = schedule
-    if s.mode == "async" or rng.random() < 0.75:
-        return s
-    return _made(s.name, s.placement, s.microbatches, "sync", s.first_trainable, s.ties, s.tied, clips=True)
+def _clips(schedule: Schedule, rng: random.Random) -> tuple[NormClipping, ...]:
+    """In some runs, gradients are clipped by their norm over all stages."""
+    return () if schedule.mode == "async" or rng.random() < 0.75 else (NormClipping(),)
 
 
 @cache
-def _made(
-    name: str,
-    placement: Placement,
-    microbatches: int,
-    mode: Mode,
-    frozen: int,
-    ties: Ties = (),
-    tied: Tied = "microbatch",
-    *,
-    clips: bool = False,
-) -> Schedule:
+def _made(name: str, placement: Placement, microbatches: int, mode: Mode, frozen: int) -> Schedule:
     made = partial(make_schedule, placement=placement, microbatches=microbatches, first_trainable=frozen)
     try:
-        return made(name, mode=mode, ties=ties, tied=tied, clips=clips)
+        return made(name, mode=mode)
     except ScheduleRefused:  # interleaving is not for every shape
-        return made("1f1b", ties=ties, tied=tied, clips=clips)
+        return made("1f1b")
 
 
 def _weather(rng: random.Random) -> Weather:

@@ -15,14 +15,14 @@ from simulation.disk import SnapshotView, Torn
 from simulation.environment import PLAN, RUN, Environment
 from simulation.process import SimulatedMember
 from simulation.queues import SimulatedQueues
-from simulation.worker import FOREVER, STARTING, Name, SimulatedChannel, program_of, queue_options
+from simulation.worker import FOREVER, STARTING, Name, SimulatedChannel, calls_in, queue_options
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from stageline.workers.script.calls.calls import Replies
 from stageline.workers.script.calls.driver import Driver
 
@@ -81,7 +81,7 @@ class SimulatedScript(SimulatedMember):
 
     def _drive(self, control: ControlThread, assigned: Assigned) -> None:
         environment, name = self._environment, self.name
-        program, scenario = program_of(environment.scenario), environment.scenario
+        program, scenario = calls_in(environment.scenario).program, environment.scenario
         start = environment.disk.load(0, assigned.step).position if assigned.step else Position()
         options = queue_options(program, program.script, scenario.window)
         self.queues = queues = SimulatedQueues(self, environment, name.endpoint, assigned.incarnation, options)
@@ -114,7 +114,7 @@ class SimulatedScript(SimulatedMember):
         while not done.done():
             self.sleep(LOOK)
         scenario, found = self._environment.scenario, done.result()
-        expected = undisturbed_script(scenario.schedule, scenario.calls).replies[number]
+        expected = undisturbed_script(scenario.schedule, scenario.calls, scenario.passes).replies[number]
         if dict(found) != dict(expected):
             self._environment.report(f"the replies to call {number} are {found}, and {expected} undisturbed")
         self._environment.fired["an evaluation is answered"] += scenario.calls[number].runs_forward_only

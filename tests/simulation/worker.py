@@ -16,10 +16,10 @@ from simulation.orders import orders_of
 from simulation.process import SimulatedMember, VirtualWakeup
 from simulation.queues import SimulatedQueues
 from simulation.scenario import Scenario
-from stageline.broker.codec.message import Flow, messages_per_step
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, FromBroker, Hello, Refused
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.ends import QueueOptions
+from stageline.pipeline.program import Instruction, Per, Program
 from stageline.pipeline.schedule.check import check_schedule
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import Announced, Rhythm, SnapshotHooks, restore
@@ -27,17 +27,17 @@ from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.failures import failures_reported
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program.calls import Position
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.program import ENDLESS, Program
+from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.queue_keys import queue_key
+from support.programs import calls_of
 
 STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
 ACTION = 0.02  # likewise, an action
 FOREVER = float("inf")
-_BOUNDED = (Flow.FORWARD, Flow.BACKWARD, Flow.TIED, Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP, Flow.REPLAYED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,16 @@ class SimulatedWorker(SimulatedMember):
 
     def _work(self, control: ControlThread, assigned: Assigned) -> None:
         environment, scenario = self._environment, self._environment.scenario
-        program = program_of(scenario)
+        calls = calls_in(scenario)
+        program = calls.program
         feed = ChainFeed() if scenario.calls else None
         executor = ChainExecutor(scenario.schedule, assigned.index, self._compute, feed)
         self.queues = queues = SimulatedQueues(
             self, environment, self.name.endpoint, assigned.incarnation, self._options(program, assigned.index)
         )
-        orders = orders_of(environment, assigned)
+        orders = orders_of(environment, program, assigned)
         where = assigned.index, assigned.step
-        progress = Progress.of(program, where[0], start=where[1], orders=orders, queues=queues, now=self.time())
+        progress = Progress.of(calls, where[0], start=where[1], orders=orders, queues=queues, now=self.time())
         handler: CommandHandler | None = None
 
         def wake() -> None:
@@ -126,9 +127,9 @@ class SimulatedWorker(SimulatedMember):
             control.start(assigned, queues.endpoint, progress, steps=steps, wake=wake)
             self.sleep(environment.soon(LOADING))
             start = restore(executor.stages, progress, environment.disk.load, assigned.step)
-            with self._hooks(program, assigned, start, executor, progress, queues, announced) as hooks:
+            with self._hooks(calls, assigned, start, executor, progress, queues, announced) as hooks:
                 self.loop = loop = WorkerLoop(
-                    program,
+                    calls,
                     where[0],
                     executor,
                     queues,
@@ -145,7 +146,7 @@ class SimulatedWorker(SimulatedMember):
 
     def _hooks(
         self,
-        program: Program,
+        calls: PlanCalls,
         assigned: Assigned,
         start: Position,
         executor: ChainExecutor,
@@ -160,12 +161,12 @@ class SimulatedWorker(SimulatedMember):
             progress,
             environment.disk,
             SimulatedWriter(self, environment.rng, scenario.disk),
-            Rhythm(program.steps, scenario.every, LOG_EVERY, due),
+            Rhythm(calls.steps, scenario.every, LOG_EVERY, due),
             incarnation=assigned.incarnation,
             start=start,
             announced=announced,
         )
-        hooks.watch(environment, program, assigned.index, queues)
+        hooks.watch(environment, calls.program, assigned.index, queues)
         return hooks
 
     def _options(self, program: Program, worker: int) -> QueueOptions:
@@ -177,20 +178,33 @@ class SimulatedWorker(SimulatedMember):
         self._environment.worked()
 
 
-def program_of(scenario: Scenario) -> Program:
-    """Of all that takes part in the run."""
+def calls_in(scenario: Scenario) -> PlanCalls:
+    """What all do that take part in the run."""
     steps = ENDLESS if scenario.calls else scenario.steps
     rounds, criterion, first = scenario.rounds, scenario.criterion, scenario.replayed_from
     scripted = bool(scenario.calls)
-    return Program(scenario.schedule, steps, rounds, scripted=scripted, criterion=criterion, replayed_from=first)
+    passes = scenario.passes
+    return calls_of(
+        scenario.schedule,
+        steps,
+        rounds,
+        passes=passes,
+        scripted=scripted,
+        criterion=criterion,
+        replayed_from=first,
+    )
 
 
 def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
     """Of worker `worker`, or of the script."""
-    windows = dict.fromkeys(program.queues.inbound(worker), window)
-    bounds = check_schedule(program.schedule).queue_bound  # credit is renewed when half of it is used up
-    windows |= {key: max(window, 2 * bounds[str(key)]) for key in windows if str(key) in program.schedule.ahead}
-    return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=program.queues.local(worker))
+    inbound = program.inbound(worker)
+    bounds = check_schedule(program).queue_bound  # credit is renewed when half of it is used up
+    windows = {
+        queue_key(each): max(window, 2 * bounds[each.name]) if each.name in program.ahead else window
+        for each in inbound
+    }
+    local = {queue_key(each) for each in inbound if each.producer == worker}
+    return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=local)
 
 
 def _digests(executor: ChainExecutor) -> SavedWeights:
@@ -203,7 +217,7 @@ class CheckedHooks(SnapshotHooks):
     def watch(self, environment: Environment, program: Program, worker: int, queues: SimulatedQueues) -> None:
         self._environment = environment
         self._program = program
-        self._outbound = program.queues.outbound(worker)
+        self._outbound = program.outbound(worker)
         self._queues = queues
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
@@ -222,11 +236,12 @@ class CheckedHooks(SnapshotHooks):
         schedule = self._program.schedule
         in_flight = schedule.stages - 1 if schedule.mode == "async" else 0
         lead = self._progress.finished[stage] - self._progress.complete
-        for key in self._outbound:
-            bound = lead * messages_per_step(key.flow, schedule.microbatches) + in_flight
-            retained = self._queues.outbound(key).depth().retained
-            if key.flow in _BOUNDED and self._program.queues.table[key].source == stage and retained > bound:
-                self._environment.report(f"{key} retains {retained} messages, and {bound} may still be needed")
+        for queue in self._outbound:
+            bound = lead * queue.count + in_flight
+            retained = self._queues.outbound(queue_key(queue)).depth().retained
+            bounded = queue.per in (Per.MICROBATCH, Per.STEP) and queue.source == stage
+            if bounded and retained > bound:
+                self._environment.report(f"{queue.name} retains {retained} messages, and {bound} may still be needed")
 
 
 class SimulatedChannel:

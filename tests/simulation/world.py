@@ -324,9 +324,11 @@ class World:
     def _undisturbed(self) -> ChainResult:
         scenario = self.scenario
         if scenario.calls:
-            return undisturbed_script(scenario.schedule, scenario.calls)
+            return undisturbed_script(scenario.schedule, scenario.calls, scenario.passes)
         rounds, criterion = scenario.rounds, scenario.criterion
-        return undisturbed(scenario.schedule, scenario.steps, rounds, criterion, scenario.replayed_from)
+        return undisturbed(
+            scenario.schedule, scenario.steps, rounds, criterion, scenario.replayed_from, scenario.passes
+        )
 
     def _watch(self, sends: list[Outgoing]) -> None:
         """What the broker announces is on the disk, and never goes back while its records are not tampered with."""

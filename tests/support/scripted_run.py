@@ -14,24 +14,34 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from stageline.broker.codec.message import TO_SCRIPT, Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.queues.base import QueueKey, Queues, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import UNLIMITED
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.cut import cut_model
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind, Placement, make_schedule
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.calls import (
+    AHEAD,
+    Call,
+    CallFeed,
+    CallKind,
+    Position,
+    answers,
+    encode_call,
+    settled_call,
+)
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.metric_value import Metric
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop
-from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position, encode_call, settled_call
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.program import AHEAD, ENDLESS, Program
-from stageline.workers.runtime.program.queue_keys import call_key
+from stageline.workers.runtime.plan_calls import ENDLESS
+from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import take_turns
+from support.programs import calls_of, queue_named
 from support.reference import Recipe
 
 RUN = "scripted"
@@ -61,7 +71,8 @@ class ScriptedRun:
     def __post_init__(self) -> None:
         microbatches = self.recipe.microbatches
         made = make_schedule(self.schedule, self.placement, microbatches, window=self.window)
-        self.program = Program(made, ENDLESS, scripted=True)
+        self.calls = calls_of(made, ENDLESS, scripted=True)
+        self.program = self.calls.program
         self.position = Position()
         self.incarnation = 1
         self.snapshots: dict[int, dict[int, StageState]] = defaultdict(dict)  # by step and stage
@@ -96,7 +107,7 @@ class ScriptedRun:
 
     def state(self) -> dict[str, Tensor]:
         number = self.put(CallKind.STATE)
-        parts = [self.take(key, number) for key in self.program.queues.answers(CallKind.STATE)]
+        parts = [self.take(key, number) for key in self.answers(CallKind.STATE)]
         return {name: tensor for part in parts for name, tensor in part.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -119,13 +130,13 @@ class ScriptedRun:
         return number
 
     def put_payload(self, worker: int, number: int, payload: Tree) -> None:
-        key = call_key(worker)
+        key = queue_named(f"call-{worker}")
         self.queues.outbound(key).put(Message(RUN, key.flow, number, 0, key.stage, 1, number, payload))
 
     def reply(self, number: int, *, of_last_stage: bool = False) -> Tree:
         """All replies to call `number`, once it is done; of the one that says something, if `of_last_stage`."""
         call, _ = self._unsettled[number]
-        found, *others = [self.take(key, number) for key in self.program.queues.answers(call.kind)]
+        found, *others = [self.take(key, number) for key in self.answers(call.kind)]
         assert all(reply is None for reply in others), others
         self.turns(lambda: all(loop.calls > number for loop in self.loops))
         return found if of_last_stage else None
@@ -154,10 +165,10 @@ class ScriptedRun:
         """As a script's driver does: what was only run forward, and is answered, is forgotten."""
         call, replies = self._unsettled[number]
         replies[worker] = reply
-        if len(replies) == len(self.program.queues.answers(call.kind)):
+        if len(replies) == len(self.answers(call.kind)):
             del self._unsettled[number]
-            for owner in self.program.batch_owners if call.kind.runs_forward_only else ():
-                self.queues.outbound(call_key(owner)).empty(number, settled_call(call, replies[owner]))
+            for owner in {self._owner(0), self._owner(self.program.last)} if call.kind.runs_forward_only else ():
+                self.queues.outbound(queue_named(f"call-{owner}")).empty(number, settled_call(call, replies[owner]))
 
     def turns(self, until: Callable[[], bool]) -> None:
         take_turns(self.loops, lambda loop: until())
@@ -186,8 +197,8 @@ class ScriptedRun:
     def trim(self, saved: SavedState) -> None:
         """The checkpoint `saved` is complete: nothing before it is needed any more."""
         for place, ends in enumerate(self.ends):
-            for key in self.program.queues.outbound(place):
-                ends.outbound(key).trim(saved.position.of(key.flow))
+            for queue in self.program.outbound(place):
+                ends.outbound(queue_key(queue)).trim(saved.position.of(queue.per))
 
     def lose(self, worker: int, saved: SavedState) -> None:
         """The worker is gone; another begins at the checkpoint `saved`."""
@@ -201,11 +212,15 @@ class ScriptedRun:
                     self.snapshots[step].pop(index, None)
         loop = self.loops[worker] = self._loop(worker, saved.position.step)
         loop.begin_at(saved.position)
-        for key in self.program.queues.inbound(worker):
-            self.ends[worker].inbound(key).rewind(saved.position.of(key.flow))
+        for queue in self.program.inbound(worker):
+            self.ends[worker].inbound(queue_key(queue)).rewind(saved.position.of(queue.per))
 
     def retained(self, key: QueueKey) -> int:
-        return self.ends[self.program.queues.table[key].producer].outbound(key).depth().retained
+        return self.ends[self.program.queues[str(key)].producer].outbound(key).depth().retained
+
+    def answers(self, kind: CallKind) -> list[QueueKey]:
+        """The queues of the replies to a call."""
+        return [queue_key(queue) for queue in answers(self.program, kind)]
 
     def _open_all(self) -> list[Queues]:
         return [MemoryQueues(RUN, self.recipe.microbatches)] * (self.program.script + 1)
@@ -219,7 +234,7 @@ class ScriptedRun:
     def _loop(self, worker: int, start: int = 0) -> WorkerLoop:
         executor, incarnation, ends = self.executors[worker], self.incarnation, self.ends[worker]
         return WorkerLoop(
-            self.program,
+            self.calls,
             worker,
             executor,
             ends,
@@ -288,12 +303,12 @@ class WiredScriptedRun(ScriptedRun):
 
     def _open(self, place: int) -> WorkerQueues:
         microbatches = self.recipe.microbatches
-        single = {Flow.CALL, *TO_SCRIPT}
-        windows = {key: AHEAD if key.flow in single else 2 * microbatches for key in self.program.queues.all}
+        queues = self.program.queues.values()
+        windows = {queue_key(each): 2 * microbatches if each.per.many else AHEAD for each in queues}
         options = QueueOptions(
             microbatches=microbatches,
             windows=windows,
-            local=self.program.queues.local(place),
+            local={queue_key(each) for each in queues if each.producer == each.consumer == place},
             retain_bytes=self.retain_bytes,
             spill_bytes=0,
             patience=0.1,
@@ -302,5 +317,5 @@ class WiredScriptedRun(ScriptedRun):
 
     def _connect(self) -> None:
         for place, ends in enumerate(self.ends):
-            producers = self.program.queues.producers(place).items()
-            ends.connect({key: self.ends[producer].endpoint for key, producer in producers})
+            others = (each for each in self.program.inbound(place) if each.producer != place)
+            ends.connect({queue_key(each): self.ends[each.producer].endpoint for each in others})

@@ -2,13 +2,14 @@
 
 from stageline.pipeline.choice import StepActions
 from stageline.pipeline.choice.measured import ActionTimes
+from stageline.pipeline.program import Program
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule
 
 
-def steps_of(schedule: Schedule, costs: Costs, *, clocks: float = 100.0) -> list[StepActions]:
+def steps_of(checked: Schedule | Program, costs: Costs, *, clocks: float = 100.0) -> list[StepActions]:
     """Four steps; the clock of each stage is so many seconds ahead of that of the stage before."""
-    timed = check_schedule(schedule, costs, steps=5).timed
+    timed = check_schedule(checked, costs, steps=5).timed
     return [
         {
             stage: [
@@ -16,7 +17,7 @@ def steps_of(schedule: Schedule, costs: Costs, *, clocks: float = 100.0) -> list
                 for each in timed
                 if each.step == step and each.action.stage == stage
             ]
-            for stage in range(schedule.stages)
+            for stage in range(costs.stages)
         }
         for step in range(1, 5)
     ]

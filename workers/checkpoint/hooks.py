@@ -27,9 +27,9 @@ from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter
 from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
-from stageline.workers.runtime.program.calls import Position
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import SNAPSHOTS, WorkerFeature, WorkerPlace, in_turns, is_written
 

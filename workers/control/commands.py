@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import structlog
 
-from stageline.broker.codec.message import TO_SCRIPT
 from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, ScheduleOrders, Stop, Trim
 from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
+from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
-from stageline.workers.runtime.program.calls import LAST_REPLIES, Position
+from stageline.workers.runtime.queue_keys import queue_key
 
 from .control_thread import ControlThread
 from .session import Stopped
@@ -52,9 +52,10 @@ class CommandHandler:
         self._refused = False  # an announced checkpoint, and said so
         self._finished = False  # nothing is left but to serve the others
         queues.admit(0)  # before the broker has told of any
-        self._producers = loop.program.queues.producers(assigned.index)
-        self._inbound = [queues.inbound(key) for key in loop.program.queues.inbound(assigned.index)]
-        self._outbound = [queues.outbound(key) for key in loop.program.queues.outbound(assigned.index)]
+        named, me = loop.program, assigned.index
+        self._producers = {queue_key(each): each.producer for each in named.inbound(me) if each.producer != me}
+        self._inbound = [(each, queues.inbound(queue_key(each))) for each in named.inbound(me)]
+        self._outbound = [(each, queues.outbound(queue_key(each))) for each in named.outbound(me)]
 
     def run(self, save: Callable[[], SavedWeights], *, workers_timeout: float, lease: float) -> None:
         """Return when the run has finished.
@@ -156,7 +157,7 @@ class CommandHandler:
                     raise
                 self._hand_over_replies()
                 return
-            if self._control.silence < lease / 2 or any(map(_is_untaken, self._outbound)):
+            if self._control.silence < lease / 2 or any(_is_untaken(outbound) for _, outbound in self._outbound):
                 deadline = self._clock.monotonic() + lease
             elif self._clock.monotonic() > deadline:
                 log.warning("the broker is away: the weights are saved, the result could not be reported")
@@ -165,7 +166,7 @@ class CommandHandler:
     def _hand_over_replies(self) -> None:
         """The run is over, but the script may not have the replies to its last calls yet. A command, which can only be
         to end, ends that."""
-        replies = [outbound for outbound in self._outbound if outbound.key.flow in TO_SCRIPT]
+        replies = [outbound for queue, outbound in self._outbound if queue.consumer == self._loop.program.script]
         deadline = self._clock.monotonic() + LAST_REPLIES
         commands = self._control.commands
         while not commands and any(map(_is_untaken, replies)) and self._clock.monotonic() < deadline:
@@ -175,17 +176,17 @@ class CommandHandler:
         self._loop.begin_at(start)
         begin = self._loop.progress.position(start.step)
         self._trim(begin)
-        for inbound in self._inbound:
-            inbound.rewind(max(begin.of(inbound.key.flow), self._loop.program.queues.table[inbound.key].begins))
+        for queue, inbound in self._inbound:
+            inbound.rewind(max(begin.of(queue.per), queue.begins))
 
     def _trim(self, position: Position) -> None:
         """Replies are kept until they have arrived: without snapshots, a step may be over before they have."""
         self._loop.note_answered()
-        for outbound in self._outbound:
-            flow = outbound.key.flow
-            floor = position.of(flow)
-            floor = min(floor, self._loop.progress.answered.get(flow, floor))
-            outbound.trim(self._loop.program.queues.table[outbound.key].within(floor))
+        for queue, outbound in self._outbound:
+            floor = position.of(queue.per)
+            if queue.consumer == self._loop.program.script:
+                floor = min(floor, self._loop.progress.answered.get(queue.per, floor))
+            outbound.trim(queue.within(floor))
 
     def _end(self, stop: Stop) -> None:
         """Ends at once, unless there is a step to finish first, or snapshots to report: those of a worker that has gone

@@ -4,23 +4,25 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, Report, StepDigest, is_full
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.ledger.ledger import MicrobatchState
+from stageline.pipeline.program import Instruction, Per
 from stageline.pipeline.schedule import Kind
-from stageline.workers.runtime.program.calls import Position
-from stageline.workers.runtime.program.instruction import Instruction
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.progress import Progress
 
 MOST_REPEATED = 20_000  # newest confirmed digests of queues, which are sent again to another broker
 AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are sent again
-_STATES = {  # of a microbatch, from an action's start and from its end on
+_STATES: dict[str, tuple[MicrobatchState, ...]] = {  # of a microbatch, from an action's start and from its end on
     Kind.FORWARD: (MicrobatchState.FORWARD, MicrobatchState.STASHED),
     Kind.BACKWARD: (MicrobatchState.BACKWARD, MicrobatchState.DONE),
     Kind.INPUT: (MicrobatchState.INPUT, MicrobatchState.HALFWAY),
     Kind.WEIGHT: (MicrobatchState.WEIGHT, MicrobatchState.DONE),
 }
+
+# What numbers the messages of queues that have none for each training step
+_COUNTED = {"call": Per.CALL, "reply": Per.REPLY, "evaluation": Per.EVALUATED, "verdict": Per.ROUND}
 
 
 class Reporter:
@@ -176,7 +178,7 @@ class Reporter:
         ]
 
     def _states(self, instruction: Instruction) -> tuple[MicrobatchState, ...]:
-        forward_only = instruction.action.stage < self.progress.first_trainable
+        forward_only = not self.progress.trains(instruction.action.stage)
         if forward_only and instruction.action.kind is Kind.FORWARD:
             return MicrobatchState.FORWARD, MicrobatchState.DONE
         return _STATES.get(instruction.action.kind, ())
@@ -185,4 +187,4 @@ class Reporter:
 def _is_from(position: Position, digest: StepDigest) -> bool:
     """Return True if a worker that begins at `position` puts or takes the messages of this digest."""
     queue, step, _ = digest
-    return step >= position.of(Flow(queue.partition("-")[0]))
+    return step >= position.of(_COUNTED.get(queue.partition("-")[0], Per.STEP))

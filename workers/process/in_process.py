@@ -18,8 +18,6 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BrokerError
-from stageline.broker.queues.base import Queues
-from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.errors import ExitCode
@@ -34,7 +32,7 @@ from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.turns import Stuck, take_turns
+from stageline.workers.runtime.turns import SharedQueues, Stuck, take_turns
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator
@@ -91,9 +89,7 @@ class _Local(AbstractContextManager["_Local"]):
         config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
-        self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
-        for key, queue in job.program.queues.table.items():
-            self._queues.inbound(key).rewind(queue.begins)
+        self._queues = SharedQueues(job.program, run, job.windows())
         self._open = ExitStack()
         self._workers = [self._opened(index) for index in range(len(job.plan.workers))]
 
@@ -155,7 +151,7 @@ class _Local(AbstractContextManager["_Local"]):
             for _, answer in self._coordinator.handle(sender, hello, time())
             if isinstance(answer, Assigned)
         )
-        progress, executor = Progress.of(job.program, index), job.executor(job.schedule.placement[index])
+        progress, executor = Progress.of(job.calls, index), job.executor(job.schedule.placement[index])
         names = index, self._coordinator.run.id, incarnation, 0
         place = WorkerPlace(job, self._folder, *names, executor, self._queues, progress, sleep)
         features = features_of(place, self._open.enter_context)
@@ -169,6 +165,4 @@ class _Local(AbstractContextManager["_Local"]):
             worker.reporter.confirmed(report.number)
         for _, message in self._coordinator.tick(time()):
             if isinstance(message, Trim):
-                position = self._job.program.position(message.step)
-                for key, queue in self._job.program.queues.table.items():
-                    self._queues.outbound(key).trim(queue.within(position.of(key.flow)))
+                self._queues.trim(self._job.calls.position(message.step))

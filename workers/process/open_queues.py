@@ -11,7 +11,8 @@ from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
-from stageline.workers.runtime.program.program import Program
+from stageline.pipeline.program import Program
+from stageline.workers.runtime.queue_keys import queue_key
 
 _ANY_PORT = 9  # where an address names none
 
@@ -31,11 +32,11 @@ def open_queues(
 
     Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
     """
-    url = plan.queues.url
+    url, me = plan.queues.url, assigned.index
     options = QueueOptions(
         microbatches=program.schedule.microbatches,
         windows=windows,
-        local=program.queues.local(assigned.index),
+        local={queue_key(queue) for queue in program.inbound(me) if queue.producer == me},
         retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
         key=assigned.queue_key,

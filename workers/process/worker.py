@@ -24,10 +24,10 @@ from stageline.workers.checkpoint.saved import save_stages, save_weights
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.program.calls import Position
-from stageline.workers.runtime.program.orders import StepOrders
+from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
@@ -97,10 +97,10 @@ class Worker:
         stack.enter_context(failures_reported(*failing, replaced=job.plan.recovery.on, texts=texts))
         if options.joined:
             note_own(job.plan, assigned.run)
-        orders = StepOrders(job.schedule, assigned.orders, assigned.closed, assigned.step)
+        orders = StepOrders(job.program, assigned.orders, assigned.closed, assigned.step)
         self._orders = orders if job.plan.schedule.is_auto else None
         self._progress = progress = Progress.of(
-            job.program, assigned.index, start=assigned.step, orders=self._orders, queues=queues
+            job.calls, assigned.index, start=assigned.step, orders=self._orders, queues=queues
         )
         executor = job.executor(job.schedule.placement[assigned.index], make=groups.make)
         self._stages = executor.stages

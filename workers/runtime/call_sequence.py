@@ -9,18 +9,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stageline.broker.codec.message import TO_SCRIPT, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.codec.structure import emptied
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError
+from stageline.pipeline.program import Instruction, Program, Queue
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree
 
+from .calls import Call, CallFeed, CallKind, CallRefused, Position, answers, decode_call, instructions_of
 from .executor.executor import Executor
-from .program.calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call
-from .program.instruction import Instruction
-from .program.program import Program
-from .program.queue_keys import call_key
 
 SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
 Keep = Callable[[int], object]  # saves the state after so many steps
@@ -39,8 +36,8 @@ class CallSequence:
         keep: Keep | None = None,
         save: SaveStages | None = None,
     ) -> None:
-        self.calls = call_key(worker)
-        self.replies = [key for key in program.queues.outbound(worker) if key.flow in TO_SCRIPT]
+        self.calls = f"call-{worker}"
+        self.replies = [queue for queue in program.outbound(worker) if queue.consumer == program.script]
         self.position = self.start = position
         self.open: Call | None = None
         self.over = False
@@ -80,7 +77,7 @@ class CallSequence:
         if its batch is not one."""
         call = decode_call(message.payload)
         self.position.check_next(call)
-        instructions = self._program.instructions_of(call, self._worker)
+        instructions = instructions_of(call, self._program, self._worker)
         if isinstance(self._executor.feed, CallFeed):
             self._executor.feed.open(call)
         self._executor.begin_evaluation(ema=call.ema, settled=call.settled)
@@ -99,10 +96,10 @@ class CallSequence:
             self._outputs.append(output)
 
     @property
-    def answer(self) -> QueueKey | None:
+    def answer(self) -> Queue | None:
         """The queue that the reply to the open call is put into; None if it has none from this worker."""
-        keys = () if self.open is None else self._program.queues.answers(self.open.kind)
-        return next((key for key in keys if key.stage == self._worker), None)
+        queues = () if self.open is None else answers(self._program, self.open.kind)
+        return next((queue for queue in queues if queue.producer == self._worker), None)
 
     def reply(self) -> Tree:
         """What the open call came to, now that everything is computed. Raises `CallRefused` for weights that do not

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING
 
-from stageline.broker.codec.codecs import Codec
-from stageline.broker.codec.message import Flow
+from msgspec.structs import replace as replace_queue
+
 from stageline.broker.control.records import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed, Numbering, Source
@@ -30,28 +31,41 @@ from stageline.pipeline.model.split import demand_splits
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.keys.models import function_of, numbered
+from stageline.pipeline.program import (
+    Evaluation,
+    NormClipping,
+    Pass,
+    Program,
+    Queue,
+    Replays,
+    ScriptCalls,
+    SumExchange,
+    TiedStages,
+    compile_program,
+)
 from stageline.pipeline.schedule import Schedule
-from stageline.pipeline.schedule.check import Verdict, check_schedule
+from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
+from .calls import CallFeed
 from .executor.executor import Executor
 from .executor.metric_value import Metric
-from .program.calls import CallFeed
-from .program.program import ENDLESS, NO_ROUNDS, Program
+from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
+from .queue_keys import queue_key
 from .sample_order import made_order, order_of
 from .staying import demand_staying
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# The flows that have codecs, and under which name of the plan
-_CODED = {Flow.FORWARD: Flow.FORWARD, Flow.EVALUATION: Flow.FORWARD, Flow.BACKWARD: Flow.BACKWARD}
+# The queues that have codecs, and under which name of the plan
+_CODED = {"forward": "forward", "evaluation": "forward", "backward": "backward"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """A plan that has met its model and, where they are needed, its data. `plan` has its number of stages and its
-    workers filled in.
+    workers filled in. `passes` are what the model and the plan add to every step of the `schedule`.
 
     A process that computes neither the first stage nor the last has no `own_feed`, and learns the run's `length` from
     the broker. In a scripted run `steps` is ENDLESS, and no process has a feed: batches come with the script's calls.
@@ -60,6 +74,7 @@ class Job:
     plan: Plan
     segments: Sequence[Segment]
     schedule: Schedule
+    passes: tuple[Pass, ...]
     verdict: Verdict
     length: RunLength | None
     own_feed: Feed | None = None
@@ -129,16 +144,32 @@ class Job:
         parts = made, feed, self.program.last, self.metrics
         return Executor(*parts, ema=ema, replicas=self.schedule.replicas if self.schedule.shares else None)
 
-    @property
+    @cached_property
     def program(self) -> Program:
-        return Program(
-            self.schedule,
-            self.steps,
-            self.rounds,
-            scripted=self.plan.scripted,
-            criterion=self.plan.criterion,
-            replayed_from=self.known_length.epoch if self.plan.caches_prefix else None,
+        """What each worker does, with the windows and codecs of queues."""
+        passes = [*self.passes]
+        if self.plan.scripted:
+            passes += SCRIPTED
+        elif self.rounds.batches:
+            criterion = self.plan.criterion
+            passes.append(Evaluation(may_end=criterion is not None and criterion.patience is not None))
+        if self.replayed_from is not None:
+            passes.append(Replays(self.replayed_from))
+        made = compile_program(self.schedule, passes)
+        return made.requeued(lambda queue: replace_queue(queue, window=queue.window or self._bound(queue))).requeued(
+            lambda queue: coded_queue(self.plan, self.schedule, queue)
         )
+
+    @property
+    def calls(self) -> PlanCalls:
+        """The program over the steps and rounds of the run."""
+        return PlanCalls(self.program, self.steps, self.rounds, self.plan.criterion)
+
+    @property
+    def replayed_from(self) -> int | None:
+        """The step from which on what leaves the frozen first stages is replayed; None if it is computed each time."""
+        epoch = self.known_length.epoch if self.plan.caches_prefix else None
+        return None if epoch is None or epoch >= self.steps else epoch
 
     @property
     def numbering(self) -> Numbering | None:
@@ -172,18 +203,14 @@ class Job:
         return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
 
     def windows(self) -> dict[QueueKey, int]:
-        """How many messages each queue's consumer lets its producer send ahead: about twice the most that the schedule
-        can have on its way, so that credit is granted again before it runs out, and not less than a step's beyond it,
-        so that it is not granted all the time. It is the schedule that bounds what waits, except after a recovery."""
-        return {key: queue.window or self._bound(key) for key, queue in self.program.queues.table.items()}
+        """How many messages each queue's consumer lets its producer send ahead."""
+        return {queue_key(queue): queue.window for queue in self.program.queues.values()}
 
-    @property
-    def codecs(self) -> dict[QueueKey, Codec]:
-        """Of the queues that have one."""
-        return codecs_of(self.plan, self.schedule, self.program.queues.all)
-
-    def _bound(self, key: QueueKey) -> int:
-        most, microbatches = self.verdict.queue_bound[str(key)], self.schedule.microbatches
+    def _bound(self, queue: Queue) -> int:
+        """About twice the most that the schedule can have on its way, so that credit is granted again before it runs
+        out, and not less than a step's beyond it, so that it is not granted all the time. It is the schedule that
+        bounds what waits, except after a recovery."""
+        most, microbatches = self.verdict.queue_bound[queue.name], self.schedule.microbatches
         if self.plan.schedule.is_auto:  # it may take any schedule: none puts more than a step's
             most = max(most, microbatches)
         return max(2 * most + 2, most + microbatches)
@@ -209,7 +236,7 @@ class Job:
         return make_stage(
             self.plan,
             part,
-            last=stage == self.program.last,
+            last=stage == self.schedule.stages - 1,
             device=device or self.device_of(copy),
             stash_weights=self.schedule.mode == "async" and self.verdict.stage_peak[copy] > 1,
             delay_weights=self.schedule.delays,
@@ -219,12 +246,12 @@ class Job:
         )
 
 
-def codecs_of(plan: Plan, schedule: Schedule, queues: Iterable[QueueKey]) -> dict[QueueKey, Codec]:
-    """The codecs of those of the `queues` that have one; all replicas of a stage have that of its queue. Batches that
-    are evaluated go the way of those that are trained, so that what is measured is what runs."""
-    stage = schedule.replicas.stage
-    named = {key: plan.queues.codec_of(_CODED[key.flow], stage(key.stage)) for key in queues if key.flow in _CODED}
-    return {key: Codec[name.upper()] for key, name in named.items() if name != "lossless"}
+def coded_queue(plan: Plan, schedule: Schedule, queue: Queue) -> Queue:
+    """Return `queue` with its codec; all replicas of a stage have that of its queue. Batches that are evaluated go the
+    way of those that are trained, so that what is measured is what runs."""
+    if queue.flow not in _CODED or queue.target is None:
+        return queue
+    return replace_queue(queue, codec=plan.queues.codec_of(_CODED[queue.flow], schedule.replicas.stage(queue.target)))
 
 
 def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, worker: int | None = None) -> Job:
@@ -248,22 +275,35 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     demand_recomputable(plan, segments)
     plan = plan.resolved(len(segments))
     demand_replicable(plan, segments)
-    schedule = schedule_of(plan, segments)
-    demand_staying(plan, schedule)
+    schedule, passes = schedule_of(plan, segments), passes_of(plan, segments)
+    program = compile_program(schedule, passes)
+    demand_staying(plan, program)
     if plan.caches_prefix:
         _demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
-    return Job(plan, segments, schedule, check_schedule(schedule), length)
+    verdict = check_schedule(program, Costs.even(schedule.stages, frozen=frozen_stages(segments)))
+    return Job(plan, segments, schedule, passes, verdict, length)
 
 
 def schedule_of(plan: Plan, segments: Sequence[Segment]) -> Schedule:
-    """The plan's schedule for these stages. Raises `ModelRefused`, and `ScheduleRefused`."""
-    return plan.make_schedule(
-        first_trainable=first_trainable(segments),
-        ties=ties_of(segments, plan.schedule.mode),
-        frozen=frozen_stages(segments),
-    )
+    """The plan's schedule for these stages. Raises `ScheduleRefused`."""
+    return plan.make_schedule(first_trainable=first_trainable(segments))
+
+
+def passes_of(plan: Plan, segments: Sequence[Segment]) -> tuple[Pass, ...]:
+    """What the model and the plan add to every step of the plan's schedule. Raises `ModelRefused`."""
+    ties = TiedStages(ties_of(segments, plan.schedule.mode), plan.schedule.tied)
+    clips = (NormClipping(),) if plan.clips else ()
+    return (ties, *clips, SumExchange(tuple(frozen_stages(segments))))
+
+
+SCRIPTED = (Evaluation(by_credit=False), ScriptCalls())  # what a script's calls add
+
+
+def scripted_program(plan: Plan, segments: Sequence[Segment]) -> Program:
+    """What the workers of a script do. Raises `ModelRefused`, and `ScheduleRefused`."""
+    return compile_program(schedule_of(plan, segments), (*passes_of(plan, segments), *SCRIPTED))
 
 
 def _demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int) -> None:

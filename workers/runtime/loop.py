@@ -10,38 +10,35 @@ poll():  AwaitOrder    before a step, in a run that chooses its schedule: until 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from types import MappingProxyType
 from typing import Protocol
 
 from msgspec import UNSET
 
-from stageline.broker.codec.codecs import Codec
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.control.records import EvaluationRecord
-from stageline.broker.queues.base import Inbound, QueueKey, Queues
+from stageline.broker.queues.base import Inbound, Queues
 from stageline.pipeline.evaluation import Criterion, Standing
+from stageline.pipeline.program import Instruction, Per
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.runs.metrics import MetricsLine, StepMetrics, evaluation_line
 
 from .call_sequence import CallSequence, Keep, SaveStages
+from .calls import CallKind, Position
 from .executor.executor import Executor
 from .machine import AwaitCredit, AwaitOrder, Command, Compute, Finish, Machine, Take
+from .orders import LONGEST, OrderMissing, StepOrders
 from .outbound_queues import OutboundQueues
-from .program.calls import CallKind, Position
-from .program.instruction import Instruction
-from .program.orders import LONGEST, OrderMissing, StepOrders
-from .program.program import Program
+from .plan_calls import PlanCalls
 from .progress import Progress
+from .queue_keys import queue_key
 
 CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
 Measured = Callable[[MetricsLine], object]
 
-
-_NO_CODECS: Mapping[QueueKey, Codec] = MappingProxyType({})
 
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands
 
@@ -60,15 +57,14 @@ class Clock(Protocol):
 
 
 class WorkerLoop:
-    """Runs the program of one worker from step `start` on. `run` and `incarnation` are written into its messages.
+    """Runs what a worker does in a run, from step `start` on. `run` and `incarnation` are written into its messages.
 
     Args:
-        program: The run's program.
+        calls: The run's program over its steps.
         worker: The worker's place.
         executor: Computes.
         queues: The worker's.
         carry_out: Replaces the executor's method, and calls it.
-        codecs: Of the queues that have one.
         run: Written into the worker's messages, as `incarnation` is.
         incarnation: The worker's.
         start: The step that is next.
@@ -82,13 +78,12 @@ class WorkerLoop:
 
     def __init__(
         self,
-        program: Program,
+        calls: PlanCalls,
         worker: int,
         executor: Executor,
         queues: Queues,
         *,
         carry_out: CarryOut | None = None,
-        codecs: Mapping[QueueKey, Codec] = _NO_CODECS,
         run: str,
         incarnation: int,
         start: int = 0,
@@ -99,24 +94,26 @@ class WorkerLoop:
         keep: Keep | None = None,
         save: SaveStages | None = None,
     ) -> None:
-        self.progress = progress or Progress.of(program, worker, start=start, orders=orders, now=clock.time())
+        program = calls.program
+        self.progress = progress or Progress.of(calls, worker, start=start, orders=orders, now=clock.time())
         self.program = program
+        self._plan_calls = calls
         self._attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
         self._measured = measured
         self.orders = orders
-        self._machine = Machine(program.instructions(worker, start, orders))
+        self._machine = Machine(calls.instructions(worker, start, orders))
         position = Position(start)
         self._script = CallSequence(program, worker, executor, position, keep, save) if program.scripted else None
         self._executor = executor
         self._carry_out = carry_out or executor.carry_out
         self._queues = queues
         self._now = clock.time
-        self._inbound = cache(queues.inbound)
-        self._outbound = OutboundQueues(queues, program.queues, codecs, run=run, incarnation=incarnation)
-        self._evaluation = [key for key in program.queues.outbound(worker) if key.flow is Flow.EVALUATION]
+        self._inbound: Callable[[str], Inbound] = cache(lambda name: queues.inbound(queue_key(program.queues[name])))
+        self._outbound = OutboundQueues(queues, program, run=run, incarnation=incarnation)
+        self._evaluation = [queue.name for queue in program.outbound(worker) if queue.per is Per.EVALUATED]
         self._keep = keep or (lambda step: None)
-        self._standing = Standing(program.criterion or Criterion())
+        self._standing = Standing(calls.criterion or Criterion())
         self._judged = 0  # rounds of evaluation that the standing is of
         self._received: list[Tree] = []
 
@@ -141,7 +138,7 @@ class WorkerLoop:
         """A scripted run goes on from there: its checkpoint has been restored. Another one knows where it is."""
         if self._script is not None:
             self._script.begin_at(position)
-            self.progress.begins_at(position, {key.flow: position.of(key.flow) for key in self._script.replies})
+            self.progress.begins_at(position, {queue.per: position.of(queue.per) for queue in self._script.replies})
 
     @property
     def finished(self) -> bool:
@@ -160,18 +157,19 @@ class WorkerLoop:
         command = self._machine.command
         if self._script is not None:
             return None if self._script.over else self._script.position.step
-        return None if isinstance(command, Finish) else self.program.step_at(command.instruction)
+        return None if isinstance(command, Finish) else self._plan_calls.step_at(command.instruction)
 
     @property
     def doing(self) -> str:
         """What the loop does now, in words."""
         match self._machine.command:
-            case AwaitCredit(key, instruction):
-                return f"{instruction} waits for credit in {key}"
+            case AwaitCredit(queue, instruction):
+                return f"{instruction} waits for credit in {queue}"
             case AwaitOrder(instruction):
                 return f"step {instruction.step} waits for its order"
-            case Take(key, instruction):
-                return f"{instruction} waits for message {instruction.number} of {key}"
+            case Take(queue, instruction):
+                number = self.program.queues[queue].number(instruction.step, instruction.action.microbatch)
+                return f"{instruction} waits for message {number} of {queue}"
             case Compute(instruction):
                 return f"{instruction} is next"
             case Finish() if self._script is not None and not self._script.over:
@@ -183,19 +181,19 @@ class WorkerLoop:
         """Which replies have arrived at the script, as far as the queues know now: all from before the checkpoint that
         this worker has begun at."""
         script = self._script
-        for key in () if script is None else script.replies:
-            if script is not None and (outbound := self._outbound.opened.get(str(key))) is not None:
-                depth, flow = outbound.depth(), key.flow
-                arrived = script.position.of(flow) - depth.ready - depth.in_flight
-                self.progress.arrived(flow, max(script.start.of(flow), arrived))
+        for queue in () if script is None else script.replies:
+            if script is not None and (outbound := self._outbound.opened.get(queue.name)) is not None:
+                depth, per = outbound.depth(), queue.per
+                arrived = script.position.of(per) - depth.ready - depth.in_flight
+                self.progress.arrived(per, max(script.start.of(per), arrived))
 
     def lacks_room(self) -> None:
         """To be called while a `put` of this loop waits for room: a worker that waits does not hang."""
         command = self._machine.command
-        if isinstance(command, Compute) and command.instruction.gives is not None:
-            self.progress.lacks_room(Take(command.instruction.gives, command.instruction), self._now())
-        elif self._script is not None and (key := self._script.answer) is not None:
-            self.progress.lacks_room_for_reply(key, self._script.position.calls, self._now())
+        if isinstance(command, Compute) and command.instruction.gives:
+            self.progress.lacks_room(Take(command.instruction.gives[0], command.instruction), self._now())
+        elif self._script is not None and (queue := self._script.answer) is not None:
+            self.progress.lacks_room_for_reply(queue, self._script.position.calls, self._now())
 
     def poll(self, timeout: float) -> bool:
         """One turn: takes what the current instruction needs, waiting up to `timeout` seconds for each message, and
@@ -211,10 +209,10 @@ class WorkerLoop:
                 return False
         while type(command) is Take:
             self.progress.waiting(command)
-            message = self._take(self._inbound(command.key), timeout)
+            message = self._take(self._inbound(command.queue), timeout)
             if message is None:
                 return False
-            command = self._machine.arrived(command.key, message.step, message.microbatch)
+            command = self._machine.arrived(command.queue, message.step, message.microbatch)
             self._received.append(message.payload)
         if type(command) is Compute:
             self._compute(command.instruction)
@@ -248,8 +246,8 @@ class WorkerLoop:
         return wanted
 
     def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
-        outbound = self._outbound.of(wanted.key)
-        number = self.program.queues.number_in(wanted.key, wanted.instruction)
+        outbound, instruction = self._outbound.of(wanted.queue), wanted.instruction
+        number = self.program.queues[wanted.queue].number(instruction.step, instruction.action.microbatch)
         if not outbound.has_credit(number, 0):
             self.progress.waiting(wanted)
             if not outbound.has_credit(number, timeout):
@@ -273,13 +271,13 @@ class WorkerLoop:
         self._machine.computed()
 
     def _end_evaluation(self, instruction: Instruction, result: Tree) -> None:
-        stage, batch, program = instruction.action.stage, instruction.step, self.program
+        stage, batch, rounds = instruction.action.stage, instruction.step, self._plan_calls.rounds
         self.progress.evaluated(self._now())
         if self._script is not None:
             self._script.evaluated(stage, result)
-        elif instruction.action.microbatch == program.schedule.microbatches - 1:
-            if stage == program.last and program.rounds.ends_round(batch):
-                self._note_round(self._executor.evaluated(program.rounds.step_of(batch)))
+        elif instruction.action.microbatch == self.program.schedule.microbatches - 1:
+            if stage == self.program.last and rounds.ends_round(batch):
+                self._note_round(self._executor.evaluated(rounds.step_of(batch)))
             self._queues.pump(0)
 
     def _note_round(self, found: EvaluationRecord) -> None:
@@ -299,8 +297,8 @@ class WorkerLoop:
 
     def _go_by(self, instruction: Instruction, *, ends: bool) -> None:
         self.progress.evaluated(self._now())
-        if ends and instruction.gives is None:  # all others are told
-            self._keep(self.program.step_at(instruction))
+        if ends:  # all others are told
+            self._keep(self._plan_calls.step_at(instruction))
             self._machine.end()
         self._queues.pump(0)
 
@@ -332,9 +330,9 @@ class WorkerLoop:
         return not script.over and self._take_call(script, timeout)
 
     def _reply(self, script: CallSequence) -> None:
-        reply, key = script.reply(), script.answer
-        if key is not None:
-            self._outbound.put_reply(key, script.position.of(key.flow), reply)
+        reply, queue = script.reply(), script.answer
+        if queue is not None:
+            self._outbound.put_reply(queue.name, script.position.of(queue.per), reply)
             self.progress.replied()
         trained = script.open is not None and script.open.kind is CallKind.TRAIN
         script.close()
@@ -346,7 +344,7 @@ class WorkerLoop:
             self.note_answered()
         message = script.take_next()
         if message is None:
-            self.progress.waiting_for_script(script.calls, script.position.calls, self._now())
+            self.progress.waiting_for_script(self.program.queues[script.calls], script.position.calls, self._now())
             message = self._inbound(script.calls).take(timeout)
         if message is None:
             return False
@@ -354,7 +352,7 @@ class WorkerLoop:
         trains = script.open is not None and script.open.kind is CallKind.TRAIN
         self.progress.called_to(script.position.after(CallKind.TRAIN) if trains else None)
         for batch in script.take_settled():
-            for key in self._evaluation:
-                self._outbound.of(key).empty(batch)
+            for name in self._evaluation:
+                self._outbound.of(name).empty(batch)
         self._machine.extend(instructions)
         return True

@@ -20,23 +20,21 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind
-
-from .program.instruction import Instruction
 
 
 class Take(msgspec.Struct, frozen=True):
-    """Command: wait for the message of `key` which `instruction` needs."""
+    """Command: wait for the message of `queue` which `instruction` needs."""
 
-    key: QueueKey
+    queue: str
     instruction: Instruction
 
 
 class AwaitCredit(msgspec.Struct, frozen=True):
-    """Command: wait until the consumer of `key` grants the message that `instruction` gives."""
+    """Command: wait until the consumer of `queue` grants the message that `instruction` gives."""
 
-    key: QueueKey
+    queue: str
     instruction: Instruction
 
 
@@ -85,16 +83,16 @@ class Machine:
         self.command = self._next()
         return self.command
 
-    def arrived(self, key: QueueKey, step: int, microbatch: int) -> Command:
-        """The message of (`step`, `microbatch`) was taken from `key`."""
+    def arrived(self, queue: str, step: int, microbatch: int) -> Command:
+        """The message of (`step`, `microbatch`) was taken from `queue`."""
         wanted = self.command
         if type(wanted) is not Take:
-            raise OutOfPlace(f"a message of {key} arrived, and none was asked for: {wanted} is the command")
-        instruction = wanted.instruction
-        if key != wanted.key or step != instruction.step or microbatch != instruction.action.microbatch:
+            raise OutOfPlace(f"a message of {queue} arrived, and none was asked for: {wanted} is the command")
+        instruction, action = wanted.instruction, wanted.instruction.op.action
+        if queue != wanted.queue or step != instruction.step or microbatch != action.microbatch:
             raise OutOfPlace(
-                f"microbatch {microbatch} of step {step} arrived on {key}, but {instruction} needs "
-                f"microbatch {instruction.action.microbatch} of step {instruction.step} on {wanted.key}"
+                f"microbatch {microbatch} of step {step} arrived on {queue}, but {instruction} needs "
+                f"microbatch {action.microbatch} of step {instruction.step} on {wanted.queue}"
             )
         self._missing.pop()
         self.command = self._missing[-1] if self._missing else Compute(instruction)
@@ -123,15 +121,15 @@ class Machine:
         instruction = next(self._instructions, None)
         if instruction is None:
             return Finish()
-        if instruction.action.kind is Kind.ORDER:
+        if instruction.op.action.kind is Kind.ORDER:
             return AwaitOrder(instruction)
-        if instruction.needs_credit and instruction.gives is not None:
-            return AwaitCredit(instruction.gives, instruction)
+        if instruction.op.awaits:
+            return AwaitCredit(instruction.op.awaits, instruction)
         return self._needed(instruction)
 
     def _needed(self, instruction: Instruction) -> Command:
         """What comes first of taking and computing."""
-        if not instruction.takes:
+        if not instruction.op.takes:
             return Compute(instruction)
-        self._missing = [Take(key, instruction) for key in reversed(instruction.takes)]
+        self._missing = [Take(queue, instruction) for queue in reversed(instruction.op.takes)]
         return self._missing[-1]

@@ -1,32 +1,32 @@
 """The queues that a worker's loop puts into: makes messages of what instructions give, and of replies to a script."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 
 from stageline.broker.codec.codecs import Codec
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.codec.tensors import coded
-from stageline.broker.queues.base import Depth, Outbound, QueueKey, Queues
+from stageline.broker.queues.base import Depth, Outbound, Queues
+from stageline.pipeline.program import Instruction, Program
 from stageline.pipeline.tree import Tree
 
-from .program.instruction import Instruction
-from .program.run_queues import RunQueues
+from .queue_keys import queue_key
+
+Put = Callable[[int, int, Tree], None]  # of a step and a microbatch, or whatever else the queue's messages are of
 
 
 class OutboundQueues:
-    """Those of one worker, of the run's queues `named`; each is opened when it is needed first. `run` and `incarnation`
-    are written into the messages. `codecs` are those of queues that have one."""
+    """Those of one worker, by name; each is opened when it is needed first. `run` and `incarnation` are written into
+    the messages."""
 
-    def __init__(
-        self, queues: Queues, named: RunQueues, codecs: Mapping[QueueKey, Codec], *, run: str, incarnation: int
-    ) -> None:
-        self.opened: dict[str, Outbound] = {}  # by name
-        self.of: Callable[[QueueKey], Outbound] = cache(self._open)
+    def __init__(self, queues: Queues, program: Program, *, run: str, incarnation: int) -> None:
+        self.opened: dict[str, Outbound] = {}
+        self.of: Callable[[str], Outbound] = cache(self._open)
         self._queues = queues
-        self._named = named
-        self._codecs = codecs
+        self._program = program
         self._run = run
         self._incarnation = incarnation
+        self._putting: Callable[[str], Put] = cache(self._put_into)
 
     def depths(self) -> dict[str, Depth]:
         """What each of those that are open holds, by name."""
@@ -34,26 +34,35 @@ class OutboundQueues:
 
     def put(self, instruction: Instruction, result: Tree) -> None:
         """Puts what `instruction` gives into the queues that it gives it to."""
-        if instruction.gives is not None:
-            self._put(instruction, instruction.gives, result)
-            for other in instruction.also:
-                self._put(instruction, other, result)
+        op = instruction.op
+        for name in op.gives:
+            self._putting(name)(instruction.step, op.action.microbatch, result)
 
-    def put_reply(self, key: QueueKey, number: int, reply: Tree) -> None:
+    def put_reply(self, name: str, number: int, reply: Tree) -> None:
         """Puts the reply to a script's call, the one of this `number` in its queue."""
-        self.of(key).put(Message(self._run, key.flow, number, 0, key.stage, self._incarnation, number, reply))
+        self._putting(name)(number, 0, reply)
 
-    def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
-        step, microbatch, number = instruction.step, instruction.action.microbatch, instruction.number
-        if key.part is not None:
-            number = self._named.number_in(key, instruction)
-        if key.flow is Flow.REPLAYED:  # one a step, without content
-            microbatch, number, payload = 0, step, None
-        elif (codec := self._codecs.get(key)) is not None:
-            payload = coded(payload, codec)
-        message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
-        self.of(key).put(message)
+    def _put_into(self, name: str) -> Put:
+        """Return what puts into a queue: all that does not change from message to message is looked up once."""
+        queue, key, put = self._program.queues[name], queue_key(self._program.queues[name]), self.of(name).put
+        run, incarnation, count, codec = self._run, self._incarnation, queue.count, Codec[queue.codec.upper()]
+        places = {microbatch: place for place, microbatch in enumerate(queue.microbatches)}
 
-    def _open(self, key: QueueKey) -> Outbound:
-        self.opened[str(key)] = outbound = self._queues.outbound(key)
+        def put_one(step: int, microbatch: int, payload: Tree) -> None:
+            content = None if queue.signals else payload
+            put(Message(run, key.flow, step, 0, key.stage, incarnation, step, content))
+
+        def put_of_microbatch(step: int, microbatch: int, payload: Tree) -> None:
+            number = step * count + places[microbatch]
+            put(Message(run, key.flow, step, microbatch, key.stage, incarnation, number, payload))
+
+        def put_coded(step: int, microbatch: int, payload: Tree) -> None:
+            put_of_microbatch(step, microbatch, coded(payload, codec))
+
+        if not queue.per.many:
+            return put_one
+        return put_of_microbatch if codec is Codec.LOSSLESS else put_coded
+
+    def _open(self, name: str) -> Outbound:
+        self.opened[name] = outbound = self._queues.outbound(queue_key(self._program.queues[name]))
         return outbound

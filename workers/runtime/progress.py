@@ -17,18 +17,17 @@ from typing import ClassVar
 
 import msgspec
 
-from stageline.broker.codec.message import TO_SCRIPT, Flow
 from stageline.broker.control.messages import WAITS, StepDigest
 from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait, WorkerRecord
 from stageline.broker.ledger.ledger import packed_times
-from stageline.broker.queues.base import Depth, QueueKey, Trouble, WorkerQueues
+from stageline.broker.queues.base import Depth, Trouble, WorkerQueues
+from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.retry import Note, ResourceFault
 
+from .calls import Position
 from .machine import AwaitCredit, Take
-from .program.calls import Position
-from .program.instruction import Instruction
-from .program.orders import StepOrders
-from .program.program import Program
+from .orders import StepOrders
+from .plan_calls import PlanCalls
 
 HeldBytes = tuple[int, int, int | None]  # of a stage: lasting; of a microbatch in flight; more between its halves
 
@@ -87,11 +86,10 @@ class Progress:
     digests: deque[StepDigest] = field(default_factory=deque)  # of what they put and take; taken away by the reader
     writes: str = ""  # what the loop waits for until it is written, "a snapshot is"; "" if it does not
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
-    call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take
-    answered: dict[Flow, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent
+    call: tuple[Queue, int] | None = None  # what the loop waits for the script to put or to take
+    answered: dict[Per, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent
     called: int | None = None  # training steps, once a script makes no more calls
-    first_trainable: int = 0  # stages below it run forward only
-    tied_sources: Mapping[QueueKey, int] = field(default_factory=dict)  # stages, by queues of what is shared
+    program: Program | None = None  # what the loop runs
     orders: StepOrders | None = None  # of a run that chooses its schedule
     unordered: int | None = None  # the step that the loop does not begin before it knows its order
     stage_bytes: dict[int, HeldBytes] = field(default_factory=dict)  # by stage
@@ -101,7 +99,7 @@ class Progress:
     @classmethod
     def of(
         cls,
-        program: Program,
+        calls: PlanCalls,
         worker: int,
         *,
         start: int = 0,
@@ -109,16 +107,17 @@ class Progress:
         queues: WorkerQueues | None = None,
         now: float | None = None,
     ) -> "Progress":
-        """The progress of a worker that begins its `program` at step `start`.
+        """The progress of a worker that begins at step `start`.
 
         Args:
-            program: The run's program.
+            calls: The run's program over its steps.
             worker: The worker's place.
             start: How many steps come before.
             orders: Of a run that chooses its schedule.
             queues: The worker's, for their digests and the trouble that they have; None where they have neither.
             now: Seconds since the epoch; by default, the time of the system.
         """
+        program = calls.program
         return cls(
             time() if now is None else now,
             complete=start,
@@ -126,10 +125,9 @@ class Progress:
             finished=dict.fromkeys(program.schedule.placement[worker], start),
             queues=queues,
             digests=deque() if queues is None else queues.digests,
-            first_trainable=program.schedule.first_trainable,
-            tied_sources=program.queues.tied_sources,
+            program=program,
             orders=orders,
-            position_after=Position if program.scripted else program.position,
+            position_after=Position if calls.scripted else calls.position,
         )
 
     def computing(self, instruction: Instruction, now: float) -> None:
@@ -157,16 +155,16 @@ class Progress:
         if self.full is None:
             self.full = now
 
-    def waiting_for_script(self, key: QueueKey, number: int, now: float) -> None:
-        """Nothing is left to compute until the script puts call `number` into `key`, or takes what came of it from
+    def waiting_for_script(self, queue: Queue, number: int, now: float) -> None:
+        """Nothing is left to compute until the script puts call `number` into `queue`, or takes what came of it from
         there."""
-        if self.call != (key, number):
+        if self.call != (queue, number):
             self.since = now
-        self.call, self.waits = (key, number), True
+        self.call, self.waits = (queue, number), True
 
-    def lacks_room_for_reply(self, key: QueueKey, number: int, now: float) -> None:
+    def lacks_room_for_reply(self, queue: Queue, number: int, now: float) -> None:
         """The reply to call `number` cannot be put yet: there is no room to keep it, since the script takes none."""
-        self.waiting_for_script(key, number, now)
+        self.waiting_for_script(queue, number, now)
         if self.full is None:
             self.full = now
 
@@ -180,14 +178,14 @@ class Progress:
         if after is not None:
             self.positions[after.step] = after
 
-    def begins_at(self, position: Position, answered: Mapping[Flow, int]) -> None:
+    def begins_at(self, position: Position, answered: Mapping[Per, int]) -> None:
         """A scripted run goes on from `position`, before which the script has taken the `answered` replies."""
         self.positions[position.step] = position
         self.answered = dict(answered)
 
-    def arrived(self, flow: Flow, count: int) -> None:
-        """The script has taken `count` messages of `flow`."""
-        self.answered[flow] = count
+    def arrived(self, per: Per, count: int) -> None:
+        """The script has taken `count` messages of the queue that has one for each such."""
+        self.answered[per] = count
 
     def forget_answers(self) -> None:
         """The script begins after the newest snapshot, whatever it has taken: all may be reported."""
@@ -280,6 +278,10 @@ class Progress:
         begun = not self.waits and instruction is not None and instruction.counted and instruction.step >= step
         return self.finished[stage] == step and not self.open[stage] and not begun
 
+    def trains(self, stage: int) -> bool:
+        """Return True if `stage` runs backwards."""
+        return self.program is None or self.program.schedule.trains(stage)
+
     def position(self, step: int) -> Position:
         """The position after `step` steps. A scripted run that has not come there, or is beyond it, knows the step
         alone: nothing is trimmed then but what is counted by steps. A run that no script calls always knows it."""
@@ -290,7 +292,7 @@ class Progress:
         """Return True if a snapshot of `step` may become part of a checkpoint: not before the script has the replies to
         all calls up to there. A worker that begins there gives no reply to those."""
         position = self.positions.get(step)
-        return position is None or all(position.of(flow) <= count for flow, count in self.answered.items())
+        return position is None or all(position.of(per) <= count for per, count in self.answered.items())
 
     @property
     def reportable(self) -> bool:
@@ -360,35 +362,44 @@ class Progress:
             return f"{WAITS} for the other workers"
         action = str(instruction)
         if self.full is not None:
-            return f"{WAITS} for room in {instruction.gives} to put what {action} gives"
+            return f"{WAITS} for room in {', '.join(instruction.gives)} to put what {action} gives"
         if not self.waits:
             return action
         if isinstance(self.lacking, AwaitCredit):
-            return f"{WAITS} for credit in {instruction.gives} to run {action}"
-        return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {action}"
+            return f"{WAITS} for credit in {', '.join(instruction.gives)} to run {action}"
+        return f"{WAITS} for {' and '.join(instruction.takes)} to run {action}"
 
     def _wanted(self) -> Iterator[Wait]:
         """The message, credit or room that the loop waits for, if it does."""
         if self.writes or self.over or self.unordered is not None:
             return
         if self.waits and self.call is not None:
-            (key, number), room = self.call, self.call[0].flow in TO_SCRIPT
-            yield Wait(str(key), number, f"call {number}", number, self.since, room=room)
+            (queue, number), room = self.call, self.call[0].per is not Per.CALL
+            yield Wait(queue.name, number, f"call {number}", number, self.since, room=room)
             return
         full, lacking = self.full, self.lacking
         if lacking is None or not (self.waits or full is not None):
             return
         instruction, since = lacking.instruction, self.since if full is None else full
-        place = instruction.number, instruction.name, instruction.step
+        name, program = lacking.queue, self.program
+        if program is None:
+            return
+        number, source = instruction.step, None
+        if instruction.op.per.many:
+            number = instruction.step * program.schedule.microbatches + instruction.action.microbatch
+        place = number, instruction.name, instruction.step
         if isinstance(lacking, AwaitCredit):
-            yield Wait(str(lacking.key), *place, since, room=True, source=lacking.key.stage)
+            yield Wait(name, *place, since, room=True, source=program.queues[name].target)
         else:
-            source = self.tied_sources.get(lacking.key)
-            yield Wait(str(lacking.key), *place, since, room=full is not None, source=source)
+            source = program.queues[name].source if program.queues[name].flow in _TIED else None
+            yield Wait(name, *place, since, room=full is not None, source=source)
 
 
-def _of_script(key: QueueKey, number: int) -> str:
+_TIED = ("tied", "subtotal", "total")
+
+
+def _of_script(queue: Queue, number: int) -> str:
     """What the loop waits for the script to do, in words."""
-    if key.flow in TO_SCRIPT:
+    if queue.per is not Per.CALL:
         return f"{WAITS} for the script to take its replies: there is no room for the one to call {number}"
     return f"{WAITS} for call {number} of the script"

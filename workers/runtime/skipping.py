@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from stageline.pipeline.feature import Compute
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.retry import Note, passing_fault, persist
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.stage.stage import Stage
@@ -29,7 +30,6 @@ from stageline.workers.disk.atomic_file import write_file
 from .executor.executor import Executor
 from .executor.losses import BadMicrobatch, ComputeFailed, Culprit
 from .job import Job
-from .program.instruction import Instruction
 from .worker_feature import WorkerFeature, WorkerPlace
 
 FOLDER = "skipped"

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stageline.pipeline.feature import Compute
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.stage.held import SavedBytes, lasting_bytes
@@ -20,7 +21,6 @@ from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter
 from stageline.workers.disk.memory import MappedFiles, ScratchFiles, give_back_memory
 
-from .program.instruction import Instruction
 from .progress import HeldBytes
 from .worker_feature import WorkerFeature, WorkerPlace, has_room
 

@@ -6,7 +6,7 @@ A feature registers itself in `REGISTERED` under its name, with the place of its
 not know its module. The factory returns None where the plan does not ask for it, or this worker has no part in it.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import Self
 
 from stageline.broker.queues.base import Queues
 from stageline.pipeline.feature import Compute, Feature, compose
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.background_writer import BackgroundWriter
@@ -27,8 +28,7 @@ from .executor.executor import Executor
 from .executor.losses import ComputeFailed
 from .job import Job
 from .loop import PATIENCE, WorkerLoop
-from .program.instruction import Instruction
-from .program.orders import StepOrders
+from .orders import StepOrders
 from .progress import Progress
 
 SNAPSHOTS = "snapshots"  # the source of the faults of the writer that snapshots go through
@@ -151,12 +151,14 @@ def features_of(place: WorkerPlace, enter: Callable[[WorkerFeature], WorkerFeatu
     return [enter(feature) for feature in made if feature is not None]
 
 
-def composed(features: Sequence[WorkerFeature], executor: Executor) -> Compute:
-    """Return what carries out an instruction on the stages of `executor` within `features`: composed once."""
+def composed(features: Sequence[WorkerFeature], executor: Executor, kinds: Iterable[str] = Kind) -> Compute:
+    """Return what carries out an instruction of these `kinds` on the stages of `executor` within `features`: composed
+    once."""
+    wanted = [*kinds]
     table = {
         (index, kind): compose(features, stage, kind, executor.carry_out)
         for index, stage in executor.stages.items()
-        for kind in Kind
+        for kind in wanted
     }
     if all(compute == executor.carry_out for compute in table.values()):
         return executor.carry_out
@@ -199,12 +201,11 @@ def loop_of(
             feature.measured(line)
 
     return WorkerLoop(
-        place.job.program,
+        place.job.calls,
         place.worker,
         place.executor,
         place.queues,
-        carry_out=composed(features, place.executor),
-        codecs=place.job.codecs,
+        carry_out=composed(features, place.executor, place.job.program.kinds),
         run=place.run,
         incarnation=place.incarnation,
         start=place.start,

@@ -12,10 +12,11 @@ from stageline.pipeline.model.patterns import demand_matched, demand_recomputabl
 from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.refusals import refused_inline
-from stageline.pipeline.schedule import Placement, Schedule
+from stageline.pipeline.program import Program
+from stageline.pipeline.schedule import Placement
 from stageline.pipeline.stage.layers.layer import BatchCheck
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.job import schedule_of
+from stageline.workers.runtime.job import scripted_program
 from stageline.workers.script.arguments.arguments import LineOptions, Model, in_arguments_words
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.script_plan import build_model, plan_of, registered
@@ -67,15 +68,15 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
     demand_recomputable(plan, segments)
     with registered(model, options):
         demand_features(plan)
-    schedule = schedule_of(plan, segments)
-    names = _weight_names(segments, schedule.placement)
+    program = scripted_program(plan, segments)
+    names = _weight_names(segments, program.schedule.placement)
     if options.workers == "inline":
         plan.demand_none(refused_inline(plan))
-        return weights, check, InlineRun(segments, schedule, names, options, plan)
+        return weights, check, InlineRun(segments, program, names, options, plan)
     if remote is not None:
-        return weights, check, _begin_remotely(plan, schedule, names, remote, resume)
+        return weights, check, _begin_remotely(plan, program, names, remote, resume)
     with registered(model, options):
-        return weights, check, _begin_here(plan, schedule, names, segments, options, resume)
+        return weights, check, _begin_here(plan, program, names, segments, options, resume)
 
 
 def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int) -> None:
@@ -92,18 +93,18 @@ def _remote_plan(model: Model, options: LineOptions, broker: str) -> "RemotePlan
 
 
 def _begin_remotely(
-    plan: Plan, schedule: Schedule, names: WeightNames, remote: "RemotePlan", resume: Path | None
+    plan: Plan, program: Program, names: WeightNames, remote: "RemotePlan", resume: Path | None
 ) -> ScriptRun:
     from stageline.workers.script.processes.saving import begun_run
 
     from .processes.remote_run import RemoteRun
 
-    return RemoteRun(plan, schedule, names, None if resume is None else begun_run(plan, resume), remote.code)
+    return RemoteRun(plan, program, names, None if resume is None else begun_run(plan, resume), remote.code)
 
 
 def _begin_here(
     plan: Plan,
-    schedule: Schedule,
+    program: Program,
     names: WeightNames,
     segments: Sequence[Segment],
     options: LineOptions,
@@ -117,7 +118,7 @@ def _begin_here(
         if resume is None
         else run_to_resume(plan, resume, lambda: layouts_of(segments, options.optimizer, groups_of(plan)))
     )
-    return ProcessRun(plan, schedule, names, known)
+    return ProcessRun(plan, program, names, known)
 
 
 def _weight_names(segments: Sequence[Segment], placement: Placement) -> WeightNames:

@@ -42,7 +42,7 @@ from stageline.workers.runs.metrics import (
     keep_lines,
     lines_in,
 )
-from stageline.workers.runtime.program.program import AHEAD
+from stageline.workers.runtime.calls import AHEAD
 from stageline.workers.script.calls.calls import StepLoss
 
 from .callbacks import Callback, FitOptions, Fitted, named

@@ -6,30 +6,30 @@ For debugging, and where no process may be started: a breakpoint in a layer's fo
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.schedule import Schedule
-from stageline.pipeline.stage.layers.generators import generators_kept
+from stageline.pipeline.program import Program, Queue
+from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.losses import ComputeFailed
-from stageline.workers.runtime.job import codecs_of
+from stageline.workers.runtime.job import coded_queue
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position
-from stageline.workers.runtime.program.program import ENDLESS, Program
-from stageline.workers.runtime.program.queue_keys import call_key
-from stageline.workers.runtime.turns import take_turns
+from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
+from stageline.workers.runtime.queue_keys import queue_key
+from stageline.workers.runtime.turns import SharedQueues, take_turns
 from stageline.workers.script.arguments.arguments import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
 
@@ -48,7 +48,7 @@ class InlineRun:
     def __init__(
         self,
         segments: Sequence[Segment],
-        schedule: Schedule,
+        program: Program,
         names: WeightNames,
         options: LineOptions,
         plan: Plan,
@@ -56,17 +56,18 @@ class InlineRun:
         self._groups, self._recompute = groups_of(plan), plan.recompute_of
         self.folder: Path | None = None
         self.batches: BatchRecord | None = None
+        schedule = program.schedule
         self.size = len(schedule.placement)
         self._names = names
-        self._program = Program(schedule, ENDLESS, scripted=True)
-        self._queues = MemoryQueues(RUN, schedule.microbatches)
+        self._program = program.requeued(partial(coded_queue, plan, schedule))
+        self._queues = SharedQueues(self._program, RUN)
         self._threads, self._device = options.threads, torch.device(options.device)
         self._calls = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
-        codecs = codecs_of(plan, schedule, self._program.queues.all)
+        calls = PlanCalls(self._program, ENDLESS)
         self._workers = [
-            WorkerLoop(self._program, index, executor, self._queues, codecs=codecs, run=RUN, incarnation=1)
+            WorkerLoop(calls, index, executor, self._queues, run=RUN, incarnation=1)
             for index, executor in enumerate(self._executors)
         ]
 
@@ -125,23 +126,21 @@ class InlineRun:
 
     def _carry_out(self, call: Call) -> "Future[Replies]":
         for message in messages(call, self._program, self._names, RUN, 1):
-            self._queues.outbound(call_key(message.stage)).put(message)
+            self._queues.outbound(QueueKey(message.flow, message.stage)).put(message)
         take_turns(self._workers, lambda worker: worker.calls > call.number)
-        replies = {key.stage: self._reply(key) for key in self._program.queues.answers(call.kind)}
+        replies = {queue.producer: self._reply(queue) for queue in answers(self._program, call.kind)}
         self._forget()
         done: Future[Replies] = Future()
         done.set_result(replies)
         return done
 
-    def _reply(self, key: QueueKey) -> Tree:
-        message = self._queues.inbound(key).take(0)
+    def _reply(self, queue: Queue) -> Tree:
+        message = self._queues.inbound(queue_key(queue)).take(0)
         return None if message is None else message.payload
 
     def _forget(self) -> None:
         """Nothing before this call is needed again."""
-        position = self._calls.position
-        for key in self._program.queues.all:
-            self._queues.outbound(key).trim(position.of(key.flow))
+        self._queues.trim(self._calls.position)
         for worker in self._workers:
             worker.progress.steps.clear()
 

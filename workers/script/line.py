@@ -21,8 +21,7 @@ from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
-from stageline.workers.runtime.program.calls import CallKind, batches_of_step
-from stageline.workers.runtime.program.program import AHEAD
+from stageline.workers.runtime.calls import AHEAD, CallKind, batches_of_step
 from stageline.workers.script.arguments.arguments import LineCall, Model, given_as
 
 from .arguments.checks import batches_of, demand_batch

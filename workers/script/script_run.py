@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.program.calls import CallKind
+from stageline.workers.runtime.calls import CallKind
 from stageline.workers.script.calls.batch_record import BatchRecord
 
 from .calls.calls import Replies

@@ -42,7 +42,7 @@ _MISPLACED = (MovedError, AskError, ClusterCrossSlotError)
 
 
 class KeyReplaced(ResponseError):
-    """What stands for the answer to a command on a key of another type; the text names it."""
+    """Stands for the answer to a command on a key of another type; the text names the key."""
 
 
 class AnswerReader:
@@ -62,18 +62,18 @@ class AnswerReader:
 
     @property
     def descriptor(self) -> int | None:
-        """That of the connection, if there is one."""
+        """Descriptor of the connection, if there is one."""
         unwaiting = self._unwaiting
         return None if unwaiting is None else unwaiting.descriptor
 
     def open(self, connection: Any) -> None:
-        """Reads from here on from this `connection` of redis-py, which is made."""
+        """Read from here on from this `connection` of redis-py, which is made."""
         errors = connection._parser.parse_error  # redis-py's classes for what servers answer
         self._parser = SizedReader(hiredis.Reader(protocolError=InvalidResponse, replyError=errors))
         self._socket, self._unwaiting = connection._sock, UnwaitingSocket(connection._sock)
 
     def interrupt(self) -> None:
-        """Ends the connection for the thread that reads or writes, and keeps its descriptor. For any thread."""
+        """End the connection for the thread that reads or writes, and keep its descriptor. For any thread."""
         if (unwaiting := self._unwaiting) is not None:
             unwaiting.interrupt()
 
@@ -89,18 +89,19 @@ class AnswerReader:
         return self._outcomes(units)
 
     def now(self, units: Sequence[Unit]) -> list[list[Any]] | None:
-        """As `wait`, if all answers are here. If not, does not wait: None."""
+        """Return what `wait` returns if all answers are here; None, without waiting, if they are not."""
         return self._outcomes(units) if self._read(units, self._read_more) else None
 
     def write(self, packed: Sequence[Chunk]) -> Sequence[Chunk]:
-        """Sends what the system takes without waiting. What is left. Raises `OSError` if the connection breaks."""
+        """Send what the system takes without waiting. Returns what is left. Raises `OSError` if the connection
+        breaks."""
         if self._socket is None:
             raise ConnectionError("the connection was closed")
         rest: Sequence[Chunk] = self._unwaiting.write(packed)
         return rest
 
     def _read(self, units: Sequence[Unit], more: Callable[[], int | None]) -> bool:
-        """Reads until all answers to the units are here. False if they are not, and `more` gives none."""
+        """Read until all answers to the units are here. Returns False if they are not, and `more` gives none."""
         if self._socket is None:
             raise ConnectionError("the connection was closed")
         missing = sum(map(_count, units)) - len(self._answers)
@@ -172,7 +173,7 @@ def sound(answers: list[Any]) -> list[Any]:
 
 
 def is_of_wrong_type(answer: object) -> bool:
-    """Whether a command found a key of another type than it is for."""
+    """Return True if a command found a key of another type than it is for."""
     return isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE")
 
 
@@ -182,7 +183,7 @@ def plain(error: Exception) -> str:
 
 
 def _count(unit: Unit) -> int:
-    """How many answers come: in a transaction also to MULTI, to each command that it is queued, and to EXEC."""
+    """Return the number of answers: in a transaction also to MULTI, to each command that it is queued, and to EXEC."""
     return 1 if len(unit) == 1 else len(unit) + 2
 
 
@@ -210,7 +211,7 @@ class AnnouncedSizes:
         self.begin()
 
     def begin(self) -> None:
-        """All answers to what was sent together are here."""
+        """Begin to count anew: all answers to what was sent together are here."""
         self._bytes = self._elements = 0
 
     def check(self, chunk: bytes | bytearray, count: int) -> None:
@@ -231,7 +232,7 @@ class AnnouncedSizes:
         self._ahead = place - count
 
     def _announced(self, kind: int, text: bytes | bytearray) -> int:
-        """How many bytes come after a line before the next one."""
+        """Return the number of bytes between a line and the next one."""
         if kind == _STRING:
             size = _length(text)
             if size > MOST_BYTES:
@@ -270,7 +271,7 @@ class SizedReader:
         self.begin = self._sizes.begin
 
     def feed(self, buffer: bytearray, start: int, count: int) -> None:
-        """Takes in the first `count` bytes of the buffer; `start` is 0."""
+        """Take in the first `count` bytes of the buffer; `start` is 0."""
         self._sizes.check(buffer, count)
         self._feed(buffer, start, count)
 
@@ -297,7 +298,7 @@ class RedisAway(BrokerError):
 
 
 class RedisGarbled(RedisAway):
-    """What came from a Redis server is no answer, or announces more than one can have: the bytes were damaged on their
+    """The bytes from a Redis server are no answer, or announce more than one can have: they were damaged on their
     way, or it is another kind of server. The connection is closed."""
 
 

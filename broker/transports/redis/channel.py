@@ -143,14 +143,14 @@ class RedisServerChannel:
             self._note_server(str(error))
 
     def close(self) -> None:
-        """Deletes the broker's key at once, if the server is reachable."""
+        """Delete the broker's key at once, if the server is reachable."""
         with suppress(RedisAway, RedisRefusal, RedisUnfit):  # then the key expires
             if self._holder() == self._me:  # a broker that takes the key just now sets it again within a second
                 self._link.exchange([[(b"DEL", self._prefix + b"broker")]])
         self._link.close()
 
     def _acquire(self) -> None:
-        """Waits for the key of a broker that was killed to expire."""
+        """Wait for the key of a broker that was killed to expire."""
         until = monotonic() + 2 * TENURE
         while not self._try_acquire():
             if monotonic() > until:
@@ -182,7 +182,7 @@ class RedisServerChannel:
         return f"a broker (pid {rest.partition('/')[0]} on host {host})" if host else "another broker"
 
     def _note_server(self, trouble: str) -> None:
-        """Logs when the server is away, with the reason, and when it is back ("")."""
+        """Log when the server is away, with the reason, and when it is back ("")."""
         if trouble and not self._away:
             log.warning("workers cannot reach the broker", reason=trouble)
         elif self._away and not trouble:
@@ -197,7 +197,7 @@ def _open(url: str) -> tuple[RedisLink, bytes]:
 
 
 def _seconds(timeout: float) -> bytes:
-    """As long as a server is to wait, a millisecond at least: with 0, it would wait without end."""
+    """Return the time that a server is to wait, a millisecond at least: with 0, it would wait without end."""
     return b"%.3f" % max(timeout, 0.001)
 
 

@@ -56,7 +56,7 @@ class RedisLink:
         self._answers = AnswerReader(self.address)
 
     def exchange(self, units: Sequence[Unit]) -> list[list[Any]]:
-        """Carries out the units, each as a whole. The answers of each.
+        """Carry out the units, each as a whole, and return the answers of each.
 
         An answer may be a `ResponseError`; of a unit that was refused as a whole it is the only one. Raises
         `RedisAway` if the connection breaks (it is unknown then what was carried out), `RedisUnfit` for what trying
@@ -66,7 +66,7 @@ class RedisLink:
         return self.receive(units)
 
     def send(self, packed: Sequence[Chunk]) -> None:
-        """Sends what `pack` made of some units; `receive` waits for the answers. Raises as `exchange` does."""
+        """Send what `pack` made of some units; `receive` waits for the answers. Raises as `exchange` does."""
         if not self.is_fit:
             self._explained(self._write, pack([INQUIRY]))
             (answers,) = self._explained(self._take, [INQUIRY])
@@ -80,16 +80,16 @@ class RedisLink:
         return self._explained(self._take, units)
 
     def receive_now(self, units: Sequence[Unit]) -> list[list[Any]] | None:
-        """As `receive`, if all answers are here. If not, does not wait: None."""
+        """Return what `receive` returns if all answers are here; None, without waiting, if they are not."""
         return self._explained(self._take_now, units)
 
     def send_now(self, packed: Sequence[Chunk]) -> Sequence[Chunk]:
-        """Sends what the system takes without waiting, while `is_fit`. What is left, for `send_rest`. Raises as
+        """Send what the system takes without waiting, while `is_fit`. Returns what is left, for `send_rest`. Raises as
         `exchange` does."""
         return self._explained(self._answers.write, packed)
 
     def send_rest(self, packed: Sequence[Chunk]) -> None:
-        """Sends what `send_now` has left. Raises as `exchange` does."""
+        """Send what `send_now` has left. Raises as `exchange` does."""
         self._check_unbroken()
         if packed:
             self._explained(self._write, packed)
@@ -105,11 +105,11 @@ class RedisLink:
         return sound(outcome)[0]
 
     def check(self, answers: list[Any]) -> None:
-        """Checks what the server answered to `INQUIRY`. Raises `RedisUnfit`, or `RedisRefusal` if it did not."""
+        """Check what the server answered to `INQUIRY`. Raises `RedisUnfit`, or `RedisRefusal` if it did not."""
         self.warnings = check_fitness(self.address, sound(answers))
 
     def interrupt(self) -> None:
-        """Ends what another thread waits for here, which gets an error. For any thread: unlike `close`, it leaves the
+        """End what another thread waits for here, which gets an error. For any thread: unlike `close`, it leaves the
         descriptor open, which that thread may be about to use, and which would otherwise soon be another file's."""
         self._answers.interrupt()
 
@@ -137,7 +137,7 @@ class RedisLink:
             raise RedisAway(f"the connection to Redis at {self.address} broke")
 
     def _explained(self, use: Callable[[Sequence[Given]], Made], given: Sequence[Given]) -> Made:
-        """Uses the connection. After any error it is closed: answers may still be on their way."""
+        """Use the connection. After any error it is closed: answers may still be on their way."""
         try:
             return use(given)
         except (RedisError, OSError) as error:
@@ -225,7 +225,7 @@ INQUIRY = ((b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"persistence")
 
 
 def check_fitness(address: str, answers: Sequence[object]) -> tuple[str, ...]:
-    """Warnings about the server at `address`, from its answers to `INQUIRY`. Raises `RedisUnfit`."""
+    """Return warnings about the server at `address`, from its answers to `INQUIRY`. Raises `RedisUnfit`."""
     facts = _facts(address, answers)
     version = facts.get("redis_version", "unknown")
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST:

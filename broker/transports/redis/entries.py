@@ -1,4 +1,4 @@
-"""One queue as it lies in Redis: its keys, the ids and fields of its entries, and what its ends announce.
+"""A queue as it lies in Redis: its keys, the ids and fields of its entries, and what its ends announce.
 
     stageline:{RUN}:layout            string   "1 M": the version of all this, and how many microbatches a step has
     stageline:{RUN}:forward-1         stream   the messages to stage 1 that may still be needed
@@ -78,7 +78,7 @@ class Keys:
 
 
 def prefix(run: str) -> str:
-    """All keys of a run begin with it."""
+    """Return the beginning of all keys of a run."""
     return f"stageline:{{{run}}}:"
 
 
@@ -94,7 +94,7 @@ def last_entry(key: bytes, number: int | None = None) -> Command:
 
 
 def read_entry(raw: Any) -> StreamEntry | None:
-    """None for an entry that is malformed."""
+    """Return None for an entry that is malformed."""
     try:
         id_text, [_, _, *fields] = raw
         header = fields[-1] if fields[-2:-1] == [b"h"] else None
@@ -121,7 +121,7 @@ def read_retention(raw: Any) -> tuple[EntryId, Retention]:
 
 
 def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
-    """Fills the buffers, one after another, with the data. Raises `BadMessage` if it is too much or too little."""
+    """Fill the buffers, one after another, with the data. Raises `BadMessage` if it is too much or too little."""
     if sum(map(len, data)) != sum(buffer.nbytes for buffer in buffers):
         raise BadMessage(f"{sum(map(len, data))} bytes came for tensors of {sum(b.nbytes for b in buffers)} bytes")
     rest = [buffer for buffer in reversed(buffers) if buffer.nbytes]
@@ -163,7 +163,7 @@ class Announcer:
         return [*clear, (b"XADD", self._key, b"MINID", b"=", bytes(entry_id), bytes(entry_id), *fields), self.look]
 
     def repeat(self) -> None:
-        """What was announced last may not be in the stream."""
+        """Announce again: the last announcement may not be in the stream."""
         self.must_announce = True
 
     def check(self, answers: Sequence[Any]) -> None:

@@ -35,7 +35,7 @@ JOIN_TIMEOUT = 2.0  # seconds that closing waits for the threads
 
 
 def forget(url: str, run: str) -> None:
-    """Removes the queues of `run` from the server at `url`. The broker's records stay, if they are there too.
+    """Remove the queues of `run` from the server at `url`. The broker's records stay, if they are there too.
 
     Raises `RedisAway`, `RedisRefusal` and `RedisUnfit`.
     """
@@ -79,10 +79,10 @@ class RedisQueues(QueueEnds):
         self._receiver.start()
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
-        """Nothing to do: all workers connect to the server."""
+        """Do nothing: all workers connect to the server."""
 
     def admit(self, newest: int) -> None:
-        """Nothing to do: no worker requests anything of another."""
+        """Do nothing: no worker requests anything of another."""
 
     @property
     def trouble(self) -> Trouble | None:
@@ -91,26 +91,27 @@ class RedisQueues(QueueEnds):
 
     @property
     def forgotten(self) -> int:
-        """How many messages of this worker were added to the server again, since it had forgotten some."""
+        """Number of messages of this worker that were added to the server again, since it had forgotten some."""
         return sum(writer.forgotten for writer in self._shared.writers)
 
     def ring(self) -> None:
-        """Ends the wait of `take` or `pump`. For any thread, and for signal handlers."""
+        """End the wait of `take` or `pump`. For any thread, and for signal handlers."""
         self._rung = True
         self._wakeup.ring()
 
     def pump(self, timeout: float) -> None:
-        """Waits for a `ring`, and serves the queues meanwhile. Raises the error that ended one of the threads."""
+        """Wait for a `ring` and serve the queues meanwhile. Raises the error that ended one of the threads."""
         self.check_open()
         if timeout > 0:
             self.wait_for(lambda: None, timeout)
 
     def flush(self, timeout: float) -> bool:
-        """Waits until the server has all that may be sent to it now. False if it has not after `timeout` seconds."""
+        """Wait until the server has all that may be sent to it now. Returns False if it has not after `timeout`
+        seconds."""
         return self._sender.flush(timeout)
 
     def close(self) -> None:
-        """Waits a second at most for what is on its way out."""
+        """Close the queues, after a second at most for what is on its way out."""
         if self._closed:
             return
         if self._sender.trouble is None:
@@ -124,7 +125,7 @@ class RedisQueues(QueueEnds):
         self._wakeup.close()
 
     def check_open(self) -> None:
-        """Raises the error that ended a thread, `QueueClosed` after `close`."""
+        """Raise the error that ended a thread, `QueueClosed` after `close`."""
         if self._closed:
             raise QueueClosed(f"the queues of incarnation {self.incarnation} in run {self.run!r} are closed")
         if self._shared.failure is not None:
@@ -142,8 +143,8 @@ class RedisQueues(QueueEnds):
         return self._wait(look, monotonic() + timeout, 0.0)
 
     def _wait(self, look: Callable[[], Found | None], until: float, awake: float) -> Found | None:
-        """What `look` finds; None at the time `until` or after a `ring`. Until the time `awake` this thread does not
-        sleep, unless one of the others has the lead, which it would keep from running."""
+        """Return what `look` finds; None at the time `until` or after a `ring`. Until the time `awake` this thread does
+        not sleep, unless one of the others has the lead, which it would keep from running."""
         leads = False  # this thread reads what the server sends
         settles = True  # and what it answers to what was put
         try:
@@ -170,7 +171,7 @@ class RedisQueues(QueueEnds):
                 self._receiver.lead.release()
 
     def _poll(self, until: float, awake: float, *descriptors: int | None) -> list[int | None]:
-        """Waits until one of the descriptors is readable, for a `ring`, and until the time `until`; asleep from the
+        """Wait until one of the descriptors is readable, for a `ring`, and until the time `until`; asleep from the
         time `awake` on. Those that are readable."""
         poll = select.poll()
         poll.register(self._wakeup.fd, select.POLLIN)

@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Batch:
-    """What is sent together. `packed`: what is still to be sent of it, `begun` whether some has been."""
+    """Exchanges that are sent together. `packed`: bytes still to be sent; `begun`: some have been sent."""
 
     exchanges: list[Exchange]
     units: list[Unit]
@@ -72,7 +72,7 @@ class SenderThread(RedisThread):
         self._connected_once = False
 
     def kick(self) -> None:
-        """Call when there may be something to send. If it is small, and all before it is answered, it is sent at once,
+        """Send what there may be to send. If it is small, and all before it is answered, it is sent at once,
         by this thread, without waiting. `changed` is held."""
         if self.can_lead() and self.act(self._send_now):
             self.lead.release()
@@ -81,13 +81,13 @@ class SenderThread(RedisThread):
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether `settle` has an answer to read, or will have."""
+        """True if `settle` has an answer to read, or will have."""
         batch = self._batch
         return batch is not None and not batch.packed and self.link.is_fit and not self.lead.locked()
 
     def settle(self) -> bool:
-        """Reads the answer to what was sent, as far as it is here, for the computing thread: then the next `kick` need
-        not. False if this thread must do it."""
+        """Read the answer to what was sent, as far as it is here, for the computing thread: then the next `kick` need
+        not. Returns False if this thread must do it."""
         if not self.can_lead():
             return False
         if self.act(self._settle_now):
@@ -98,7 +98,8 @@ class SenderThread(RedisThread):
         return False
 
     def flush(self, timeout: float) -> bool:
-        """Waits until the server has all that may be sent to it now. False if it has not after `timeout` seconds."""
+        """Wait until the server has all that may be sent to it now. Returns False if it has not after `timeout`
+        seconds."""
         ends = self._ends
         with ends.changed:
             self._is_awaited = True
@@ -108,13 +109,13 @@ class SenderThread(RedisThread):
             return self._is_settled or ends.failure is not None
 
     def _call(self) -> None:
-        """Lets the thread send what is due and wait for the answers. `changed` is held."""
+        """Let the thread send what is due and wait for the answers. `changed` is held."""
         self._is_called = True
         self._ends.changed.notify_all()
 
     @property
     def _is_settled(self) -> bool:
-        """Whether all that may be sent has arrived."""
+        """True if all that may be sent has arrived."""
         return (
             self._batch is None
             and not self._is_called
@@ -138,7 +139,7 @@ class SenderThread(RedisThread):
             self._ends.changed.notify_all()
 
     def _send_now(self) -> bool:
-        """As much of a turn as needs no waiting. False if the thread must do the rest."""
+        """Do as much of a turn as needs no waiting. Returns False if the thread must do the rest."""
         if self._batch is not None:
             outcomes = None if self._batch.packed else self.link.receive_now(self._batch.units)
             if outcomes is None:
@@ -200,7 +201,7 @@ class SenderThread(RedisThread):
                 yield exchange
 
     def _back_off(self, error: Exception) -> None:
-        """Waits as both threads do. Raises `QueueFull` or `RedisUnfit` if the server has refused for too long, `error`
+        """Wait as both threads do. Raises `QueueFull` or `RedisUnfit` if the server has refused for too long, `error`
         if it never came."""
         if self.trouble is None:
             log.warning("queues wait", reason=str(error))

@@ -113,7 +113,7 @@ class RedisStore:
         return [(b"HSET", self._step, *fields)] if fields else []
 
     def _change(self, commands: Callable[[], list[Command]]) -> None:
-        """Carries out the commands together, if this broker is still the owner."""
+        """Carry out the commands together, if this broker is still the owner."""
 
         def attempt() -> None:
             self._link.ask(b"WATCH", self._owner)
@@ -143,7 +143,7 @@ class RedisStore:
         return zip(words, words, strict=True)
 
     def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Tries until it is done or patience is over: what is done twice is done once."""
+        """Try until it is done or patience is over: what is done twice is done once."""
         until, pause = monotonic() + self._patience, _SOON
         while True:
             try:
@@ -159,7 +159,8 @@ class RedisStore:
             pause = min(2 * pause, _LATE)
 
     def _require_all(self) -> None:
-        """What lay under a key that another client replaced is lost: the other records are of no use without it."""
+        """Raise `StoreUnusable` if another client replaced a key: the other records are of no use without its
+        content."""
         if self._incomplete:
             self._link.ask(b"DEL", self._owner, self._fact, self._step, self._loss)
             raise StoreUnusable(

@@ -79,7 +79,7 @@ class StreamReader:
         self._resume_at = 0.0  # when to read again, monotonic, in seconds
 
     def rewind(self, step: int) -> None:
-        """Begins again at the first message of `step`."""
+        """Begin again at the first message of `step`."""
         self.is_started = True
         self.receiver.rewind(step * self._per_step)
         self.gap = None
@@ -101,7 +101,7 @@ class StreamReader:
         return (self._turn, self._after) if readable else None
 
     def read(self, turn: int, raw: Sequence[Any], now: float) -> list[WholeMessage]:
-        """Takes in entries that were read. The whole messages among them, to be decoded by `decode`."""
+        """Take in entries that were read. Returns the whole messages among them, to be decoded by `decode`."""
         whole: list[WholeMessage] = []
         if not raw:
             self.has_doubts = self.is_started and not self.receiver.ready
@@ -164,7 +164,7 @@ class StreamReader:
             self._read_again(now)
 
     def update(self, entry_id: EntryId, retention: Retention, *, nothing: bool) -> None:
-        """Takes in the producer's announcement. `nothing` was read after that, so what it has sent is not there.
+        """Take in the producer's announcement. `nothing` was read after that, so what it has sent is not there.
 
         Sets `gap` if the next message is no longer available.
         """
@@ -178,7 +178,7 @@ class StreamReader:
             self.gap = gap
 
     def next_exchange(self, *, idle: bool) -> Exchange | None:
-        """What to announce, if anything. `idle`: check whether the announcement is still there."""
+        """Return what to announce, if anything. `idle`: check whether the announcement is still there."""
         receiver = self.receiver
         stale = receiver.taken != self._announced or receiver.missing is not None
         if receiver.must_report or self._announcer.must_announce or (idle and stale):
@@ -225,7 +225,7 @@ def _filled(header: Header, data: Sequence[bytes]) -> Message:
 
 
 def _place(header: Header, key: QueueKey) -> int:
-    """Of a message among those of its step. Raises `ForeignMessage` if the queue carries none such."""
+    """Return the place of a message among those of its step. Raises `ForeignMessage` if the queue carries none such."""
     try:
         return key.place(header.microbatch)
     except ValueError as error:

@@ -64,7 +64,7 @@ class StreamWriter:
         self._announced = Retention(0, 0)
 
     def lose_connection(self) -> None:
-        """It is not known what was carried out, nor what the server still has."""
+        """Look at the stream again: it is not known what was carried out, nor what the server still has."""
         self._length = None
         self._announcer.repeat()
 
@@ -75,8 +75,8 @@ class StreamWriter:
             self._has_hole = True
 
     def next_exchanges(self, milliseconds: int, *, idle: bool) -> list[Exchange]:
-        """What to ask next, in this order; nothing if everything is done. `idle`: check whether everything is as it was
-        left.
+        """Return what to ask next, in this order; nothing if everything is done. `idle`: check whether everything is as
+        it was left.
 
         `milliseconds` since 1970. Raises `Overwritten` if a message's tensor was written to after it was put.
         """
@@ -101,7 +101,7 @@ class StreamWriter:
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if there is nothing to do."""
         announced = self._announced.first >= self.log.first and not self._announcer.must_announce
         return self._length is not None and not self._has_hole and announced and self.sender.due() is None
 
@@ -123,7 +123,7 @@ class StreamWriter:
         self._least, self._passed, self._trimmed = 0, -1, 0
 
     def _send_again(self, number: int) -> None:
-        """What was sent from `number` on is not on the server any more."""
+        """Send messages from `number` on again: the server does not have them any more."""
         self._announcer.repeat()
         before = self.sender.sent
         self.sender.resend(number)
@@ -215,12 +215,12 @@ class StreamWriter:
             self._least, self._length = left, None
 
     def _retained(self, numbers: range) -> range:
-        """Those that the log still has: it may have been trimmed while the server answered."""
+        """Return the numbers that the log still has: it may have been trimmed while the server answered."""
         return range(max(numbers.start, self.log.first), max(numbers.stop, self.log.first))
 
     @property
     def _addable(self) -> int:
-        """All messages before it may be added now."""
+        """Number of the first message that may not be added now."""
         return min(self.log.end, self.sender.limit)
 
     def _batch(self, end: int) -> list[list[Frame]]:

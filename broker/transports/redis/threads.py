@@ -45,8 +45,8 @@ OVERDUE = 1.0  # seconds for an answer, after which the thread waits for it: the
 
 @dataclass(slots=True, eq=False)
 class SharedEnds:
-    """What the computing thread and the two threads of a worker share; `lock` guards it, and `changed`, which says that
-    it has changed, is made of it.
+    """The state that the computing thread and the two threads of a worker share; `lock` guards it, and `changed`, which
+    says that it has changed, is made of it.
 
     `over`: both threads are to end. `failure` is the error that ended one of them.
     """
@@ -62,7 +62,7 @@ class SharedEnds:
         self.changed = threading.Condition(self.lock)
 
     def close(self, failure: Exception | None = None) -> None:
-        """Lets both threads end."""
+        """Let both threads end."""
         with self.changed:
             self.over.set()
             self.failure = failure or self.failure
@@ -89,7 +89,7 @@ class RedisThread(threading.Thread, ABC):
         self._was_garbled = False
 
     def can_lead(self) -> bool:
-        """Takes the lead for another thread, if this one does not have it, nor something to mend."""
+        """Take the lead for another thread, if this one does not have it, nor something to mend."""
         if not self.lead.acquire(blocking=False):
             return False
         if self._error is None and self.link.is_fit:
@@ -98,7 +98,7 @@ class RedisThread(threading.Thread, ABC):
         return False
 
     def act(self, step: Callable[[], bool]) -> bool:
-        """Does a part of a turn for another thread, which has the lead. Gives it back if this thread must go on, to
+        """Do a part of a turn for another thread, which has the lead. Gives it back if this thread must go on, to
         which any error goes: then False."""
         try:
             if step():
@@ -124,11 +124,11 @@ class RedisThread(threading.Thread, ABC):
 
     @abstractmethod
     def _take_lead(self) -> bool:
-        """Takes the lead once this thread is needed. False if the queues are closed."""
+        """Take the lead once this thread is needed. Returns False if the queues are closed."""
 
     @abstractmethod
     def _turn(self) -> None:
-        """Exchanges with the server, waiting for it."""
+        """Exchange with the server, waiting for it."""
 
     def _try_turn(self) -> None:
         try:
@@ -149,7 +149,7 @@ class RedisThread(threading.Thread, ABC):
         self._error = None
 
     def _back_off(self, error: Exception) -> None:
-        """Waits a little, longer each time. Raises `error` if all answers have been garbled for too long."""
+        """Wait a little, longer each time. Raises `error` if all answers have been garbled for too long."""
         self._note(error)
         if self._garbled_since and monotonic() - self._garbled_since >= self._patience:
             raise error
@@ -170,7 +170,7 @@ class RedisThread(threading.Thread, ABC):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What was asked for, and when: the announcements of the `doubtful`, and entries from `places` on."""
+    """The questions that were asked, and when: the announcements of the `doubtful`, and entries from `places` on."""
 
     since: float
     units: list[Unit]
@@ -197,8 +197,9 @@ class ReceiverThread(RedisThread):
         self._uses = self._seen = 0  # how often the computing thread has led or tried to, and as this thread knows it
 
     def ask(self, *, leads: bool) -> bool:
-        """Asks for messages, for the computing thread, which is about to wait; `leads` if it has the lead. Whether it
-        has it now: then it waits for `link`, calls `receive` when more is here, and releases `lead` in the end."""
+        """Ask for messages, for the computing thread, which is about to wait; `leads` if it has the lead. Returns True
+        if it has it now: then it waits for `link`, calls `receive` when more is here, and releases `lead` in the
+        end."""
         if leads:
             return self.act(self._ask_now)
         leads = self.can_lead() and self.act(self._ask_now)
@@ -209,13 +210,13 @@ class ReceiverThread(RedisThread):
         return leads
 
     def ask_ahead(self) -> None:
-        """Asks for messages before the computing thread, which calls this, waits for them: while it computes, what
+        """Ask for messages before the computing thread, which calls this, waits for them: while it computes, what
         comes is sent to it."""
         if self._request is None and self.can_lead() and self.act(self._ask_now):
             self.lead.release()
 
     def receive(self) -> bool:
-        """Takes in what is here, for the computing thread. Whether it still has the lead."""
+        """Take in what is here, for the computing thread. Returns True if it still has the lead."""
         return self.act(self._receive_now)
 
     def _take_lead(self) -> bool:
@@ -323,7 +324,7 @@ class ReceiverThread(RedisThread):
 
 
 def _count(readers: Collection[StreamReader]) -> int:
-    """How many entries of each stream to read at once."""
+    """Return the number of entries of each stream to read at once."""
     rooms = [min(reader.receiver.room, READ_AHEAD // reader.largest) for reader in readers]
     return max(1, min(*rooms, MOST_ENTRIES // len(rooms))) if rooms else 1
 

@@ -88,14 +88,14 @@ class UnwaitingSocket:
         self._is_encrypted = isinstance(end, ssl.SSLSocket)
 
     def read(self, buffer: bytearray) -> int | None:
-        """How many bytes were read into the buffer; 0 at the end of the stream, None if nothing is here."""
+        """Return the number of bytes read into the buffer; 0 at the end of the stream, None if nothing is here."""
         try:
             return self._read_decrypted(buffer) if self._is_encrypted else os.readv(self.descriptor, (buffer,))
         except (BlockingIOError, ssl.SSLWantReadError):
             return None
 
     def write(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
-        """Writes what the system takes now. What is left."""
+        """Write what the system takes now, and return the rest."""
         if self._is_encrypted:
             return self._write_encrypted(chunks)
         try:
@@ -127,7 +127,7 @@ class UnwaitingSocket:
 
 
 def _after(count: int, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
-    """What comes after the first `count` bytes."""
+    """Return the chunks after the first `count` bytes."""
     for place, chunk in enumerate(chunks):
         if count < len(chunk):
             return [memoryview(chunk)[count:], *chunks[place + 1 :]]

@@ -39,7 +39,7 @@ def open_socket(context: "zmq.Context[Any]", kind: int, options: Mapping[int, in
 
 
 def bind(socket: zmq.Socket[Any], url: str) -> str:
-    """Binds `socket` to `url` and returns the endpoint to connect to. Raises `EndpointTaken`, naming the process
+    """Bind `socket` to `url` and return the endpoint to connect to. Raises `EndpointTaken`, naming the process
     that holds it, where the system shows it."""
     if url.startswith("ipc://"):
         _refuse_served_path(url)  # ZeroMQ would silently take the path away from the process that serves it
@@ -54,7 +54,7 @@ def bind(socket: zmq.Socket[Any], url: str) -> str:
 
 
 def bind_path(socket: sockets.socket, url: str) -> None:
-    """Binds a Unix socket to the path of `url`, in place of one that a dead process has left behind. Raises
+    """Bind a Unix socket to the path of `url`, in place of one that a dead process has left behind. Raises
     `EndpointTaken` as `bind` does."""
     path = url.partition("://")[2]
     _refuse_served_path(url, socket.type)
@@ -84,7 +84,7 @@ def listening(socket: zmq.Socket[Any], url: str) -> Iterator[str]:
 
 
 def _socket_file(url: str) -> tuple[int, int] | None:
-    """Which file the path of `url` is, if it is a socket's."""
+    """Return the identity of the file at the path of `url`, if it is a socket's."""
     try:
         found = os.stat(url.removeprefix("ipc://"))
     except OSError:

@@ -99,7 +99,7 @@ def guarded(
 
 
 class ConnectionGuard:
-    """Of `socket`, which is not bound yet; `largest`: bytes of a message from a trusted peer.
+    """The guard of `socket`, which is not bound yet; `largest`: bytes of a message from a trusted peer.
 
     `note`, `drained` and `trust` are for the thread that owns the socket. A `source` is a message's descriptor
     (`zmq.SRCFD`). Close the guard before the socket.
@@ -128,7 +128,7 @@ class ConnectionGuard:
         self._frames[source] = self._frames.get(source, 0) + 1
 
     def drained(self) -> None:
-        """All that had arrived was taken from the socket."""
+        """Note that all that had arrived was taken from the socket."""
         self._drains += 1
 
     def trust(self, source: int) -> None:
@@ -161,14 +161,14 @@ class ConnectionGuard:
                     log.exception("a bug in stageline: the limits of connections were not checked")
 
     def _pause(self, looked: float) -> int | None:
-        """ms until the next look; None: until something happens."""
+        """Return the time until the next look, in ms; None: until something happens."""
         if not self._watched:
             return None
         calm = all(each.connection.trusted for each in self._watched.values())
         return max(0, math.ceil((looked - monotonic()) * 1000 + (CALM if calm else WATCHFUL)))
 
     def _take_events(self) -> bool:
-        """False once the socket is watched no more."""
+        """Take in events. Returns False once the socket is watched no more."""
         for _ in range(EVENTS):
             if not self._events.poll(0):
                 break
@@ -184,7 +184,7 @@ class ConnectionGuard:
         return True
 
     def _is_crowded(self) -> bool:
-        """Whether so many connect that the next look cannot wait."""
+        """Return True if so many connect that the next look cannot wait."""
         untrusted = sum(not each.connection.trusted for each in self._watched.values())
         return untrusted > untrusted_connections(descriptor_limit())
 
@@ -262,7 +262,7 @@ class ConnectionGuard:
 
 
 def _bytes_received(probe: sockets.socket) -> int | None:
-    """How many bytes have come over a connection; None where the system does not tell."""
+    """Return the number of bytes that came over a connection; None where the system does not tell."""
     if not hasattr(sockets, "TCP_INFO"):
         return None
     info = probe.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _BYTES_RECEIVED + 8)

@@ -1,4 +1,4 @@
-"""Which connections of a bound socket are closed, and why: one peer must not take the memory, the descriptors or the
+"""Rules by which connections of a bound socket are closed: one peer must not take the memory, the descriptors or the
 turns of the others.
 
     accepted ──> untrusted ──(brought a genuine message)──> trusted
@@ -23,7 +23,7 @@ SLACK = 2**24  # bytes under way beside the largest message: what the system's o
 
 @dataclass(slots=True)
 class PeerConnection:
-    """What is known of a connection. `received`: bytes that came, those of the handshake too (None: the system does not
+    """The facts about a connection. `received`: bytes that came, those of the handshake too (None: the system does not
     tell). `delivered`, `frames`: what was handed on, in bytes and in number. Times are monotonic, in seconds."""
 
     peer: str
@@ -44,7 +44,7 @@ class PeerConnection:
         self.trusted = True
 
     def note(self, received: int | None, delivered: int, frames: int, now: float) -> None:
-        """Takes in new counts."""
+        """Take in new counts."""
         if frames > self.frames:
             self.unfinished = None
         self.received, self.frames = received, frames
@@ -58,7 +58,7 @@ class PeerConnection:
 
     @property
     def pending(self) -> int:
-        """Bytes that came and were not handed on."""
+        """Number of bytes that came and were not handed on."""
         return 0 if self.received is None else self.received - self.delivered
 
 
@@ -99,7 +99,7 @@ def _trusted_reason(connection: PeerConnection, now: float, largest: int) -> str
 
 
 def _too_much(connections: Sequence[PeerConnection], most: int) -> Iterator[tuple[PeerConnection, str]]:
-    """Those with the most bytes under way, until all together have at most so many."""
+    """Yield the connections with the most bytes under way, until all together have at most so many."""
     under_way = sum(connection.pending for connection in connections)
     for connection in sorted(connections, key=lambda each: each.pending, reverse=True):
         if under_way <= most:
@@ -109,7 +109,7 @@ def _too_much(connections: Sequence[PeerConnection], most: int) -> Iterator[tupl
 
 
 def untrusted_connections(descriptors: int) -> int:
-    """How many there may be at a time in a process that may have so many descriptors."""
+    """Return how many there may be at a time in a process that may have so many descriptors."""
     return min(UNTRUSTED_CONNECTIONS, descriptors // 4)
 
 

@@ -1,4 +1,4 @@
-"""How many files and sockets this process may have open."""
+"""The number of files and sockets that this process may have open."""
 
 import resource
 from contextlib import suppress
@@ -7,7 +7,7 @@ ENOUGH = 2**16  # descriptors; programs that are started may walk through all th
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the limit of this process, and of those that it starts, as far as it may: the usual 1024 are few for a
+    """Raise the limit of this process, and of those that it starts, as far as it may: the usual 1024 are few for a
     process that others connect to."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)

@@ -1,4 +1,4 @@
-"""What travels over a connection, one packet at a time (SOCK_SEQPACKET): a byte that says its kind, and its content.
+"""The content of a connection, one packet at a time (SOCK_SEQPACKET): a byte that says its kind, and its content.
 
     producer -> consumer   MESSAGE   lengths and bytes of a message's frames
                            MEMORY    the size of shared memory, whose descriptor comes with the packet
@@ -42,7 +42,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
 
 def preamble(frames: Sequence[Frame]) -> bytes:
-    """What comes before the frames of a message: their number, u16, and the length of each, u64."""
+    """Return the beginning of a message, before its frames: their number, u16, and the length of each, u64."""
     if len(frames) == 2:  # those of one tensor: nearly all
         return _TWO.pack(2, len(frames[0]), len(frames[1]))
     return _lengths(len(frames)).pack(len(frames), *map(len, frames))
@@ -87,7 +87,7 @@ class Places:
         return len(self._taken)
 
     def take(self, size: int) -> int | None:
-        """Where a message of `size` bytes goes; None if there is no room now."""
+        """Return the place of a message of `size` bytes; None if there is no room now."""
         place = self._find(size)
         if place is not None:
             self._taken.append((place, place + size))
@@ -125,7 +125,7 @@ class SharedMemory:
 
     @classmethod
     def received(cls, descriptor: int, size: int) -> "SharedMemory":
-        """What a producer shares. Raises `BadMessage` if it cannot be mapped, or is or could become smaller than
+        """Map what a producer shares. Raises `BadMessage` if it cannot be mapped, or is or could become smaller than
         announced: to read what is not there would end the process."""
         try:
             there, seals = os.fstat(descriptor).st_size, fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
@@ -147,7 +147,7 @@ class SharedMemory:
         return self._bytes[place : place + size]
 
     def close(self) -> None:
-        """Unmaps it, at once or when the last view is gone."""
+        """Unmap the memory, at once or when the last view is gone."""
         self._bytes.release()
         with suppress(BufferError):
             self._map.close()
@@ -160,8 +160,8 @@ def _prefer_large_pages(memory: mmap.mmap) -> None:
 
 
 def new_descriptor(size: int) -> int:
-    """Of `size` bytes of memory without a name, which are taken when they are first written to. It can never become
-    smaller, so that the other end may trust its size. Raises `OSError`."""
+    """Return the descriptor of `size` bytes of memory without a name, which are taken when they are first written to.
+    It can never become smaller, so that the other end may trust its size. Raises `OSError`."""
     descriptor = os.memfd_create("stageline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -179,5 +179,5 @@ def user_of(socket: sockets.socket) -> int:
 
 
 def is_trusted(user: int) -> bool:
-    """Whether messages are exchanged with processes of `user`: this process's own, and root."""
+    """Return True if messages are exchanged with processes of `user`: this process's own, and root."""
     return user in (os.geteuid(), 0)

@@ -67,7 +67,7 @@ class ConsumerConnection:
         self._copied = 0  # messages that the consumer has copied out of shared memory
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """False if there is no room for it now. Raises `RouteGone`."""
+        """Send a message. Returns False if there is no room for it now. Raises `RouteGone`."""
         packet = [_MESSAGE, preamble(frames), *frames]
         size = sum(map(len, packet)) - 1
         if size < self._largest:
@@ -82,7 +82,7 @@ class ConsumerConnection:
         return False
 
     def transmit(self, parts: Sequence[Frame]) -> bool:
-        """Sends one packet. False if there is no room for it now. Raises `RouteGone`."""
+        """Send one packet. Returns False if there is no room for it now. Raises `RouteGone`."""
         try:
             self.socket.send(b"".join(parts))  # short: to join them is faster than to have the system do it
         except BlockingIOError:
@@ -94,7 +94,7 @@ class ConsumerConnection:
         return True
 
     def receive(self) -> bytes | None:
-        """One packet of the consumer; None if there is none. Raises `RouteGone`."""
+        """Return a packet of the consumer; None if there is none. Raises `RouteGone`."""
         try:
             packet = self.socket.recv(REQUEST_BYTES)
         except BlockingIOError:
@@ -119,8 +119,8 @@ class ConsumerConnection:
             self._memory.close()
 
     def _has_room_for(self, size: int) -> bool:
-        """Whether shared memory can hold so many bytes. New memory is shared when messages have become larger, once
-        the consumer has copied all out of the old."""
+        """Return True if shared memory can hold so many bytes. New memory is shared when messages have become larger,
+        once the consumer has copied all out of the old."""
         memory = self._memory
         if memory is None or (not self._places and memory.size < MESSAGES * size):
             try:
@@ -185,11 +185,11 @@ class Listener(OutboundLink):
 
     @property
     def trouble(self) -> Trouble | None:
-        """What keeps messages from a consumer. For any thread."""
+        """Reason for which messages do not reach a consumer. For any thread."""
         return next((each.trouble for each in tuple(self._connections.values()) if each.trouble), None)
 
     def serve(self) -> None:
-        """Takes in what consumers have sent, and sends everything that is due."""
+        """Take in what consumers have sent and send everything that is due."""
         self._accept()
         for route, connection in list(self._connections.items()):
             connection.blocked = False  # until something is to be sent again, and cannot be
@@ -252,7 +252,7 @@ class Listener(OutboundLink):
             log.warning("cannot accept a connection", reason=str(error), again_in=PAUSE)
 
     def _admit(self, socket: sockets.socket) -> None:
-        """Only processes of this user: the socket's file has the mode 0600, its folder may be another's."""
+        """Admit only processes of this user: the socket's file has the mode 0600, its folder may be another's."""
         user = user_of(socket)
         if not is_trusted(user):
             self._log_refusal(f"a process of user {user} connected to {self._url}")

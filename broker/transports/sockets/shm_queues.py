@@ -180,7 +180,7 @@ class Dialer(InboundLink):
             self._reported = self._copied
 
     def _transmit(self, packet: bytes) -> bool:
-        """False if there is no room for it now, or the connection is gone, which `receive` finds."""
+        """Return False if there is no room for it now, or the connection is gone, which `receive` finds."""
         try:
             return self._socket is not None and bool(self._socket.send(packet))
         except BlockingIOError:
@@ -229,7 +229,7 @@ def _connected(path: str) -> sockets.socket:
 
 
 def _descriptors(extra: Iterable[tuple[int, int, bytes]]) -> Sequence[int]:
-    """Those that came with a packet. There may be several: the system rounds the room for one up."""
+    """Return the descriptors that came with a packet. There may be several: the system rounds the room for one up."""
     found = array.array("i")
     for _, _, data in extra:
         found.frombytes(data[: len(data) - len(data) % found.itemsize])

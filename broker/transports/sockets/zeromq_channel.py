@@ -65,7 +65,7 @@ class ZeroMQClientChannel:
 
     @property
     def trouble(self) -> str:
-        """That the host's name cannot be resolved. ZeroMQ reports nothing else: it keeps trying."""
+        """Reason, if the host's name cannot be resolved. ZeroMQ reports nothing else: it keeps trying."""
         host = self._url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
         if not self._url.startswith("tcp://"):
             return ""

@@ -101,7 +101,7 @@ class Handshake:
         self._events = open_monitor(context, socket, int(_EVENTS))
 
     def fails(self, now: float, patience: float) -> bool:
-        """Whether for `patience` seconds the connection has been without a handshake, or ended."""
+        """Return True if for `patience` seconds the connection has been without a handshake, or ended."""
         newest = None
         while self._events.poll(0):
             newest = recv_monitor_message(self._events)["event"]
@@ -110,7 +110,7 @@ class Handshake:
         return self._stuck is not None and now - self._stuck >= patience
 
     def close(self) -> None:
-        """Call before the socket is closed."""
+        """Stop watching. Call this before the socket is closed."""
         self._socket.disable_monitor()
         self._events.close()
 
@@ -187,7 +187,7 @@ class Dealer(InboundLink):
             self._unanswered = self._unanswered or now
 
     def _connect(self) -> None:
-        """Leaves no socket open if that fails: its context could never be closed."""
+        """Connect. No socket is left open if that fails: its context could never be closed."""
         with ExitStack() as opened:
             self.socket = open_socket(self._context, zmq.DEALER, _options(zmq.DEALER, self._hwm))
             opened.callback(self.socket.close)
@@ -197,7 +197,7 @@ class Dealer(InboundLink):
             opened.pop_all()
 
     def _check_connection(self, now: float) -> None:
-        """Replaces the connection if it seems to be of no use any more."""
+        """Replace the connection if it seems to be of no use any more."""
         if not self._handshake.fails(now, NO_HANDSHAKE):
             if now - self._unanswered <= self._patience:
                 return
@@ -228,7 +228,7 @@ class Router(OutboundLink):
             raise
 
     def serve(self) -> None:
-        """Receives what requests have arrived, and sends everything that is due."""
+        """Receive what requests have arrived and send everything that is due."""
         for _ in range(REQUESTS):
             if not int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 self._guard.drained()
@@ -266,7 +266,7 @@ class Router(OutboundLink):
         send(frames[-1], _NOBLOCK, copy=len(frames[-1]) < ZERO_COPY)
 
     def _receive_request(self) -> None:
-        """Takes in one request. What has more frames than one is none, and is dropped without being joined."""
+        """Take in one request. A message of several frames is none, and is dropped without being joined."""
         route = self.socket.recv(_NOBLOCK)
         frame = self.socket.recv(_NOBLOCK, copy=False)
         source, several = frame.get(zmq.SRCFD), frame.more
@@ -301,7 +301,7 @@ class ZeroMQQueues(LinkedQueues):
         self.endpoint = self.router.endpoint
 
     def _sleep(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
-        """It is enough to wait at one socket if nothing waits to be sent: one system call, not several."""
+        """Wait at one socket if nothing waits to be sent: one system call, not several."""
         if not self.options.wakes_at_once and not self.router.is_behind:
             message = link.take(receiver, wait=True)
             if message is not None:

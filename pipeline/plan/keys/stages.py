@@ -7,7 +7,8 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
-from stageline.pipeline.schedule import DELAYED, LISTED, Mode, Tied, schedule_names
+from stageline.pipeline.program import Tied
+from stageline.pipeline.schedule import DELAYED, LISTED, Mode, schedule_names
 
 from .key_types import (
     Accepts,

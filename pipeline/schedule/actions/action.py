@@ -5,20 +5,7 @@ An action takes from a queue and puts into one. A queue is named by what it carr
     stage 1  --- forward-2 --->   stage 2
     stage 1  <-- backward-1 ---   stage 2
 
-Besides, two stages that share parameters are joined by queues of their own, which `Schedule` knows:
-
-    stage 0  <-- tied-0 -------   stage 2      put by 2T, taken by 0B; or once per step:
-    stage 0  <-- subtotal-0 ---   stage 2      put by 2S, taken by 0S
-    stage 0  --- total-2 ----->   stage 2      put by 0U, taken by 2U
-
-Where gradients are clipped by their norm over all stages, neighbours have two more, once per step:
-
-    stage 1  <-- norms-1 ------   stage 2      put by 2N, taken by 1N
-    stage 1  --- clip-2 ------>   stage 2      put by 1C, taken by 2C
-
-Replicas of a stage send each other the sums of their gradients, once per step (`replicas.py` numbers and names them):
-
-    stage 1.1  <-- sum-1.1-from-1.0 ---  stage 1.0      put by 1.0A, taken by 1.1U
+Passes of `pipeline/program` add actions and queues: for what stages share, for norms, for replicas.
 """
 
 from enum import StrEnum
@@ -26,7 +13,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What an action computes for its stage."""
+    """Kinds of actions that are known here. A feature may have others: each is one letter."""
 
     FORWARD = "F"
     BACKWARD = "B"  # both gradients at once
@@ -49,19 +36,19 @@ ONCE_PER_STEP = (Kind.SUBTOTAL, Kind.ADD, Kind.NORMS, Kind.CLIP, Kind.UPDATE)  #
 
 
 # What a microbatch goes through at a stage, up to an action of each kind.
-_WAY = {
+_WAY: dict[str, tuple[Kind, ...]] = {
     Kind.FORWARD: (Kind.FORWARD,),
     Kind.INPUT: (Kind.FORWARD, Kind.INPUT),
     Kind.WEIGHT: (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT),
 }
 
-_CARRIED = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "backward"}
+_CARRIED: dict[str, str] = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "backward"}
 
 
 class Action(NamedTuple):
     """One thing a worker does: `kind`, for `stage` and `microbatch`, both from 0."""
 
-    kind: Kind
+    kind: str
     stage: int
     microbatch: int = 0
 

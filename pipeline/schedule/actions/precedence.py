@@ -4,7 +4,7 @@ from .action import Kind
 
 # These actions of its stage on the previous microbatch, so that messages are numbered and gradients added in the order
 # of microbatches.
-AFTER_PREVIOUS = {
+AFTER_PREVIOUS: dict[str, tuple[Kind, ...]] = {
     Kind.FORWARD: (Kind.FORWARD,),
     Kind.BACKWARD: (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.TIED),
     Kind.INPUT: (Kind.BACKWARD, Kind.INPUT),
@@ -13,7 +13,7 @@ AFTER_PREVIOUS = {
 }
 
 # These actions of its stage on the same microbatch, since it builds on them.
-BUILDS_ON = {
+BUILDS_ON: dict[str, tuple[Kind, ...]] = {
     Kind.BACKWARD: (Kind.FORWARD,),
     Kind.INPUT: (Kind.FORWARD,),
     Kind.WEIGHT: (Kind.INPUT,),

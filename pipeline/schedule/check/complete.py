@@ -1,16 +1,20 @@
 """Checks that a worker's list is complete, and that each action comes after those of its stage that it needs.
 
-What it needs from other workers is checked in `timing.py`.
+What it needs from other workers is checked in `timing.py`. Messages of a queue are put and taken in one order.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.program import Op, Per, Program
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule
 from stageline.pipeline.schedule.actions.precedence import AFTER_PREVIOUS, BUILDS_ON
 
-Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
+Listed = Sequence[tuple[int, Op]]  # a worker's operations, each after its step
+
+_BACKWARDS = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.TIED)
 
 
 class UnsoundSchedule(StagelineError):
@@ -25,12 +29,12 @@ class Disordered(UnsoundSchedule):
     """A worker's list has an action before one that it builds on."""
 
 
-def check_complete(schedule: Schedule, worker: int, program: Program, steps: range) -> None:
-    """Raises `Incomplete` unless `program` has every action of the worker's stages in `steps` once, and no other.
+def check_complete(schedule: Schedule, worker: int, steps: range) -> None:
+    """Raises `Incomplete` unless the worker's list has every action of its stages in `steps` once, and no other.
 
     A backward may be there whole or as its two halves.
     """
-    found = Counter(program)
+    found = Counter(schedule.program(worker, steps))
     wanted = Counter(
         (step, action) for step in steps for stage in schedule.placement[worker] for action in _wanted(schedule, stage)
     )
@@ -42,9 +46,9 @@ def check_complete(schedule: Schedule, worker: int, program: Program, steps: ran
         raise Incomplete(f"schedule {schedule.name}: worker {worker} runs {action} of step {step} {what}")
 
 
-def check_order(schedule: Schedule, worker: int, program: Program) -> None:
+def check_order(schedule: Schedule, worker: int, listed: Listed) -> None:
     """Raises `Disordered` unless every action comes after those of the same stage that it builds on."""
-    places = {run: place for place, run in enumerate(program)}
+    places = {(step, op.action): place for place, (step, op) in enumerate(listed)}
     for (step, action), place in places.items():
         for earlier in _earlier(schedule, step, action):
             if places.get(earlier, -1) > place:
@@ -54,20 +58,30 @@ def check_order(schedule: Schedule, worker: int, program: Program) -> None:
                 )
 
 
+def check_queues(program: Program) -> None:
+    """Raises `Disordered` unless the messages of a step are put, and taken, in the order that each queue has."""
+    put: defaultdict[str, list[int]] = defaultdict(list)
+    taken: defaultdict[str, list[int]] = defaultdict(list)
+    for op in chain.from_iterable(program.step):
+        for name in op.gives:
+            put[name].append(op.action.microbatch)
+        for name in op.takes:
+            taken[name].append(op.action.microbatch)
+    for name in sorted({*put, *taken}):
+        order = list(program.queues[name].microbatches)
+        for verb, found in (("puts", put[name]), ("takes", taken[name])):
+            if found != order and program.queues[name].per is Per.MICROBATCH:
+                raise Disordered(
+                    f"schedule {program.schedule.name}: a step {verb} the messages of microbatches {found} at {name}, "
+                    f"which has them in the order {order}"
+                )
+
+
 def _wanted(schedule: Schedule, stage: int) -> Iterator[Action]:
-    for microbatch in _group(schedule, stage):
+    for microbatch in schedule.replicas.groups[stage]:
         yield Action(Kind.FORWARD, stage, microbatch)
         if schedule.trains(stage):
             yield Action(Kind.BACKWARD, stage, microbatch)
-        if schedule.tied == "microbatch" and any(stage == upper for _, upper in schedule.ties):
-            yield Action(Kind.TIED, stage, microbatch)
-    if schedule.tied == "step" and any(stage in pair for pair in schedule.ties):
-        yield Action(Kind.SUBTOTAL, stage)
-    if schedule.adds(stage):
-        yield Action(Kind.ADD, stage)
-    if schedule.clips and stage >= schedule.first_trainable:
-        yield Action(Kind.NORMS, stage)
-        yield Action(Kind.CLIP, stage)
     # A step of forwards alone, as in evaluation, updates nothing.
     if any(action.kind is not Kind.FORWARD for actions in schedule.workers for action in actions):
         yield Action(Kind.UPDATE, stage)
@@ -85,13 +99,14 @@ def _halve(wanted: Counter[tuple[int, Action]], found: Counter[tuple[int, Action
 def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[int, Action]]:
     if action.kind in ONCE_PER_STEP:
         yield step - 1, action
-        last = _group(schedule, action.stage)[-1]
         for kind in AFTER_PREVIOUS:
-            yield step, Action(kind, action.stage, last)
-        for kind in ONCE_PER_STEP[: ONCE_PER_STEP.index(action.kind)]:
+            yield step, Action(kind, action.stage, _group(schedule, action.stage, kind)[-1])
+        for kind in ONCE_PER_STEP[: ONCE_PER_STEP.index(Kind(action.kind))]:
             yield step, action._replace(kind=kind)
         return
-    group = _group(schedule, action.stage)
+    if action.kind not in AFTER_PREVIOUS:
+        return
+    group = _group(schedule, action.stage, action.kind)
     place = group.index(action.microbatch)
     previous = (step, group[place - 1]) if place else (step - 1, group[-1])
     for kind in AFTER_PREVIOUS[action.kind]:
@@ -104,6 +119,7 @@ def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[in
         yield step - 1, Action(Kind.UPDATE, action.stage)
 
 
-def _group(schedule: Schedule, stage: int) -> Sequence[int]:
-    """The microbatches of a stage, or of a copy of one."""
-    return schedule.replicas.groups[stage] if schedule.shares else range(schedule.microbatches)
+def _group(schedule: Schedule, copy: int, kind: str) -> Sequence[int]:
+    """The microbatches of a stage, or of a copy of one, in the order of its actions of a kind."""
+    group = schedule.replicas.groups[copy]
+    return group[::-1] if schedule.descends and kind in _BACKWARDS else group

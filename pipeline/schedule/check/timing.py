@@ -5,11 +5,12 @@ Each worker runs its list in order. It waits for the message that an action take
 window, for room in it. The result does not depend on the order in which the workers are visited.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import chain
 from typing import Self
 
+from stageline.pipeline.program import Op, Program, Queue
 from stageline.pipeline.schedule import Action, Kind, Schedule
 
 from .complete import UnsoundSchedule
@@ -46,11 +47,20 @@ class Costs:
 
     @classmethod
     def even(
-        cls, stages: int, *, forward: float = 1, backward: float = 2, update: float = 0, latency: float = 0
+        cls,
+        stages: int,
+        *,
+        forward: float = 1,
+        backward: float = 2,
+        update: float = 0,
+        latency: float = 0,
+        frozen: Collection[int] = (),
     ) -> Self:
-        """The same times for every stage and every hop; the halves of a backward take equally long."""
+        """Return equal times for every stage and every hop. The halves of a backward take equally long; a `frozen`
+        stage, of which nothing is trained, has no second half."""
         half = (backward / 2,) * stages
-        return cls((forward,) * stages, half, half, (update,) * stages, (latency,) * (stages - 1))
+        weight = tuple(0 if stage in frozen else each for stage, each in enumerate(half))
+        return cls((forward,) * stages, half, weight, (update,) * stages, (latency,) * (stages - 1))
 
     def of(self, action: Action) -> float:
         """The time that `action` takes."""
@@ -65,7 +75,7 @@ class Costs:
                 return self.weight[action.stage]
             case Kind.UPDATE:
                 return self.update[action.stage]
-            case Kind.TIED | Kind.SUBTOTAL | Kind.ADD | Kind.NORMS | Kind.CLIP | Kind.VERDICT | Kind.ORDER:
+            case _:
                 return 0
 
 
@@ -85,7 +95,7 @@ class Timed:
 
 
 def simulate(
-    schedule: Schedule, costs: Costs, steps: range, windows: Mapping[str, int]
+    program: Program, costs: Costs, steps: range, windows: Mapping[str, int]
 ) -> tuple[list[Timed], dict[str, int]]:
     """Returns every action with its times, and for each queue the most messages that can be put and not yet taken.
 
@@ -94,8 +104,7 @@ def simulate(
     stage that takes from it); a worker that would put more waits. Raises `Deadlock` if a worker waits for ever,
     `ValueError` if the costs or windows do not fit the schedule.
     """
-    _check_fit(schedule, costs, windows)
-    pipeline = _Pipeline(schedule, costs, windows)
+    pipeline = _Pipeline(program, costs, windows)
     pipeline.run(steps)
     return (
         sorted(pipeline.timed, key=lambda timed: timed.start),
@@ -103,7 +112,7 @@ def simulate(
     )
 
 
-_Wait = tuple[int, Action, str]  # a step and its action, and the queue that it can neither take from nor put into yet
+_Wait = tuple[int, Op, str]  # a step and its operation, and the queue that it can neither take from nor put into yet
 
 
 @dataclass(slots=True)
@@ -128,19 +137,22 @@ class _Worker:
 
 
 class _Pipeline:
-    def __init__(self, schedule: Schedule, costs: Costs, windows: Mapping[str, int]) -> None:
-        self._schedule = schedule
+    def __init__(self, program: Program, costs: Costs, windows: Mapping[str, int]) -> None:
+        self._program = program
+        self._schedule = program.schedule
         self._costs = costs
+        used = {name for op in chain.from_iterable(program.step) for name in (*op.takes, *op.gives)}
+        queues = [queue for name, queue in program.queues.items() if name in used]
+        _check_fit(program.schedule, costs, windows, [queue.name for queue in queues])
         self.queues = {
-            name: _TimedQueue(
+            queue.name: _TimedQueue(
                 number,
-                latency=_latency(costs, schedule, source, to),
-                window=windows.get(name),
+                latency=_latency(costs, program.schedule, queue),
+                window=windows.get(queue.name),
             )
-            for number, (name, (source, to)) in enumerate(schedule.routes.items())
+            for number, queue in enumerate(queues)
         }
-        self._takes, self._gives = cache(schedule.takes), cache(_given(schedule))
-        self._stage = schedule.replicas.stage
+        self._stage = program.schedule.replicas.stage
         self.timed: list[Timed] = []
 
     def run(self, steps: range) -> None:
@@ -160,26 +172,29 @@ class _Pipeline:
 
     def _run(self, worker: _Worker, steps: range) -> Iterator[_Wait]:
         """Runs the worker's list; yields whenever it has to wait."""
-        for step, action in self._schedule.program(worker.number, steps):
-            for wanted in self._takes(action):
+        for step, op in self._program.ops(worker.number, steps):
+            action = op.action
+            for wanted in op.takes:
                 while not _take(worker, self.queues[wanted]):
-                    yield step, action, wanted
+                    yield step, op, wanted
             end = worker.time + self._costs.of(action._replace(stage=self._stage(action.stage)))
             self.timed.append(Timed(worker.number, action, worker.time, end, step))
             worker.time = end
-            for target in self._gives(action):
+            for target in op.gives:
                 while not _put(worker, self.queues[target]):
-                    yield step, action, target
+                    yield step, op, target
 
-    def _described(self, worker: int, step: int, action: Action, queue: str) -> str:
-        source, consumer = self._schedule.routes[queue]
-        at = f"worker {worker} waits at {self._schedule.name_of(action)} of step {step}"
-        if queue in self._takes(action):
-            return f"{at} for the {_CARRIED[queue.partition('-')[0]]} from {self._at(source)}"
-        taken = len(self.queues[queue].takes)
-        return f"{at} for room in {queue}, of which {self._at(consumer)} has taken {taken} messages"
+    def _described(self, worker: int, step: int, op: Op, name: str) -> str:
+        queue = self._program.queues[name]
+        at = f"worker {worker} waits at {op.name} of step {step}"
+        if name in op.takes:
+            return f"{at} for the {_CARRIED.get(queue.flow, f'message of {name}')} from {self._at(queue.source)}"
+        taken = len(self.queues[name].takes)
+        return f"{at} for room in {name}, of which {self._at(queue.target)} has taken {taken} messages"
 
-    def _at(self, stage: int) -> str:
+    def _at(self, stage: int | None) -> str:
+        if stage is None:
+            return "the script"
         return f"stage {self._schedule.label(stage)} on worker {self._schedule.owner(stage)}"
 
 
@@ -195,19 +210,11 @@ _CARRIED = {
 }
 
 
-def _given(schedule: Schedule) -> Callable[[Action], tuple[str, ...]]:
-    def given(action: Action) -> tuple[str, ...]:
-        first = schedule.gives(action)
-        return () if first is None else (first, *schedule.also_gives(action))
-
-    return given
-
-
-def _latency(costs: Costs, schedule: Schedule, source: int, to: int) -> float:
+def _latency(costs: Costs, schedule: Schedule, queue: Queue) -> float:
     """A message within a worker takes no time; one between replicas as long as over the slowest hop of their stage."""
-    if schedule.owner(source) == schedule.owner(to):
+    if queue.producer == queue.consumer or queue.source is None or queue.target is None:
         return 0
-    one, other = schedule.replicas.stage(source), schedule.replicas.stage(to)
+    one, other = schedule.replicas.stage(queue.source), schedule.replicas.stage(queue.target)
     if one == other:
         return max(costs.latency[max(0, one - 1) : one + 1], default=0)
     return max(costs.latency[min(one, other) : max(one, other)])
@@ -235,11 +242,10 @@ def _put(worker: _Worker, queue: _TimedQueue) -> bool:
     return True
 
 
-def _check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int]) -> None:
+def _check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int], queues: Sequence[str]) -> None:
     """Raises `ValueError` unless the costs are for the schedule's stages and the windows for its queues."""
     if costs.stages != schedule.stages:
         raise ValueError(f"schedule {schedule.name} has {schedule.stages} stages, and the costs are for {costs.stages}")
-    queues = schedule.routes
     for name, window in windows.items():
         if name not in queues:
             raise ValueError(f"there is a window for {name}, and the only queues are: {', '.join(queues) or 'none'}")

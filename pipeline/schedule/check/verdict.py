@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from stageline.pipeline.program import Program, compile_program
 from stageline.pipeline.schedule import ENDS_MICROBATCH, Kind, Schedule
 
-from .complete import Program, check_complete, check_order
+from .complete import Listed, check_complete, check_order, check_queues
 from .timing import Costs, Timed, simulate
 
 
@@ -38,28 +39,37 @@ class Verdict:
 
 
 def check_schedule(
-    schedule: Schedule,
+    checked: Schedule | Program,
     costs: Costs | None = None,
     *,
     steps: int | None = None,
     windows: Mapping[str, int] | None = None,
 ) -> Verdict:
-    """Checks and simulates `steps` steps: by default one in synchronous mode, and in asynchronous mode as many as it
-    takes to reach a steady state.
+    """Check a schedule, or the first steps of the program that passes have made of it, and simulate its workers.
 
-    Without `costs` a forward takes 1, a backward 2, or 1 in a frozen stage, an update and a message nothing. `windows`
-    limits, by queue ("forward-1", "backward-0"), the messages put and not yet taken: a worker that would put more
-    waits.
-    Raises `Incomplete`, `Disordered` or `Deadlock`, all of them `UnsoundSchedule`, if the schedule cannot be run, and
-    `ValueError` if the costs or windows do not fit it.
+    Args:
+        checked: Schedule or program.
+        costs: Times of actions and messages. None: a forward takes 1, a backward 2, an update and a message nothing.
+        steps: Steps to simulate. None: one in synchronous mode, and in asynchronous mode as many as it takes to reach
+            a steady state.
+        windows: Messages that may be put and not yet taken, by queue ("forward-1", "backward-0"). A worker that would
+            put more waits.
+
+    Raises:
+        UnsoundSchedule: The schedule cannot be run: `Incomplete`, `Disordered` or `Deadlock`.
+        ValueError: The costs or windows do not fit it.
     """
+    program = checked if isinstance(checked, Program) else compile_program(checked)
+    program = replace(program, sections=program.sections[:1])
+    schedule = program.schedule
     over = range(steps or (1 if schedule.mode == "sync" else _until_steady(schedule)))
     workers = range(len(schedule.placement))
-    programs = [list(schedule.program(worker, over)) for worker in workers]
-    for worker, program in enumerate(programs):
-        check_complete(schedule, worker, program, over)
-        check_order(schedule, worker, program)
-    timed, queue_bound = simulate(schedule, costs or _assumed(schedule), over, windows or {})
+    programs = [list(program.ops(worker, over)) for worker in workers]
+    for worker, listed in enumerate(programs):
+        check_complete(schedule, worker, over)
+        check_order(schedule, worker, listed)
+    check_queues(program)
+    timed, queue_bound = simulate(program, costs or Costs.even(schedule.stages), over, windows or {})
     return Verdict(
         timed=tuple(timed),
         span=max(each.end for each in timed),
@@ -68,8 +78,8 @@ def check_schedule(
             max(_in_flight(schedule, programs[schedule.owner(stage)], (stage,))) for stage in range(schedule.copies)
         ),
         worker_peak=tuple(
-            max(_in_flight(schedule, program, stages))
-            for program, stages in zip(programs, schedule.placement, strict=True)
+            max(_in_flight(schedule, listed, stages))
+            for listed, stages in zip(programs, schedule.placement, strict=True)
         ),
         halfway_peak=tuple(max(_halfway(programs[schedule.owner(stage)], stage)) for stage in range(schedule.copies)),
         queue_bound=queue_bound,
@@ -81,27 +91,21 @@ def _until_steady(schedule: Schedule) -> int:
     return max(3, -(-3 * schedule.stages // schedule.microbatches))
 
 
-def _assumed(schedule: Schedule) -> Costs:
-    """Costs before anything was measured."""
-    even = Costs.even(schedule.stages)
-    return replace(even, weight=tuple(0 if k in schedule.frozen else each for k, each in enumerate(even.weight)))
-
-
-def _in_flight(schedule: Schedule, program: Program, stages: tuple[int, ...]) -> Iterator[int]:
+def _in_flight(schedule: Schedule, listed: Listed, stages: tuple[int, ...]) -> Iterator[int]:
     """The number of microbatches that `stages` hold after each action; a stage that runs no backward holds none."""
     in_flight = 0
     yield in_flight
-    for _, action in program:
+    for action in (op.action for _, op in listed):
         if action.stage in stages and schedule.trains(action.stage):
             in_flight += (action.kind is Kind.FORWARD) - (action.kind in ENDS_MICROBATCH)
             yield in_flight
 
 
-def _halfway(program: Program, stage: int) -> Iterator[int]:
+def _halfway(listed: Listed, stage: int) -> Iterator[int]:
     """The number of microbatches of `stage` that have run their first half and not the second, after each action."""
     halfway = 0
     yield halfway
-    for _, action in program:
+    for action in (op.action for _, op in listed):
         if action.stage == stage:
             halfway += (action.kind is Kind.INPUT) - (action.kind is Kind.WEIGHT)
             yield halfway

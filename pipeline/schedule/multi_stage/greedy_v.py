@@ -48,7 +48,7 @@ class _VRun:
 
     def __init__(self, shape: Shape, times: Times, precedence: Sequence[str]) -> None:
         self._shape, self._precedence = shape, precedence
-        self._times = dict(zip((Kind.FORWARD, Kind.INPUT, Kind.WEIGHT), times, strict=True))
+        self._times: dict[str, float] = dict(zip((Kind.FORWARD, Kind.INPUT, Kind.WEIGHT), times, strict=True))
         self._stages = v_shaped(shape.workers)
         self._workers = [_VWorker() for _ in range(shape.workers)]
         self._ends: dict[Action, float] = {}
@@ -110,7 +110,7 @@ class _VRun:
 
 def _span(lists: Lists, times: Times) -> float:
     """How long a step of these lists takes."""
-    takes = dict(zip((Kind.FORWARD, Kind.INPUT, Kind.WEIGHT), times, strict=True))
+    takes: dict[str, float] = dict(zip((Kind.FORWARD, Kind.INPUT, Kind.WEIGHT), times, strict=True))
     last = max(action.stage for actions in lists for action in actions)
     ends: dict[Action, float] = {}
     left, free = [deque(actions) for actions in lists], [0.0] * len(lists)

@@ -6,7 +6,8 @@ import pytest
 
 from stageline.pipeline.choice import MeasuredTimes, StepActions
 from stageline.pipeline.choice.measured import ActionTimes
-from stageline.pipeline.schedule import Action, Kind, Placement, make_schedule
+from stageline.pipeline.program import Program, TiedStages, Ties, compile_program
+from stageline.pipeline.schedule import Action, Kind, Placement, Schedule, make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule
 from support.shapes import line, looped
 from support.timed_steps import steps_of
@@ -16,6 +17,10 @@ COSTS = replace(
     forward=(0.01, 0.012, 0.008, 0.01),
     latency=(0.02, 0, 0.004),
 )
+
+
+def tied(ties: Ties, schedule: Schedule) -> Program:
+    return compile_program(schedule, [TiedStages(ties)])
 
 
 def measured(
@@ -94,17 +99,17 @@ def test_what_is_known_from_before_has_become_as_much_slower_as_forwards_have() 
 def test_a_stage_that_sends_gradients_of_shared_parameters_is_simulated_with_whole_backwards(name: str) -> None:
     """Schedules are ranked without the model, as if each could split its backwards."""
     ties = ((0, 3),)
-    found = MeasuredTimes.of(steps_of(make_schedule(name, line(4), 8, ties=ties), COSTS), line(4)).costs(halved=True)
+    found = MeasuredTimes.of(steps_of(tied(ties, make_schedule(name, line(4), 8)), COSTS), line(4)).costs(halved=True)
     assert (found.input[3], found.weight[3]) == (pytest.approx(0.02), 0.0)
     as_run = replace(found, input=(*found.input[:3], 0.01), weight=(*found.weight[:3], 0.01))
-    runs = check_schedule(make_schedule("zb-h1", line(4), 8, ties=ties), as_run)
+    runs = check_schedule(tied(ties, make_schedule("zb-h1", line(4), 8)), as_run)
     total = max(COSTS.latency) + 0.003  # it goes from stage 0 to stage 3, which then updates: after every schedule
     assert check_schedule(make_schedule("zb-h1", line(4), 8), found).span + total == pytest.approx(runs.span)
 
 
 def test_a_stage_whose_whole_backward_was_never_measured_takes_its_halves_also_if_it_names_shared_parameters() -> None:
     """Its backward was simulated as taking no time."""
-    steps = [halved(step, 1.0) for step in steps_of(make_schedule("1f1b", line(4), 8, ties=((0, 3),)), COSTS)]
+    steps = [halved(step, 1.0) for step in steps_of(tied(((0, 3),), make_schedule("1f1b", line(4), 8)), COSTS)]
     found = MeasuredTimes.of(steps, line(4)).costs(halved=True)
     assert (found.input[3], found.weight[3]) == pytest.approx((0.01, 0.01))
 

@@ -13,7 +13,7 @@ from stageline.pipeline.errors import GradientMismatch
 from stageline.pipeline.features.ties import SharedGradients, TiedGradients
 from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.model.ties import ties_of
-from stageline.pipeline.schedule import Tied
+from stageline.pipeline.program import Tied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from support.tied.model import WIDTH, WORDS, Embedding, Head, Mixing, loss

@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stageline.pipeline.program import Program, SumExchange, compile_program
 from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule
 from stageline.pipeline.schedule.replicated import NAMES
+
+
+def summed(schedule: Schedule) -> Program:
+    return compile_program(schedule, [SumExchange()])
 
 
 def own_workers(shares: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
@@ -41,13 +46,13 @@ def test_no_worker_waits_for_ever_whatever_actions_and_messages_cost(schedule: S
     draw, stages = random.Random(seed), schedule.stages
     times = [tuple(draw.choice((0.0, 1.0, draw.random() * 9)) for _ in range(stages)) for _ in range(5)]
     costs = Costs(*times[:4], latency=times[4][1:])
-    bounds = check_schedule(schedule, costs, steps=3).queue_bound  # raises `UnsoundSchedule`
-    check_schedule(schedule, costs, steps=3, windows={name: max(1, most) for name, most in bounds.items()})
+    bounds = check_schedule(summed(schedule), costs, steps=3).queue_bound  # raises `UnsoundSchedule`
+    check_schedule(summed(schedule), costs, steps=3, windows={name: max(1, most) for name, most in bounds.items()})
 
 
 def test_replicas_of_one_stage_alternate() -> None:
     schedule = make_schedule("1f1b", own_workers(((1,), (1, 1))), 4, shares=((1,), (1, 1)))
-    assert [" ".join(map(schedule.name_of, actions)) for actions in schedule.workers] == [
+    assert [" ".join(op.name for op in ops) for ops in summed(schedule).step] == [
         "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3 0U",
         "1.0F0 1.0B0 1.0F2 1.0B2 1.0A 1.0U",
         "1.1F1 1.1B1 1.1F3 1.1B3 1.1A 1.1U",

@@ -6,7 +6,6 @@ import pytest
 
 from stageline.pipeline.schedule import (
     Mode,
-    forward_only,
     make_schedule,
 )
 from support.shapes import drawn, line
@@ -70,20 +69,3 @@ def test_a_stage_has_one_owner() -> None:
     assert [schedule.owner(stage) for stage in range(schedule.stages)] == [0, 1, 2, 0]
     with pytest.raises(ValueError, match="no worker owns stage 4: stages are numbered 0 to 3"):
         schedule.owner(4)
-
-
-def test_every_hop_has_a_queue_for_activations_and_one_for_gradients_that_are_wanted() -> None:
-    assert make_schedule("1f1b", line(3), 2).routes == {
-        "forward-1": (0, 1),
-        "forward-2": (1, 2),
-        "backward-0": (1, 0),
-        "backward-1": (2, 1),
-    }
-    assert "backward-0" not in make_schedule("1f1b", line(3), 2, first_trainable=1).routes
-
-
-def test_only_stages_that_run_forward_only_are_ahead_of_another_worker_without_bound() -> None:
-    assert make_schedule("1f1b", line(4), 2).ahead == set()
-    assert make_schedule("1f1b", line(4), 2, first_trainable=2).ahead == {"forward-1", "forward-2"}
-    assert make_schedule("1f1b", ((0, 1), (2,), (3,)), 2, first_trainable=2).ahead == {"forward-2"}
-    assert forward_only(line(3), 2).ahead == set()

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, make_schedule
+from stageline.pipeline.program import TiedStages, compile_program
+from stageline.pipeline.schedule import ONCE_PER_STEP, Kind, Schedule, make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule
 from support.shapes import accepted, drawn, line
 
@@ -89,14 +90,13 @@ def test_stages_that_do_not_train_run_no_half() -> None:
     schedule = make_schedule("zb-h1", line(3), 2, first_trainable=1)
     assert [str(each) for each in schedule.workers[0]] == ["0F0", "0F1", "0U"]
     assert [str(each) for each in schedule.workers[1]] == ["1F0", "1F1", "1I0", "1W0", "1I1", "1W1", "1U"]
-    assert not schedule.splits(0)
-    assert schedule.splits(1)
+    assert [compile_program(schedule).splits(stage) for stage in (0, 1)] == [False, True]
 
 
 def test_a_stage_that_sends_gradients_of_what_it_shares_does_not_split_its_backwards() -> None:
-    schedule = make_schedule("zb-h1", line(3), 4, ties=((0, 2),), tied="microbatch")
-    assert [str(each) for each in schedule.workers[2]][:6] == ["2F0", "2B0", "2T0", "2F1", "2B1", "2T1"]
-    assert [schedule.splits(stage) for stage in range(3)] == [True, True, False]
-    assert schedule.takes(Action(Kind.INPUT, 0)) == ("backward-0",)
-    assert schedule.takes(Action(Kind.WEIGHT, 0)) == ("tied-0",)
-    check_schedule(schedule)
+    program = compile_program(make_schedule("zb-h1", line(3), 4), [TiedStages(((0, 2),))])
+    assert [op.name for op in program.step[2]][:6] == ["2F0", "2B0", "2T0", "2F1", "2B1", "2T1"]
+    assert [program.splits(stage) for stage in range(3)] == [True, True, False]
+    taken = {op.name: op.takes for op in program.step[0]}
+    assert (taken["0I0"], taken["0W0"]) == (("backward-0",), ("tied-0",))
+    check_schedule(program)

@@ -12,13 +12,13 @@ from stageline.broker.control.messages import Assigned
 from stageline.pipeline import retry
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import read_plan
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint import hooks as checkpoint_hooks
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
 from stageline.workers.checkpoint.hooks import LocalSnapshots, Rhythm, SnapshotHooks, restore
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.background_writer import BackgroundWriter
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.progress import Done, Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature
 from support.states import difference, make_state

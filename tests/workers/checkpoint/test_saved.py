@@ -20,7 +20,7 @@ from stageline.workers.checkpoint.saved import (
     save_stages,
 )
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.progress import Progress
 
 ASSIGNED = Assigned("line-1", 0, 5, 0)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint.snapshot import (
     AVERAGES,
     FILES,
@@ -29,7 +29,7 @@ from stageline.workers.checkpoint.snapshot import (
     write_snapshot,
 )
 from stageline.workers.disk.tensor_file import Unsaveable
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)

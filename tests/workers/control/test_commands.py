@@ -10,6 +10,7 @@ from stageline.broker.control.messages import Assigned, Finished, Peers, Refused
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
@@ -17,11 +18,10 @@ from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.control import commands
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.session import Stopped
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program.calls import Call, CallFeed, CallKind, Position, encode_call
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.program import ENDLESS, Program
-from stageline.workers.runtime.program.queue_keys import call_key, loss_key, queue_key, reply_key
+from stageline.workers.runtime.plan_calls import ENDLESS
+from support.programs import calls_of, queue_named
 
 STEPS = 5
 JOINED = Peers({0: (7, "ipc://0")})
@@ -106,7 +106,7 @@ class CommandedWorker:
         self.gradient_norm: float | None = None
         self.steps: list[int] = []
         self._at = dict(at or {})
-        program = Program(make_schedule("gpipe", ((0, 1),), 1), STEPS)
+        program = calls_of(make_schedule("gpipe", ((0, 1),), 1), STEPS)
         self.loop = WorkerLoop(program, 0, self, self.queues, run="run", incarnation=7)
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
@@ -183,7 +183,7 @@ def test_a_worker_stays_until_the_last_replies_have_arrived_though_the_run_is_ov
 
     def pump(timeout: float) -> None:
         if not worker.broker.commands and worker.broker.sent:  # the end of the run has been heard of
-            taken.extend(worker.queues.inbound(key).take(0).sequence for key in (loss_key(0), REPLIES))
+            taken.extend(worker.queues.inbound(key).take(0).sequence for key in (queue_named("loss-0"), REPLIES))
 
     worker.queues.pump = pump
     worker.run()
@@ -235,16 +235,17 @@ class CalledWorker:
         self.queues = WiredQueues("run", 1)
         self.hooks, self.broker = NotedHooks(), AnsweringBroker(JOINED)
         self.hooks.start = start
-        self.program = Program(make_schedule("gpipe", ((0, 1),), 1), ENDLESS, scripted=True)
+        calls = calls_of(make_schedule("gpipe", ((0, 1),), 1), ENDLESS, scripted=True)
+        self.program = calls.program
         names = {"run": "run", "incarnation": 7, "start": start.step}
-        self.loop = WorkerLoop(self.program, 0, self, self.queues, **names, keep=lambda step: self.hooks.keep(step))
+        self.loop = WorkerLoop(calls, 0, self, self.queues, **names, keep=lambda step: self.hooks.keep(step))
         self.feed, self.stages, self.sums = CallFeed(1), {}, None
         self.loss = self.gradient_norm = None
         self.retained: dict[int, list[int]] = {}
         self._commands = dict(commands)
         position = start
         for kind in kinds:
-            key, number = call_key(0), position.calls
+            key, number = queue_named("call-0"), position.calls
             call = Call(kind, number, position.step, position.evaluations)
             self.queues.outbound(key).put(Message("run", key.flow, number, 0, 0, 1, number, encode_call(call)))
             position = position.after(kind)
@@ -270,7 +271,7 @@ class CalledWorker:
         return self.queues.outbound(key).peek(1)[0].sequence
 
 
-EVALUATION, REPLIES = QueueKey(Flow.EVALUATION, 1), reply_key(0)
+EVALUATION, REPLIES = QueueKey(Flow.EVALUATION, 1), queue_named("reply-0")
 CALLS = [CallKind.EVALUATE, CallKind.TRAIN, CallKind.EVALUATE, CallKind.TRAIN, CallKind.STATE, CallKind.STOP]
 
 
@@ -300,7 +301,7 @@ def test_a_replacement_takes_the_calls_and_the_evaluated_batches_from_its_checkp
     worker.run()
     assert worker.first_retained(REPLIES) == 15
     assert worker.first_retained(EVALUATION) == 14
-    assert worker.first_retained(queue_key("forward-1")) == 10
+    assert worker.first_retained(queue_named("forward-1")) == 10
 
 
 def test_the_state_before_a_script_sets_other_weights_is_kept(called) -> None:
@@ -315,7 +316,7 @@ def test_a_trim_forgets_what_is_counted_by_calls_and_by_evaluated_batches_too(ca
     worker = called(*CALLS, at={1: Trim(1)})
     worker.run()
     assert worker.first_retained(EVALUATION) == 1
-    assert worker.first_retained(queue_key("forward-1")) == 1
+    assert worker.first_retained(queue_named("forward-1")) == 1
     assert worker.loop.progress.position(1) == Position(1, 2, 1)
 
 
@@ -333,7 +334,7 @@ def test_a_stop_at_the_end_of_a_step_waits_until_the_script_has_the_replies_befo
 
     def pump(timeout: float) -> None:
         if progress.held_back:  # the script takes what has come meanwhile
-            taken.append([worker.queues.inbound(key).take(0).sequence for key in (REPLIES, loss_key(0))])
+            taken.append([worker.queues.inbound(key).take(0).sequence for key in (REPLIES, queue_named("loss-0"))])
 
     worker.queues.pump, worker.hooks.flush = pump, lambda: progress.durable(0, 1)
     with pytest.raises(Stopped, match="enough"):

@@ -21,17 +21,18 @@ from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
+from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.program import Instruction, Per, Queue
 from stageline.pipeline.schedule import forward_only, make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import MOST_REPEATED, Reporter
+from stageline.workers.runtime.calls import Call, CallKind, Position, instructions_of
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit, Take
-from stageline.workers.runtime.program.calls import Call, CallKind, Position
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.program import Program
-from stageline.workers.runtime.program.queue_keys import call_key, reply_key
+from stageline.workers.runtime.plan_calls import PlanCalls
 from stageline.workers.runtime.progress import Progress
+from support.programs import calls_of
 from support.redis_server import RedisServer
 from support.shapes import line
 
@@ -39,8 +40,8 @@ FORWARD = QueueKey(Flow.FORWARD, 1)
 M = 4
 
 
-def program(steps: int) -> Program:
-    return Program(forward_only(((0,), (1,)), 1), steps)
+def program(steps: int) -> PlanCalls:
+    return calls_of(forward_only(((0,), (1,)), 1), steps)
 
 
 def instruction() -> Instruction:
@@ -64,9 +65,9 @@ class Stages:
 
 
 def test_credit_that_is_waited_for_is_told_with_the_stage_that_grants_it() -> None:
-    ahead = next(Program(make_schedule("1f1b", line(2), M, first_trainable=1), 1).instructions(0))
-    progress = Progress()
-    progress.waiting(AwaitCredit(FORWARD, ahead))
+    calls = calls_of(make_schedule("1f1b", line(2), M, first_trainable=1), 1)
+    progress = Progress(program=calls.program)
+    progress.waiting(AwaitCredit("forward-1", next(calls.instructions(0))))
     assert reported(progress).now == "waits for credit in forward-1 to run 0F0 of step 0"
     (wait,) = reported(progress).waits
     assert (wait.queue, wait.number, wait.action, wait.room, wait.source) == ("forward-1", 0, "0F0", True, 1)
@@ -75,11 +76,12 @@ def test_credit_that_is_waited_for_is_told_with_the_stage_that_grants_it() -> No
 def test_a_microbatch_is_done_with_a_forward_that_no_backward_follows() -> None:
     def state(first_trainable: int) -> str:
         schedule = make_schedule("1f1b", line(2), M, first_trainable=first_trainable)
-        progress = Progress(first_trainable=first_trainable, since=1.0)
-        forward, following = islice(Program(schedule, 1).instructions(0), 2)
+        calls = calls_of(schedule, 1)
+        progress = Progress(program=calls.program, since=1.0)
+        forward, following = islice(calls.instructions(0), 2)
         progress.computing(forward, 1.0)
         progress.done(forward, 2.0)
-        progress.waiting(Take(FORWARD, following))
+        progress.waiting(Take("forward-1", following))
         return reported(progress).events[-1].state
 
     assert [state(first_trainable=1), state(first_trainable=0)] == ["done", "stashed"]
@@ -173,12 +175,12 @@ def until_reported(progress: Progress, queues: RedisQueues, *, troubled: bool) -
 
 def test_a_worker_that_waits_for_the_script_says_for_which_call() -> None:
     progress = Progress(finished={0: 3})
-    progress.waiting_for_script(call_key(0), 12, 50.0)
+    progress.waiting_for_script(Queue(name="call-0", producer=1, consumer=0, per=Per.CALL), 12, 50.0)
     report = reported(progress)
     assert report.waiting
     assert report.now == "waits for call 12 of the script"
     assert report.waits == [Wait("call-0", 12, "call 12", 12, 50.0)]
-    progress.lacks_room_for_reply(reply_key(0), 12, 60.0)
+    progress.lacks_room_for_reply(Queue(name="reply-0", producer=0, consumer=1, per=Per.REPLY), 12, 60.0)
     report = reported(progress)
     assert report.now == "waits for the script to take its replies: there is no room for the one to call 12"
     assert report.waits == [Wait("reply-0", 12, "call 12", 12, 60.0, room=True)]
@@ -186,20 +188,20 @@ def test_a_worker_that_waits_for_the_script_says_for_which_call() -> None:
 
 def test_an_evaluated_batch_of_a_script_is_no_event_of_a_step() -> None:
     progress = Progress()
-    scripted = Program(make_schedule("gpipe", line(2), 1), 0, scripted=True)
-    (evaluating,) = scripted.instructions_of(Call(CallKind.EVALUATE, 0, 0, 7), 1)
+    scripted = calls_of(make_schedule("gpipe", line(2), 1), 0, scripted=True)
+    (evaluating,) = instructions_of(Call(CallKind.EVALUATE, 0, 0, 7), scripted.program, 1)
     progress.computing(evaluating, 1.0)
     report = reported(progress)
     assert (report.now, report.events) == ("1F0 of evaluated batch 7", [])
 
 
 def test_a_snapshot_that_comes_before_its_replies_keeps_nothing_from_being_confirmed() -> None:
-    progress = Progress(positions={2: Position(2, 3, 0)}, answered={Flow.LOSS: 1})
+    progress = Progress(positions={2: Position(2, 3, 0)}, answered={Per.STEP: 1})
     progress.durable(0, 2)
     reporter = Reporter(progress, 1, None)
     assert reporter.report(0.0).snapshots == []
     assert reporter.all_confirmed
-    progress.answered[Flow.LOSS] = 2
+    progress.answered[Per.STEP] = 2
     assert not reporter.all_confirmed
     assert reporter.report(5.0).snapshots == [(0, 2)]
 
@@ -226,7 +228,10 @@ def test_another_broker_gets_the_digests_from_the_complete_checkpoint_on_before_
     """It knows nothing of what its predecessor has compared: a stream that was replaced before went unnoticed."""
     moved = [("forward-1", step, f"{step:016x}") for step in range(MOST_DIGESTS)]
     rounds = [("evaluation-1", step, f"{step:016x}") for step in range(2)]  # counted by evaluated batches
-    progress = Progress(position_after=lambda step: Position(step, evaluations=step // 2))
+    progress = Progress(
+        program=calls_of(forward_only(line(2), 1), 9, Rounds(9, 1, 2)).program,
+        position_after=lambda step: Position(step, evaluations=step // 2),
+    )
     reporter = Reporter(progress, 1, None)
     for sent in (moved, rounds):
         progress.digests.extend(sent)

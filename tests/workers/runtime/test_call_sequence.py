@@ -18,9 +18,9 @@ from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
-from stageline.workers.runtime.program.calls import Call, CallKind, CallRefused, Position, encode_call
-from stageline.workers.runtime.program.queue_keys import call_key, loss_key, reply_key
+from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
 from support.payloads import bits
+from support.programs import queue_named
 from support.redis_server import shared_server
 from support.reference import Recipe, train
 from support.scripted_run import RUN, ScriptedRun, WiredScriptedRun
@@ -163,7 +163,9 @@ def test_a_worker_that_waits_for_a_message_takes_the_next_call_meanwhile(make) -
     for _ in numbers:
         last.poll(0)
     assert last.doing == "3F0 of step 0 waits for message 0 of forward-3"
-    assert run.queues.outbound(call_key(3)).depth().ready == 1  # the first call is open, the second was looked at
+    assert (
+        run.queues.outbound(queue_named("call-3")).depth().ready == 1
+    )  # the first call is open, the second was looked at
     assert [run.reply(number, of_last_stage=True) for number in numbers] == train(recipe(3)).losses
 
 
@@ -173,7 +175,7 @@ def test_a_snapshot_is_reported_once_the_script_has_the_losses_although_the_next
         run.put(CallKind.TRAIN, *batch(step))
     run.turns(lambda: run.loops[-1].calls == 1)
     run.loops[-1].progress.durable(3, 1)
-    run.take(loss_key(3), 0)
+    run.take(queue_named("loss-3"), 0)
     run.turns(lambda: run.loops[-1].calls == 2)
     run.rounds(1)
     assert run.loops[-1].progress.reportable
@@ -221,7 +223,7 @@ def put(run: ScriptedRun, kind: CallKind, number: int) -> int:
 
 def replies(run: ScriptedRun, number: int) -> list[Any]:
     call, _ = run._unsettled[number]
-    return [bits(run.take(key, number)) for key in run.program.queues.answers(call.kind)]
+    return [bits(run.take(key, number)) for key in run.answers(call.kind)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -304,7 +306,7 @@ def test_a_worker_gives_up_a_batch_whose_result_the_script_has(made, make, tmp_p
     run = WiredScriptedRun(recipe(), CUT, PLACEMENTS["a line"], open_queues=partial(open_ipc, tmp_path))
     made.append(run)
     saved, number = run.save(), run.put(CallKind.EVALUATE, *batch(0))
-    found = {key.stage: run.receive(key, number) for key in run.program.queues.answers(CallKind.EVALUATE)}
+    found = {key.stage: run.receive(key, number) for key in run.answers(CallKind.EVALUATE)}
     run.lose(1, saved)
     waiting = run.loops[1]
     while waiting.doing == "waits for call 0 of the script":
@@ -338,12 +340,14 @@ def test_the_state_that_was_replied_is_not_changed_by_the_steps_after_it(make) -
     run.put(CallKind.TRAIN, *batch(0))
     run.turns(lambda: all(loop.step == 1 for loop in run.loops))
     fresh = make()
-    assert all(same(run.take(reply_key(worker), before), part) for worker, part in enumerate(states(fresh)))
+    assert all(
+        same(run.take(queue_named(f"reply-{worker}"), before), part) for worker, part in enumerate(states(fresh))
+    )
 
 
 def states(run: ScriptedRun) -> list[dict[str, Tensor]]:
     number = run.put(CallKind.STATE)
-    return [run.take(reply_key(worker), number) for worker in range(len(run.loops))]
+    return [run.take(queue_named(f"reply-{worker}"), number) for worker in range(len(run.loops))]
 
 
 @pytest.mark.parametrize(
@@ -386,7 +390,7 @@ def test_between_two_calls_a_worker_says_what_it_waits_for(make) -> None:
     assert {loop.doing for loop in run.loops} == {"waits for call 1 of the script"}
     assert [loop.step for loop in run.loops] == [1] * 4
     assert all(
-        loop.progress.waits and loop.progress.call == (QueueKey(Flow.CALL, worker), 1)
+        loop.progress.waits and loop.progress.call == (run.program.queues[f"call-{worker}"], 1)
         for worker, loop in enumerate(run.loops)
     )
 
@@ -421,7 +425,7 @@ def test_a_snapshot_is_not_reported_before_the_script_has_its_replies(make) -> N
     loop.progress.durable(0, 1)
     run.rounds(1)
     assert loop.progress.held_back
-    run.take(loss_key(0), 0)
+    run.take(queue_named("loss-0"), 0)
     run.rounds(1)
     assert loop.progress.reportable
 

@@ -9,14 +9,14 @@ from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.evaluation import Criterion, Rounds
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.program import NO_ROUNDS, Program
-from stageline.workers.runtime.program.queue_keys import queue_key
+from stageline.workers.runtime.plan_calls import NO_ROUNDS
 from stageline.workers.runtime.turns import Stuck, take_turns
+from support.programs import calls_of, queue_named
 from support.shapes import line
 
 STEPS, MICROBATCHES = 3, 2
@@ -52,7 +52,7 @@ def loops(
     criterion: Criterion | None = None,
     keep: Callable[[int], object] | None = None,
 ) -> list[WorkerLoop]:
-    program = Program(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, rounds, criterion=criterion)
+    program = calls_of(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, rounds, criterion=criterion)
     names = {"run": "run", "incarnation": 1, "start": start}
     return [WorkerLoop(program, each, Echo(), queues, **names, keep=keep if each == 0 else None) for each in range(2)]
 
@@ -81,7 +81,7 @@ def test_a_worker_in_a_round_of_evaluation_has_done_the_steps_before_it(queues: 
 
 
 def test_in_evaluation_a_stage_is_ahead_as_far_as_the_next_one_grants() -> None:
-    program = Program(make_schedule("1f1b", line(2), 1), 1, Rounds(1, batches=9))
+    program = calls_of(make_schedule("1f1b", line(2), 1), 1, Rounds(1, batches=9))
     queues = MemoryQueues("run", 1, windows={QueueKey(Flow.EVALUATION, 1): 4})
     first, last = (WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1, start=1) for each in range(2))
     while first.poll(0):
@@ -92,13 +92,13 @@ def test_in_evaluation_a_stage_is_ahead_as_far_as_the_next_one_grants() -> None:
 
 
 def test_a_stage_that_runs_forward_only_is_ahead_as_far_as_the_next_one_grants() -> None:
-    program = Program(make_schedule("1f1b", line(2), MICROBATCHES, first_trainable=1), STEPS)
-    queues = MemoryQueues("run", MICROBATCHES, windows={queue_key("forward-1"): 3})
+    program = calls_of(make_schedule("1f1b", line(2), MICROBATCHES, first_trainable=1), STEPS)
+    queues = MemoryQueues("run", MICROBATCHES, windows={queue_named("forward-1"): 3})
     first, last = (WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1) for each in range(2))
     while first.poll(0):
         pass
     assert first.doing == "0F1 of step 1 waits for credit in forward-1"
-    assert queues.outbound(queue_key("forward-1")).depth().ready == 3
+    assert queues.outbound(queue_named("forward-1")).depth().ready == 3
     assert isinstance(first.progress.lacking, AwaitCredit)
     last.poll(0)
     assert first.poll(0)
@@ -134,7 +134,7 @@ def test_a_loop_begins_at_the_step_of_its_checkpoint(queues: MemoryQueues) -> No
 
 
 def test_between_two_turns_it_is_attended_to_only_when_that_was_asked_for(queues: MemoryQueues) -> None:
-    program = Program(make_schedule("gpipe", ((0, 1),), MICROBATCHES), STEPS)
+    program = calls_of(make_schedule("gpipe", ((0, 1),), MICROBATCHES), STEPS)
     loop = WorkerLoop(program, 0, Echo(), queues, run="run", incarnation=1)
     attended: list[int | None] = []
 
@@ -148,7 +148,7 @@ def test_between_two_turns_it_is_attended_to_only_when_that_was_asked_for(queues
 
 
 def test_what_is_carried_out_may_be_more_than_the_executor_does(queues: MemoryQueues) -> None:
-    program, executor, seen = Program(make_schedule("gpipe", ((0, 1),), MICROBATCHES), 1), Echo(), []
+    program, executor, seen = calls_of(make_schedule("gpipe", ((0, 1),), MICROBATCHES), 1), Echo(), []
 
     def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
         seen.append(list(received))

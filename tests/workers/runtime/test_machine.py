@@ -5,15 +5,14 @@ from msgspec.structs import replace
 
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.machine import AwaitCredit, Compute, Finish, Machine, OutOfPlace, Take
-from stageline.workers.runtime.program.program import Program
-from stageline.workers.runtime.program.queue_keys import queue_key
+from support.programs import calls_of
 from support.shapes import line
 
-FORWARD, BACKWARD = map(queue_key, ("forward-1", "backward-1"))
+FORWARD, BACKWARD = "forward-1", "backward-1"
 
 
 def machine(worker: int = 1) -> Machine:
-    return Machine(Program(make_schedule("gpipe", line(3), 1), 1).instructions(worker))
+    return Machine(calls_of(make_schedule("gpipe", line(3), 1), 1).instructions(worker))
 
 
 def test_each_instruction_waits_for_what_it_takes_and_is_then_computed() -> None:
@@ -21,18 +20,18 @@ def test_each_instruction_waits_for_what_it_takes_and_is_then_computed() -> None
     taken = []
     while not isinstance(walked.command, Finish):
         if isinstance(walked.command, Take):
-            taken.append(f"{walked.command.instruction.name} {walked.command.key}")
-            walked.arrived(walked.command.key, 0, 0)
+            taken.append(f"{walked.command.instruction.name} {walked.command.queue}")
+            walked.arrived(walked.command.queue, 0, 0)
         assert isinstance(walked.command, Compute)
         walked.computed()
     assert taken == ["1F0 forward-1", "1B0 backward-1"]
 
 
 def test_an_instruction_that_takes_from_two_queues_waits_for_both_in_order() -> None:
-    first = next(Program(make_schedule("gpipe", line(3), 1), 1).instructions(1))
-    walked = Machine(iter([replace(first, takes=(FORWARD, BACKWARD))]))
+    first = next(calls_of(make_schedule("gpipe", line(3), 1), 1).instructions(1))
+    walked = Machine(iter([replace(first, op=replace(first.op, takes=(FORWARD, BACKWARD)))]))
     assert isinstance(walked.command, Take)
-    assert walked.command.key == FORWARD
+    assert walked.command.queue == FORWARD
     assert isinstance(walked.arrived(FORWARD, 0, 0), Take)
     assert isinstance(walked.arrived(BACKWARD, 0, 0), Compute)
 
@@ -44,10 +43,10 @@ def test_a_message_of_another_place_is_refused(place) -> None:
 
 
 def test_what_a_stage_that_runs_forward_only_gives_waits_for_credit_first() -> None:
-    program = Program(make_schedule("gpipe", line(3), 1, first_trainable=2), 1)
+    program = calls_of(make_schedule("gpipe", line(3), 1, first_trainable=2), 1)
     walked = Machine(program.instructions(1))
     assert isinstance(walked.command, AwaitCredit)
-    assert str(walked.command.key) == "forward-2"
+    assert str(walked.command.queue) == "forward-2"
     assert isinstance(walked.granted(), Take)
     assert isinstance(walked.arrived(FORWARD, 0, 0), Compute)
     assert isinstance(walked.computed(), Compute)  # its update
@@ -66,7 +65,7 @@ def test_an_event_that_does_not_answer_the_command_is_refused() -> None:
 
 
 def test_a_program_that_is_over_may_be_extended_and_only_then() -> None:
-    program = Program(make_schedule("gpipe", line(3), 1), 1)
+    program = calls_of(make_schedule("gpipe", line(3), 1), 1)
     walked = Machine(iter(()))
     assert isinstance(walked.command, Finish)
     assert isinstance(walked.extend(iter(())), Finish)

@@ -1,18 +1,19 @@
 """What the compute loop leaves behind for the reports."""
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.ledger.ledger import timed_actions
+from stageline.pipeline.program import Per, Queue
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.program.calls import Position
-from stageline.workers.runtime.program.program import Program
-from stageline.workers.runtime.program.queue_keys import call_key
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.progress import Progress
+from support.programs import calls_of
 from support.shapes import line
+
+CALLS = Queue(name="call-0", producer=1, consumer=0, per=Per.CALL)
 
 
 def test_a_finished_step_becomes_a_record_with_the_times_of_its_actions() -> None:
     progress = Progress(last=0)
-    for begin, instruction in enumerate(Program(make_schedule("gpipe", line(1), 1), 1).instructions(0)):
+    for begin, instruction in enumerate(calls_of(make_schedule("gpipe", line(1), 1), 1).instructions(0)):
         progress.computing(instruction, float(begin))
         progress.done(instruction, begin + 0.5)
     progress.closed(0, 0, 0.25)
@@ -51,18 +52,18 @@ def test_a_snapshot_on_disk_is_reported_and_remembered() -> None:
 
 
 def test_a_snapshot_waits_for_the_replies_of_the_calls_before_it() -> None:
-    progress = Progress(positions={4: Position(4, 7, 2)}, answered={Flow.LOSS: 4, Flow.REPLY: 2})
+    progress = Progress(positions={4: Position(4, 7, 2)}, answered={Per.STEP: 4, Per.REPLY: 2})
     progress.durable(1, 4)
     assert progress.held_back
-    progress.answered[Flow.REPLY] = 3
+    progress.answered[Per.REPLY] = 3
     assert progress.reportable
     assert not progress.held_back
 
 
 def test_only_a_snapshot_whose_calls_are_all_answered_may_be_reported() -> None:
-    progress = Progress(positions={2: Position(2, 5, 0), 4: Position(4, 7, 2)}, answered={Flow.LOSS: 3, Flow.REPLY: 3})
+    progress = Progress(positions={2: Position(2, 5, 0), 4: Position(4, 7, 2)}, answered={Per.STEP: 3, Per.REPLY: 3})
     assert [progress.may_report(step) for step in (2, 4)] == [True, False]
-    assert Progress(answered={Flow.LOSS: 0}).may_report(4)  # no script has called
+    assert Progress(answered={Per.STEP: 0}).may_report(4)  # no script has called
 
 
 def test_positions_before_the_complete_checkpoint_are_forgotten() -> None:
@@ -74,5 +75,5 @@ def test_positions_before_the_complete_checkpoint_are_forgotten() -> None:
 def test_a_worker_waits_for_one_call_of_the_script_since_one_moment() -> None:
     progress = Progress()
     for number, now in ((0, 1.0), (0, 2.0), (1, 3.0), (1, 4.0)):
-        progress.waiting_for_script(call_key(0), number, now)
-    assert (progress.call, progress.since, progress.waits) == ((call_key(0), 1), 3.0, True)
+        progress.waiting_for_script(CALLS, number, now)
+    assert (progress.call, progress.since, progress.waits) == ((CALLS, 1), 3.0, True)

@@ -9,6 +9,7 @@ import pytest
 
 from stageline.pipeline.feature import Compute
 from stageline.pipeline.plan import read_plan
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
@@ -16,7 +17,6 @@ from stageline.workers.control.reporter import Reporter
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import prepare
-from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import REGISTERED, WorkerFeature, composed, explained, has_room
 from support.workspace import Workspace

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from stageline.pipeline.schedule import ONCE_PER_STEP, Kind
 from stageline.pipeline.schedule.check import Timed
 
-WORDS = {
+WORDS: dict[str, str] = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
     Kind.INPUT: "input gradient",
@@ -18,6 +18,7 @@ WORDS = {
     Kind.CLIP: "clipping",
     Kind.UPDATE: "update",
 }
+OTHER = "an operation of a feature"
 
 
 class Sheet:
@@ -35,7 +36,8 @@ class Sheet:
         seen = sorted((each for each in timed if each.end > each.start), key=lambda each: each.start)
         self.rows = [[each for each in seen if each.worker == worker] for worker in workers]
         self.stages = [sorted({each.action.stage for each in timed if each.worker == worker}) for worker in workers]
-        self.kinds = [kind for kind in Kind if kind in {each.action.kind for each in seen}]
+        kinds = {each.action.kind for each in seen}
+        self.kinds = [*(kind for kind in WORDS if kind in kinds), *sorted(kinds - WORDS.keys())]
         self.start = min((each.start for each in timed), default=0.0)
         self.span = max((each.end for each in timed), default=0.0) - self.start
         self.shortest = min((each.end - each.start for each in seen), default=1.0)

@@ -6,7 +6,7 @@ from html import escape
 from stageline.pipeline.schedule import ONCE_PER_STEP, Kind
 from stageline.pipeline.schedule.check import Timed
 
-from .sheet import WORDS, Sheet
+from .sheet import OTHER, WORDS, Sheet
 
 # All in pixels.
 _EDGE = 24  # free around everything
@@ -32,7 +32,7 @@ class _Drawing:
         labels = [(sheet.label(each), each.end - each.start) for row in sheet.rows for each in row]
         letters = max((len(label) for label, _ in labels), default=0)
         readable = (_SPACIOUS + _LETTER * letters) * sheet.span / sheet.shortest
-        legend = sum(36 + 16 * self._tones + _LETTER * len(WORDS[kind]) for kind in sheet.kinds)
+        legend = sum(36 + 16 * self._tones + _LETTER * len(WORDS.get(kind, OTHER)) for kind in sheet.kinds)
         heading = 1.25 * _LETTER * len(title) + legend - _NAMES - _IDLE
         self._rows = max(_NARROWEST, min(_WIDEST, readable), heading)  # the width of the rows
         self._per_time = self._rows / sheet.span if sheet.span else 0.0
@@ -62,8 +62,8 @@ class _Drawing:
     def _legend(self) -> Iterator[str]:
         x = self._width - _EDGE
         for kind in reversed(self._sheet.kinds):
-            x -= _LETTER * len(WORDS[kind])
-            yield f'<text class="word" x="{x:.1f}" y="{_EDGE + 14}">{WORDS[kind]}</text>'
+            x -= _LETTER * len(WORDS.get(kind, OTHER))
+            yield f'<text class="word" x="{x:.1f}" y="{_EDGE + 14}">{WORDS.get(kind, OTHER)}</text>'
             x -= 4
             for tone in reversed(range(self._tones)):
                 x -= 16
@@ -108,9 +108,10 @@ class _Drawing:
 
     def _details(self, each: Timed) -> str:
         start, end = (self._sheet.time(time - self._sheet.start) for time in (each.start, each.end))
+        word = WORDS.get(each.action.kind, OTHER)
         of = "" if each.action.kind in ONCE_PER_STEP else f" of microbatch {each.action.microbatch}"
         return (
-            f"{each.action}: {WORDS[each.action.kind]}{of} at stage {each.action.stage}, step {each.step}&#10;"
+            f"{each.action}: {word}{of} at stage {each.action.stage}, step {each.step}&#10;"
             f"worker {each.worker}, {start} to {end}"
         )
 
@@ -121,9 +122,9 @@ class _Drawing:
         return _EDGE + _NAMES + (time - self._sheet.start) * self._per_time
 
 
-def _tones_of(kind: Kind) -> Kind:
+def _tones_of(kind: str) -> str:
     """The kind whose tones it has: one that adds up gradients, those of the other that does."""
-    return Kind.SUBTOTAL if kind is Kind.ADD else kind
+    return Kind.SUBTOTAL if kind == Kind.ADD or kind not in WORDS else kind
 
 
 def _least_width(label: str) -> float:

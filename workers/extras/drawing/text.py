@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.check import Timed
 
-from .sheet import WORDS, Sheet
+from .sheet import OTHER, WORDS, Sheet
 
 _WIDEST = 400  # columns, where no width is given: wider ones cannot be read
 
-_ASCII = {
+_ASCII: dict[str, str] = {
     Kind.FORWARD: "-",
     Kind.BACKWARD: "=",
     Kind.INPUT: "~",
@@ -27,7 +27,7 @@ _ASCII = {
     Kind.CLIP: "c",
     Kind.UPDATE: "u",
 }
-_UNICODE = {
+_UNICODE: dict[str, str] = {
     Kind.FORWARD: "░",
     Kind.BACKWARD: "█",
     Kind.INPUT: "▓",
@@ -39,6 +39,8 @@ _UNICODE = {
     Kind.CLIP: "▗",
     Kind.UPDATE: "▄",
 }
+
+_OTHER = ":"  # fills the cells of other kinds
 
 
 def draw_text(
@@ -69,7 +71,8 @@ def draw_text(
                 f"{name:{margin}}{row} {sheet.idle(worker):3.0%}"
                 for worker, (name, row) in enumerate(zip(names, rows, strict=True))
             ),
-            " " * margin + "   ".join(f"{kind}{fills[kind] * 2} {WORDS[kind]}" for kind in sheet.kinds),
+            " " * margin
+            + "   ".join(f"{kind}{fills.get(kind, _OTHER) * 2} {WORDS.get(kind, OTHER)}" for kind in sheet.kinds),
         )
     )
 
@@ -97,12 +100,12 @@ class _Columns:
         return math.floor((time - self._start) * self._per_time + 0.5 + 1e-6)
 
 
-def _row(sheet: Sheet, row: Sequence[Timed], columns: _Columns, fills: dict[Kind, str]) -> str:
+def _row(sheet: Sheet, row: Sequence[Timed], columns: _Columns, fills: dict[str, str]) -> str:
     line = ""
     for each in row:
         line = line.ljust(columns.of(each.start))
         cell = columns.of(each.end) - len(line)
-        line += _cell(sheet.label(each), cell, columns.gap, fills[each.action.kind])
+        line += _cell(sheet.label(each), cell, columns.gap, fills.get(each.action.kind, _OTHER))
     return line.ljust(columns.number)
 
 

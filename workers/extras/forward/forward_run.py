@@ -24,16 +24,15 @@ import torch
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused, StagelineError
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.scalar_loss import Loss
-from stageline.pipeline.stage.update.optimizer import OptimizerFactory
+from stageline.pipeline.stage.layers.loss import Loss
+from stageline.pipeline.stage.stage_update import OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
+from stageline.workers.runtime.calls import AHEAD, CallKind
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.executor.metric_value import Metric
-from stageline.workers.runtime.program.calls import CallKind
-from stageline.workers.runtime.program.program import AHEAD
 from stageline.workers.script.arguments.arguments import LineOptions, Workers
 from stageline.workers.script.arguments.checks import demand_batch
 from stageline.workers.script.arguments.model_weights import ModelWeights

@@ -9,18 +9,17 @@ from contextlib import contextmanager
 
 import torch
 
-from stageline.broker.codec.message import Flow
+from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.tensors import delivered
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import PlanRefused
+from stageline.pipeline.program import Program
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.program.program import Program
 
 from .cache import PrefixCacheFailed
 
@@ -63,8 +62,8 @@ def _forward(job: Job, program: Program, executor: Executor, prefix: Sequence[in
         torch.set_num_threads(job.plan.workers[job.schedule.owner(stage)].threads)  # bits may follow it
         instruction = program.instruction(step, Action(Kind.FORWARD, stage, microbatch))
         output = executor.carry_out(instruction, [output] if stage else [])
-        codec = job.codecs.get(QueueKey(Flow.FORWARD, stage + 1))
-        output = output if codec is None else delivered(output, codec)
+        codec = Codec[program.queues[f"forward-{stage + 1}"].codec.upper()]
+        output = output if codec is Codec.LOSSLESS else delivered(output, codec)
     return output
 
 

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import structlog
 
 from stageline.pipeline.feature import Compute
+from stageline.pipeline.program import CacheUse, Instruction
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.replays import CacheUse
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 
 from .again import compute_again
@@ -38,11 +37,10 @@ class PrefixCaching(WorkerFeature):
 
         def with_rows(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             place = instruction.step, instruction.action.microbatch
-            match instruction.cache:
-                case CacheUse.KEPT:
-                    self._cache.keep(*place, received[0])
-                case CacheUse.REPLAYED:
-                    received = [self._cache.rows(*place)]
+            if CacheUse.KEPT in instruction.op.marks:
+                self._cache.keep(*place, received[0])
+            elif CacheUse.REPLAYED in instruction.op.marks:
+                received = [self._cache.rows(*place)]
             return compute(instruction, received)
 
         return with_rows
@@ -51,7 +49,7 @@ class PrefixCaching(WorkerFeature):
         self._cache.sync()
 
     def cached_input(self, instruction: Instruction) -> Tree:
-        if instruction.action.stage != self._first or instruction.cache is not CacheUse.REPLAYED:
+        if instruction.action.stage != self._first or CacheUse.REPLAYED not in instruction.op.marks:
             return None
         return self._cache.rows(instruction.step, instruction.action.microbatch)
 
@@ -62,20 +60,20 @@ def prefix_cache(place: WorkerPlace) -> PrefixCaching | None:
     Raises `PrefixCacheFailed` if it cannot be made, `DataError` or `ModelRefused` if the data that say which samples a
     batch has cannot be read.
     """
-    job, replays, first = place.job, place.job.program.replays, place.job.schedule.first_trainable
-    if replays is None or first not in job.schedule.placement[place.worker]:
+    job, replayed_from, first = place.job, place.job.replayed_from, place.job.schedule.first_trainable
+    if replayed_from is None or first not in job.schedule.placement[place.worker]:
         return None
     told = job if job.numbering is not None else job.with_data()
     numbering = require_numbering(told.numbering)
     cache = PrefixCache(
         place.folder / FOLDER,
         numbering,
-        numbering.count(replays.first),
+        numbering.count(replayed_from),
         parts_of(job.plan, job.segments[first].first_layer),
         note=place.progress.noting("prefix cache"),
         wait=place.serve,
     )
-    steps = min(place.start, replays.first)
+    steps = min(place.start, replayed_from)
     wrong = cache.open(steps) if steps else "the run begins"
     if wrong:
         cache.clear()

@@ -19,11 +19,11 @@ from msgspec.structs import replace
 from torch.autograd.graph import saved_tensors_hooks
 
 from stageline.broker.codec.codecs import Codec
-from stageline.broker.codec.message import Flow, Message, encode
+from stageline.broker.codec.message import Message, encode
 from stageline.broker.codec.tensors import coded
 from stageline.broker.errors import Unsendable
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.program import Instruction, Queue
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.held import (
     SavedBytes,
@@ -39,7 +39,7 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.program.run_queues import RunQueue
+from stageline.workers.runtime.queue_keys import queue_key
 
 from .trial_result import StageEstimate
 from .trial_stages import LiveBytes, TrialStages, demand_changed
@@ -57,11 +57,11 @@ _WORDS = {
     Kind.UPDATE: "update",
 }
 _FLOWS = {
-    Kind.TIED: Flow.TIED,
-    Kind.SUBTOTAL: Flow.SUBTOTAL,
-    Kind.ADD: Flow.SUM,
-    Kind.NORMS: Flow.NORMS,
-    Kind.CLIP: Flow.CLIP,
+    Kind.TIED: "tied",
+    Kind.SUBTOTAL: "subtotal",
+    Kind.ADD: "sum",
+    Kind.NORMS: "norms",
+    Kind.CLIP: "clip",
 }
 
 
@@ -89,7 +89,7 @@ class Carried(NamedTuple):
 
 def dry_run(
     job: Job, watch: TrialWatch = UNWATCHED, counts: Sequence[AbstractContextManager[object]] = ()
-) -> tuple[list[StageEstimate], dict[QueueKey, Carried]]:
+) -> tuple[list[StageEstimate], dict[str, Carried]]:
     """Each stage, and by queue what one message takes. Each stage's forward and backward are in its context of
     `counts`, if there are any.
 
@@ -109,7 +109,7 @@ class _DryRun:
     """One microbatch on its way through all stages."""
 
     def __init__(self, job: Job, watch: TrialWatch, counts: Sequence[AbstractContextManager[object]]) -> None:
-        self.messages: dict[QueueKey, Carried] = {}
+        self.messages: dict[str, Carried] = {}
         self._job = job
         self._watch = watch
         self._counts = counts
@@ -121,7 +121,7 @@ class _DryRun:
         self._tapped: dict[int, int] = {}  # by stage: bytes that its tapped layers return
         self._backward: set[int] = set()  # stages that have one
         self._halfway: dict[int, int | None] = {}  # by stage: bytes between the halves of a backward
-        self._tied: dict[Flow, Tree] = {}  # what was given last
+        self._tied: dict[str, Tree] = {}  # what was given last
         self._estimates: dict[int, StageEstimate] = {}
         watch.doing("the weights")
         for part in job.segments:
@@ -141,7 +141,7 @@ class _DryRun:
     def train(self) -> list[StageEstimate]:
         """Each stage, with its optimizer's state."""
         gradient: Tree = None
-        sharing = {stage for tie in self._job.schedule.ties for stage in tie}  # they stay until all have gone backward
+        sharing = _sharing(self._job)  # they stay until all have gone backward
         for index in reversed(range(self._job.schedule.stages)):
             with self._stages.there(index, stays=index in sharing):
                 if index in self._backward | sharing:
@@ -154,7 +154,7 @@ class _DryRun:
                 if index not in sharing:
                     self._update(index)
         for index in sorted(sharing, reverse=True):
-            self._send(Kind.SUBTOTAL, index, self._of_neighbour(Flow.SUBTOTAL, index))
+            self._send(Kind.SUBTOTAL, index, self._of_neighbour("subtotal", index))
         for index in sorted(sharing):
             with self._stages.there(index):
                 self._update(index)
@@ -162,8 +162,8 @@ class _DryRun:
 
     def _gradient(self, index: int, received: list[Tree]) -> Tree:
         """Runs backward, in two halves where the schedule does."""
-        shared = self._of_neighbour(Flow.TIED, index)
-        if not self._job.schedule.splits(index):
+        shared = self._of_neighbour("tied", index)
+        if not self._job.program.splits(index):
             return self._carry_out(Kind.BACKWARD, index, received + shared)
         gradient = self._carry_out(Kind.INPUT, index, received)
         self._carry_out(Kind.WEIGHT, index, shared)
@@ -210,9 +210,9 @@ class _DryRun:
         for parameter in trained_parameters(stage):
             if parameter.grad is None:  # this microbatch did not use it; others may
                 parameter.grad = torch.zeros_like(parameter)
-        given = self._carry_out(Kind.UPDATE, index, self._of_neighbour(Flow.TOTAL, index))
+        given = self._carry_out(Kind.UPDATE, index, self._of_neighbour("total", index))
         if given is not None:
-            self._tied[Flow.TOTAL] = given
+            self._tied["total"] = given
         self._gave_weights(stage, "after the update")
         estimate = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
         estimate = replace(
@@ -225,18 +225,18 @@ class _DryRun:
 
     def _clip(self, index: int) -> None:
         """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""
-        self._tied.setdefault(Flow.CLIP, torch.ones(()))
-        self._send(Kind.NORMS, index, self._of_neighbour(Flow.NORMS, index))
-        self._send(Kind.CLIP, index, self._of_neighbour(Flow.CLIP, index))
+        self._tied.setdefault("clip", torch.ones(()))
+        self._send(Kind.NORMS, index, self._of_neighbour("norms", index))
+        self._send(Kind.CLIP, index, self._of_neighbour("clip", index))
 
-    def _of_neighbour(self, flow: Flow, stage: int) -> list[Tree]:
+    def _of_neighbour(self, flow: str, stage: int) -> list[Tree]:
         """What `stage` is given by a stage that it shares parameters or norms with: what the last of those gave."""
-        return [self._tied[flow]] if str(QueueKey(flow, stage)) in self._job.schedule.routes else []
+        return [self._tied[flow]] if f"{flow}-{stage}" in self._job.program.queues else []
 
     def _send(self, kind: Kind, stage: int, received: Sequence[Tree]) -> None:
         """What `stage` gives to one that it shares parameters or norms with, if its schedule has that."""
-        schedule, action = self._job.schedule, Action(kind, stage)
-        if action in schedule.workers[schedule.owner(stage)]:
+        of_worker = self._job.program.step[self._job.schedule.owner(stage)]
+        if any(op.action == Action(kind, stage) for op in of_worker):
             self._tied[_FLOWS[kind]] = self._carry_out(kind, stage, received)
 
     def _gave_weights(self, stage: Stage, when: str) -> None:
@@ -255,7 +255,7 @@ class _DryRun:
             result = self._measured(index, kind, lambda: self._stages[index].carry_out(instruction, received))
         self._watch.gave(f"what stage {index} gave in its {word}", result)
         if not evaluates:
-            self.messages |= _message(self._job, action, result, before)
+            self.messages |= _message(self._job, instruction, result, before)
         return result
 
     def _measured(self, index: int, kind: Kind, compute: Callable[[], Tree]) -> Tree:
@@ -282,29 +282,34 @@ class _DryRun:
         return result
 
 
-def _message(job: Job, action: Action, payload: Tree, before: Mapping[int, torch.Tensor]) -> dict[QueueKey, Carried]:
+def _message(
+    job: Job, instruction: Instruction, payload: Tree, before: Mapping[int, torch.Tensor]
+) -> dict[str, Carried]:
     """`before`: what the stage had received, by its address."""
-    key = job.program.queues.gives(action)
-    if key is None:
+    if not instruction.gives:
         return {}
-    codec = job.codecs.get(key, Codec.LOSSLESS)
+    queue = job.program.queues[instruction.gives[0]]
+    key, codec = queue_key(queue), Codec[queue.codec.upper()]
     frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, coded(payload, codec) if codec else payload))
     same = [t for t in tensors(payload) if t.data_ptr() in before and torch.equal(t, before[t.data_ptr()])]
     carried = Carried(sum(memoryview(frame).nbytes for frame in frames), total_bytes(same))
-    return dict.fromkeys(_queues_like(job, key), carried)
+    return dict.fromkeys(_queues_like(job, queue), carried)
 
 
-def _queues_like(job: Job, key: QueueKey) -> list[QueueKey]:
-    """The queues from and to the same stages as `key`: several where these have replicas."""
-    if not job.schedule.shares:
-        return [key]
-    stage, table = job.schedule.replicas.stage, job.program.queues.table
+def _sharing(job: Job) -> set[int]:
+    """The stages that share parameters."""
+    totals = (queue for queue in job.program.queues.values() if queue.flow == "total")
+    return {stage for queue in totals for stage in (queue.source, queue.target) if stage is not None}
 
-    def ends(queue: RunQueue) -> tuple[Flow, int | None, int]:
-        source = None if queue.source is None else stage(queue.source)
-        return queue.key.flow, source, stage(queue.key.stage)
 
-    return [other.key for other in table.values() if ends(other) == ends(table[key])]
+def _queues_like(job: Job, queue: Queue) -> list[str]:
+    """The queues from and to the same stages as `queue`: several where these have replicas."""
+
+    def ends(each: Queue) -> tuple[str, *tuple[int | None, ...]]:
+        copies = (each.source, each.target)
+        return each.flow, *(None if copy is None else job.schedule.replicas.stage(copy) for copy in copies)
+
+    return [name for name, other in job.program.queues.items() if ends(other) == ends(queue)]
 
 
 def _movable(job: Job, stage: Stage) -> dict[str, int]:

@@ -143,7 +143,7 @@ def _demand_last_batches(job: Job, watch: TrialWatch) -> None:
 
 def _unused(job: Job) -> Iterator[str]:
     """A warning of a cache that is never read."""
-    if job.plan.caches_prefix and job.program.replays is None:
+    if job.plan.caches_prefix and job.replayed_from is None:
         yield (
             f"model.prefix_cache: the run has {job.steps} steps, an epoch has {job.known_length.epoch}: nothing would "
             "be used a second time, so nothing is kept."

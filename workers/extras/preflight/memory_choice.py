@@ -154,7 +154,9 @@ def _recompute_is_free(job: Job, stage: int) -> bool:
 def _may_recompute(job: Job) -> bool:
     """Not in two halves of a backward: each would compute again."""
     stages = range(job.schedule.stages)
-    return not job.schedule.halves_backwards and any(_recompute_is_free(job, stage) for stage in stages)
+    return not any(map(job.program.splits, range(job.schedule.copies))) and any(
+        _recompute_is_free(job, stage) for stage in stages
+    )
 
 
 def _with_form(plan: Plan, form: str, offload: Sequence[str] = ()) -> Plan:

@@ -43,8 +43,8 @@ class _Tried:
 def try_prefix(job: Job, doing: Callable[[str], None]) -> CacheEstimate | None:
     """What the cache of a run will hold; None if it has none. Raises `ModelRefused` or `DataError` if what leaves the
     frozen stages cannot be kept by sample."""
-    replays, numbering = job.program.replays, job.numbering
-    if replays is None or numbering is None:
+    first, numbering = job.replayed_from, job.numbering
+    if first is None or numbering is None:
         return None
     doing("the trial of model.prefix_cache: the samples of two epochs")
     _demand_same_inputs(job)
@@ -54,10 +54,10 @@ def try_prefix(job: Job, doing: Callable[[str], None]) -> CacheEstimate | None:
         doing(f"the trial of model.prefix_cache: stage {index}, forward")
         tried = _through(job, index, tried)
     _demand_rows(tried, count)
-    samples = numbering.count(replays.first)
+    samples = numbering.count(first)
     size = sum(tensor[:1].numel() * tensor.element_size() for tensor in tensors(tried.first))
     stage = job.schedule.first_trainable
-    return CacheEstimate(stage, job.schedule.owner(stage), replays.first, samples, size, samples * size)
+    return CacheEstimate(stage, job.schedule.owner(stage), first, samples, size, samples * size)
 
 
 def _tried_microbatches(job: Job) -> _Tried:

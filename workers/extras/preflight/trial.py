@@ -119,7 +119,7 @@ def _tried(plan: Plan, writer: TrialWriter, layouts: bool) -> TriedPlan:
     second = _batch(job, writer)
     schedule = job.schedule
     found = Transcript(first, second, kept, tuple(computed), plan.data.dataset is not None)
-    return TriedPlan(estimate, job.known_length, schedule.first_trainable, found, of_stages, frozen=schedule.frozen)
+    return TriedPlan(estimate, job.known_length, schedule.first_trainable, found, of_stages)
 
 
 def _batch(job: Job, writer: TrialWriter) -> tuple[LeafRecord, ...]:

@@ -145,9 +145,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
-    """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only; `frozen`
-    are those above of which nothing is trained. `layouts` are the stages', if they were asked for; `cut` is where they
-    begin, if that was measured, and `memory` what was chosen for a limit, by keys of the plan."""
+    """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only. `layouts`
+    are the stages', if they were asked for; `cut` is where they begin, if that was measured, and `memory` what was
+    chosen for a limit, by keys of the plan."""
 
     estimate: Estimate
     length: RunLength
@@ -155,7 +155,6 @@ class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
     transcript: Transcript
     layouts: tuple[StageLayout, ...] = ()
     cut: tuple[int, ...] | None = None
-    frozen: tuple[int, ...] = ()
     memory: dict[str, object] = {}
 
 

@@ -4,11 +4,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from math import ceil
 
-from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import Flow
-from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.features.offload import AHEAD
 from stageline.pipeline.plan import PlanError
-from stageline.pipeline.stage.backward.offload import AHEAD
+from stageline.pipeline.program import Queue
 from stageline.workers.disk.memory import BACKLOG
 from stageline.workers.extras.memory import StageLoad, WorkerRoom
 from stageline.workers.extras.memory.load import ample_limit_for, limit_for
@@ -111,47 +110,49 @@ def _messages(job: Job, own: Sequence[StageEstimate], queues: Sequence[QueueEsti
     return min(retained, job.plan.queues.retain_bytes) + waiting
 
 
-def queue_estimates(job: Job, messages: Mapping[QueueKey, Carried]) -> list[QueueEstimate]:
+def queue_estimates(job: Job, messages: Mapping[str, Carried]) -> list[QueueEstimate]:
     """By queue, in order of their names."""
-    ordered = sorted(messages.items(), key=lambda each: (each[0].wire, str(each[0])))
-    return [_estimate(job, key, message) for key, message in ordered]
+    queues = sorted(
+        (job.program.queues[name] for name in messages), key=lambda queue: (queue.flow, queue.target, queue.name)
+    )
+    return [_estimate(job, queue, messages[queue.name]) for queue in queues]
 
 
-def _estimate(job: Job, key: QueueKey, message: Carried) -> QueueEstimate:
-    source = job.program.queues.table[key].source
-    if source is None:
-        raise ValueError(f"{key} carries no results of a stage: it has no estimate")
+def _estimate(job: Job, queue: Queue, message: Carried) -> QueueEstimate:
+    if queue.source is None or queue.target is None:
+        raise ValueError(f"{queue.name} carries no results of a stage: it has no estimate")
     return QueueEstimate(
-        queue=str(key),
-        producer=source,
-        consumer=key.stage,
+        queue=queue.name,
+        producer=queue.source,
+        consumer=queue.target,
         message=message.bytes,
         passed_on=message.passed_on,
-        in_flight=_in_flight(job, key),
-        retained=message.bytes * key.per_step(job.schedule.microbatches) * steps_kept(job, source),
-        ends=f"{job.schedule.label(source)} to {job.schedule.label(key.stage)}",
-        codec=job.codecs.get(key, Codec.LOSSLESS).name.lower(),
+        in_flight=_in_flight(job, queue),
+        retained=message.bytes * queue.count * steps_kept(job, queue.source),
+        ends=f"{job.schedule.label(queue.source)} to {job.schedule.label(queue.target)}",
+        codec=queue.codec,
     )
 
 
 def steps_kept(job: Job, stage: int) -> int:
     """How many steps' messages `stage` keeps at most: the next checkpoint is complete when all stages have come to it,
     and the first stage is ahead of the last by less than a step; in asynchronous mode, by a microbatch for each stage.
-    One that runs forward only is ahead of the next by what that one grants."""
+    A stage that runs forward only is ahead of the next by what that one grants."""
     plan, microbatches, number = job.plan, job.schedule.microbatches, job.schedule.replicas.stage
-    granted = [ceil(job.windows()[key] / microbatches) for key in _ahead(job) if number(key.stage) > number(stage)]
+    ahead = (job.program.queues[name] for name in job.program.queues if name in job.program.ahead)
+    granted = [
+        ceil(queue.window / microbatches)
+        for queue in ahead
+        if queue.target is not None and number(queue.target) > number(stage)
+    ]
     if plan.queues.in_one_process or not plan.recovery.on:
         return min(1 + sum(granted), job.steps)
-    ahead = 1 if job.schedule.mode == "sync" else max(1, ceil(job.program.last / microbatches))
-    return min(plan.recovery.snapshot_every + ahead + sum(granted), job.steps)
+    lead = 1 if job.schedule.mode == "sync" else max(1, ceil(job.program.last / microbatches))
+    return min(plan.recovery.snapshot_every + lead + sum(granted), job.steps)
 
 
-def _in_flight(job: Job, key: QueueKey) -> int:
+def _in_flight(job: Job, queue: Queue) -> int:
     """The messages of a queue that are put and not yet taken, at most: what the schedule allows, or the credit."""
-    if str(key) not in job.schedule.ahead:
-        return job.verdict.queue_bound[str(key)]
-    return min(job.windows()[key], job.steps * job.schedule.microbatches)
-
-
-def _ahead(job: Job) -> list[QueueKey]:
-    return [key for key in job.program.queues.all if str(key) in job.schedule.ahead]
+    if queue.name not in job.program.ahead:
+        return job.verdict.queue_bound[queue.name]
+    return min(queue.window, job.steps * job.schedule.microbatches)

@@ -20,12 +20,13 @@ from typing import BinaryIO
 
 import structlog
 
-from stageline.broker.codec.message import Message, encode, message_number
+from stageline.broker.codec.message import Flow, Message, encode, message_number
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.errors import GroupLost
 from stageline.pipeline.feature import Compute
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.program import CacheUse, Instruction
 from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.layers.memory import own_copy
@@ -38,8 +39,7 @@ from stageline.workers.disk.tensor_file import Unsaveable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor.losses import ComputeFailed, Culprit
 from stageline.workers.runtime.loop import PATIENCE
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.queue_keys import queue_key
+from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 
 from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
@@ -140,8 +140,16 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
 def result_queue(action: Action) -> QueueKey | None:
     """Under which queue an action's result is recorded: the loss as if a stage came after the last, and the gradient
     of a stage whose producer does not train as if it did. None for the first stage's backward, which has no result."""
-    name = action.outbound
-    return queue_key(name) if name else None
+    flow, _, stage = action.outbound.partition("-")
+    return QueueKey(Flow(flow), int(stage)) if flow else None
+
+
+def taken_keys(instruction: Instruction) -> tuple[QueueKey, ...]:
+    """Return under which queues an instruction's inputs are recorded: rows that are replayed came from the stage before
+    once."""
+    replayed = CacheUse.REPLAYED in instruction.op.marks
+    flows = ["forward"] if replayed else [name.partition("-")[0] for name in instruction.takes]
+    return tuple(QueueKey(Flow(flow), instruction.action.stage) for flow in flows)
 
 
 class Recorder(WorkerFeature):
@@ -165,7 +173,7 @@ class Recorder(WorkerFeature):
             if instruction.evaluates:
                 return compute(instruction, received)
             index = instruction.action.stage
-            for key, payload in zip(instruction.inputs, received, strict=True):
+            for key, payload in zip(taken_keys(instruction), received, strict=True):
                 before = map_tensors(own_copy, payload)  # a layer may write to its input
                 writer.record(index, Direction.TAKEN, self._message(instruction, key, before))
             result = compute(instruction, received)
@@ -194,7 +202,7 @@ class Recorder(WorkerFeature):
 
     def _message(self, instruction: Instruction, key: QueueKey, payload: Tree) -> Message:
         at, place = (instruction.step, instruction.action.microbatch, key.stage), self._place
-        return Message(place.run, key.flow, *at, place.incarnation, instruction.number, payload)
+        return Message(place.run, key.flow, *at, place.incarnation, 0, payload)
 
 
 def recorder(place: WorkerPlace) -> Recorder | None:
@@ -243,11 +251,11 @@ def _inputs(place: WorkerPlace, culprit: Culprit, features: Sequence[WorkerFeatu
     forward = job.program.instruction(step, Action(Kind.FORWARD, action.stage, action.microbatch))
     for given in (feature.cached_input(forward) for feature in features):
         if given is not None:
-            key, at = forward.inputs[0], (step, action.microbatch, forward.inputs[0].stage)
-            yield Message(place.run, key.flow, *at, place.incarnation, forward.number, given)
+            (key,) = taken_keys(forward)
+            yield Message(place.run, key.flow, step, action.microbatch, key.stage, place.incarnation, 0, given)
     later = [job.program.instruction(step, each).takes for each in action.way[1:]]
-    for key in (*forward.takes, *chain.from_iterable(later)):
-        yield _taken_again(place.queues, key, step, action.microbatch, deadline)
+    for name in (*forward.takes, *chain.from_iterable(later)):
+        yield _taken_again(place.queues, queue_key(job.program.queues[name]), step, action.microbatch, deadline)
 
 
 def _taken_again(queues: Queues, key: QueueKey, step: int, microbatch: int, deadline: float) -> Message:

@@ -19,19 +19,19 @@ from stageline.broker.codec.message import Message, encode, fingerprint, read_he
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree, describe
 from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_snapshot
 from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.skipping import SkipLog, Skipping, leaves_out
 from stageline.workers.runtime.worker_feature import composed
 
-from .recorder import result_queue
+from .recorder import result_queue, taken_keys
 from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in
 
 _NOT_REPLAYED = {Kind.TIED, *ONCE_PER_STEP}  # they compute nothing of a microbatch
@@ -186,7 +186,7 @@ def _path_of_bad(
 def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
     """What the stage does from step `start` on, up to the last action on the microbatch whose inputs are all recorded;
     empty if its forward cannot be reached. Evaluation is left out: it changes no state, and is not recorded."""
-    program = job.program.instructions(job.schedule.owner(wanted.stage), start)
+    program = job.calls.instructions(job.schedule.owner(wanted.stage), start)
     of_the_stage = (each for each in program if each.action.stage == wanted.stage and each.counted)
     last = ENDS_MICROBATCH if job.schedule.trains(wanted.stage) else (Kind.FORWARD,)
     reached: list[Instruction] = []
@@ -201,11 +201,11 @@ def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, 
 
 
 def _is_recorded(instruction: Instruction, messages: Mapping[Place, RecordedMessage]) -> bool:
-    return all(_place_of(Direction.TAKEN, key, instruction) in messages for key in instruction.inputs)
+    return all(_place_of(Direction.TAKEN, key, instruction) in messages for key in taken_keys(instruction))
 
 
 def _place_of(direction: Direction, key: QueueKey, instruction: Instruction) -> Place:
-    return direction, key._replace(part=None), instruction.step, instruction.action.microbatch
+    return direction, key, instruction.step, instruction.action.microbatch
 
 
 def _absence(records: RecordDirectory, wanted: ReplayTarget, messages: Mapping[Place, RecordedMessage]) -> str:
@@ -231,7 +231,8 @@ def _run(
     outcomes: list[ReplayOutcome] = []
     for instruction in path.instructions:
         received = [
-            path.messages[_place_of(Direction.TAKEN, key, instruction)].load().payload for key in instruction.inputs
+            path.messages[_place_of(Direction.TAKEN, key, instruction)].load().payload
+            for key in taken_keys(instruction)
         ]
         if not wanted.is_of(instruction):
             with _output_off():

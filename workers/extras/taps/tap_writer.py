@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stageline.broker.codec.structure import is_emptied
 from stageline.pipeline.feature import Compute
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
@@ -28,7 +29,6 @@ from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWr
 from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.program.instruction import Instruction
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.skipping import MARK
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, has_room

@@ -1,4 +1,4 @@
 """Carries out a worker's instructions with its stages: losses and metrics in order, bad microbatches left out.
 
-May import `runtime/program`, `disk`, `broker` and `pipeline`. Read `executor.py` first.
+May import `disk`, `broker` and `pipeline`. Read `executor.py` first.
 """

@@ -16,11 +16,11 @@ import torch
 
 from stageline.pipeline.errors import GradientMismatch
 from stageline.pipeline.feature import Compute, Feature
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe
-from stageline.workers.runtime.program.instruction import Instruction
 
 from .losses import ComputeFailed, MicrobatchLoss, StepLosses
 

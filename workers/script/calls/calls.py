@@ -16,11 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from stageline.broker.codec.message import Flow, Message
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError
+from stageline.pipeline.program import Program, Queue
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.program.calls import Call, CallKind, Position, encode_call
-from stageline.workers.runtime.program.program import Program
+from stageline.workers.runtime.calls import Call, CallKind, Position, encode_call
 
 WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_dict entries; in no order: hashes differ
 
@@ -86,7 +85,7 @@ class OpenCall:
     """A call that is put, and the replies that have come. `done` has them all, in the end."""
 
     call: Call
-    missing: deque[QueueKey]  # the queues of the replies that have not come yet, in the order in which they are taken
+    missing: deque[Queue]  # the queues of the replies that have not come yet, in the order in which they are taken
     replies: dict[int, Tree] = field(default_factory=dict)
     done: "Future[Replies]" = field(default_factory=Future)
 

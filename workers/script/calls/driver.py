@@ -26,20 +26,19 @@ import msgspec
 import structlog
 from torch import Tensor
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.codec.structure import is_emptied
 from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim
 from stageline.broker.control.records import Wait, WorkerRecord
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.program import Per, Program
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.session import Stopped
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.program.calls import LAST_REPLIES, Call, CallKind, Position, settled_call
-from stageline.workers.runtime.program.program import AHEAD, Program
-from stageline.workers.runtime.program.queue_keys import call_key
+from stageline.workers.runtime.calls import AHEAD, LAST_REPLIES, Call, CallKind, Position, answers, settled_call
 from stageline.workers.runtime.progress import Doing, Progress
+from stageline.workers.runtime.queue_keys import queue_key
 
 from .batch_record import BatchRecord
 from .calls import CallLog, OpenCall, Replies, WeightNames, messages
@@ -47,7 +46,7 @@ from .calls import CallLog, OpenCall, Replies, WeightNames, messages
 log = structlog.get_logger()
 
 _UNNUMBERED = 0, 0, 0
-_ANSWERS = {Flow.LOSS: "the loss of", Flow.REPLY: "the replies to"}
+_ANSWERS = {Per.STEP: "the loss of", Per.REPLY: "the replies to"}
 _NO_ROOM = "has no room to keep its next call until another checkpoint is complete"
 TURN = 0.25  # seconds that one wait lasts at most, before the broker's commands are carried out
 
@@ -132,8 +131,12 @@ class Driver:
         self._numbering = threading.Lock()
         self._open: deque[OpenCall] = deque()
         self._replied: deque[OpenCall] = deque()  # all replies are here, and the script does not know it yet
+        owner = program.schedule.owner
+        self._owners = list(dict.fromkeys([owner(0), owner(program.last)]))  # the workers that a batch goes to
         self._untold = False  # replies have come which the reports do not know of
-        self._producers = program.queues.producers(program.script)
+        self._answers = program.inbound(program.script)
+        self._inbound = {queue.name: queues.inbound(queue_key(queue)) for queue in self._answers}
+        self._outbound = [queues.outbound(queue_key(program.queues[f"call-{each}"])) for each in range(program.script)]
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
 
     def begin(self) -> None:
@@ -155,7 +158,7 @@ class Driver:
         """
         self.raise_failure()
         call = Call(kind, *_UNNUMBERED, inputs, targets, state, ema)
-        opened = OpenCall(call, deque(self._program.queues.answers(kind)))
+        opened = OpenCall(call, deque(answers(self._program, kind)))
         self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
         if len(self._open) < AHEAD:  # else the thread looks for another once it has the replies to the oldest
             self._queues.ring()
@@ -216,8 +219,8 @@ class Driver:
 
     def _begin(self) -> None:
         self._queues.admit(0)  # before the broker has told of any
-        for key in self._producers:
-            self._queues.inbound(key).rewind(self._start.of(key.flow))
+        for queue in self._answers:
+            self._inbound[queue.name].rewind(self._start.of(queue.per))
 
     def _obey(self) -> None:
         """Carries out the broker's commands."""
@@ -225,7 +228,7 @@ class Driver:
             match self._commands.popleft():
                 case Peers(workers):
                     self._queues.admit(max(incarnation for incarnation, _ in workers.values()))
-                    self._queues.connect({key: workers[index][1] for key, index in self._producers.items()})
+                    self._queues.connect({queue_key(queue): workers[queue.producer][1] for queue in self._answers})
                 case Trim(step):
                     self._trim(step)
                 case Stop(at_step_end=True, step=None):
@@ -243,8 +246,8 @@ class Driver:
         if self._batches is not None:
             self._batches.trim(step)
         if (position := self.calls.trim(step)) is not None:
-            for worker in range(self._program.script):
-                self._queues.outbound(call_key(worker)).trim(position.calls)
+            for outbound in self._outbound:
+                outbound.trim(position.calls)
 
     def _put_calls(self) -> None:
         if not self._submitted and not self._untold:
@@ -252,16 +255,14 @@ class Driver:
         while self._submitted and len(self._open) < AHEAD and (opened := self._number_next()) is not None:
             self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
-                self._queues.outbound(call_key(message.stage)).put(message)
+                self._outbound[message.stage].put(message)
             if self._batches is not None and opened.call.kind is CallKind.TRAIN:
                 self._batches.note(opened.call.step, self._checksums(opened.call.number))
         self._tell()
 
     def _checksums(self, number: int) -> tuple[int, ...]:
         """Of the inputs and the targets that call `number` brings."""
-        owners = [self._program.schedule.owner(stage) for stage in (0, self._program.last)]
-        keys = [call_key(worker) for worker in dict.fromkeys(owners)]
-        return tuple(crc for key in keys for crc in self._queues.outbound(key).checksums(number))
+        return tuple(crc for worker in self._owners for crc in self._outbound[worker].checksums(number))
 
     def _number_next(self) -> OpenCall | None:
         with self._numbering:
@@ -289,15 +290,15 @@ class Driver:
     def _take_reply(self, timeout: float) -> bool:
         """Takes the next reply to the oldest call; False if none comes in time."""
         opened = self._open[0]
-        key = opened.missing[0]
-        reply = self._queues.inbound(key).take(timeout)
+        queue = opened.missing[0]
+        reply = self._inbound[queue.name].take(timeout)
         if reply is None:
             return False
         if is_emptied(reply.payload):
-            self._end(_gone(key.stage, opened.call), ExitCode.SAVED)
+            self._end(_gone(queue.producer, opened.call), ExitCode.SAVED)
             return False
         opened.missing.popleft()
-        opened.replies[key.stage] = reply.payload
+        opened.replies[queue.producer] = reply.payload
         if not opened.missing:
             self._open.popleft()
             self._settle(opened)
@@ -315,8 +316,8 @@ class Driver:
     def _settle(self, opened: OpenCall) -> None:
         """All replies are here: what was only run forward is not needed again, whichever worker is lost."""
         call = opened.call
-        for worker in self._program.batch_owners if call.kind.runs_forward_only else ():
-            self._queues.outbound(call_key(worker)).empty(call.number, settled_call(call, opened.replies[worker]))
+        for worker in self._owners if call.kind.runs_forward_only else ():
+            self._outbound[worker].empty(call.number, settled_call(call, opened.replies[worker]))
 
     def _tell(self) -> None:
         """Leaves what the script does for the reports."""
@@ -329,10 +330,10 @@ class Driver:
         if not self._open:
             progress.does(f"runs its own code after call {calls - 1}", calls)
             return
-        call, key = self._open[0].call, self._open[0].missing[0]
-        queue = str(key), call.position.of(key.flow), f"call {call.number}", call.number
+        call, queue = self._open[0].call, self._open[0].missing[0]
+        wanted = queue.name, call.position.of(queue.per), f"call {call.number}", call.number
         progress.awaits(
-            f"{WAITS} for {_ANSWERS[key.flow]} call {call.number}", calls, lambda since: Wait(*queue, since)
+            f"{WAITS} for {_ANSWERS[queue.per]} call {call.number}", calls, lambda since: Wait(*wanted, since)
         )
 
     def _end(self, reason: str, code: int) -> None:

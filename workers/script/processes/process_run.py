@@ -26,7 +26,7 @@ from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.program import Program
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.hooks import LocalSnapshots
@@ -39,8 +39,8 @@ from stageline.workers.errors import RunFailed
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.store import measured_timetable
-from stageline.workers.runtime.program.calls import CallKind, Position
-from stageline.workers.runtime.program.program import ENDLESS, Program
+from stageline.workers.runtime.calls import CallKind, Position
+from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
@@ -63,7 +63,7 @@ REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is
 
 
 def await_beginning(broker: str, ended: threading.Event) -> None:
-    """Returns once all workers have joined the run at `broker`, the run has `ended`, or `BEGIN_TIMEOUT` has passed."""
+    """Return once all workers have joined the run at `broker`, the run has `ended`, or `BEGIN_TIMEOUT` has passed."""
     deadline = monotonic() + BEGIN_TIMEOUT
     while not ended.is_set() and monotonic() < deadline:
         facts = ask(broker, "status")
@@ -73,7 +73,7 @@ def await_beginning(broker: str, ended: threading.Event) -> None:
 
 
 class ScriptLog(AbstractContextManager["ScriptLog"]):
-    """Appends to `script.log` in `folder`; of no effect where the user has configured structlog."""
+    """Log in the file `script.log` of `folder`; of no effect where the user has configured structlog."""
 
     def __init__(self, folder: Path) -> None:
         self._file = None
@@ -89,20 +89,20 @@ class ScriptLog(AbstractContextManager["ScriptLog"]):
 
 
 class ProcessRun:
-    """Begins a run of `plan`, whose number of stages is known and whose schedule is `schedule`; or, with `resume`,
+    """A run of `plan`, whose number of stages is known and whose workers run `program`; or, with `resume`,
     continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
     """
 
     cannot_save = ""
     _workers_timeout = inf  # seconds for the workers of a resumed run to come
 
-    def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
+    def __init__(self, plan: Plan, program: Program, names: WeightNames, resume: str | None = None) -> None:
         self._plan = plan
-        self.size = len(schedule.placement)
+        self.size = program.script
         self._wanted = True  # is told about if it ends early
         self._knows_failure = False  # the script has been told why it failed
         self._names = names
-        self._program = Program(schedule, ENDLESS, scripted=True)
+        self._program = program
         run = runs.name_of(plan, resume)
         self.folder = runs.folder(plan, run)
         if resume is not None:
@@ -208,7 +208,7 @@ class ProcessRun:
                     break
 
     def _await_end(self, doing: str) -> None:
-        """Waits for the processes to end, and says what they are `doing` if that takes a while."""
+        """Wait for the processes to end, and say what they are `doing` if that takes a while."""
         if self._processes.wait(QUIET) is None:
             say(doing)
             self._processes.wait(END_TIMEOUT)
@@ -223,10 +223,10 @@ class ProcessRun:
                 say(early_end(self.folder, self._plan.broker.store, knows_failure=self._knows_failure))
 
     def _await_workers(self) -> None:
-        """Those on this machine were started: without them, the run ends by itself."""
+        """Do nothing: workers on this machine were started, and without them the run ends by itself."""
 
     def _join(self) -> Assigned:
-        """Takes the script's place. Raises `RunFailed`."""
+        """Take the script's place. Raises `RunFailed`."""
         try:
             return self._control.join(JOIN_TIMEOUT, workers_timeout=self._workers_timeout)
         except (BrokerUnreachable, Stopped) as error:
@@ -278,7 +278,7 @@ class ProcessRun:
         return reachable(endpoint, self._processes.broker)
 
     def _windows(self) -> dict[QueueKey, int]:
-        return dict.fromkeys(self._program.queues.inbound(self._program.script), REPLIES_AHEAD)
+        return dict.fromkeys(map(queue_key, self._program.inbound(self._program.script)), REPLIES_AHEAD)
 
     def _failure(self, reason: str, code: int) -> RunFailed:
         return RunFailed(self._processes.killed or reason, code, self.folder)

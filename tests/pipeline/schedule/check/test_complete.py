@@ -1,13 +1,11 @@
 """Lists that lack an action, have one too many, or have one before what it builds on."""
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
-from stageline.pipeline.schedule import Action, Schedule, make_schedule
+from stageline.pipeline.program import Op, Program, TiedStages, compile_program
 from stageline.pipeline.schedule.check import Costs, Disordered, Incomplete, check_schedule
-from support.shapes import by_hand, line, times
+from support.shapes import by_hand, times
 
 
 def test_a_backward_may_be_split() -> None:
@@ -58,43 +56,43 @@ def test_a_list_must_have_every_action_after_those_it_builds_on(lists: tuple[str
         check_schedule(by_hand(*lists, microbatches=2))
 
 
-def test_a_step_must_end_before_the_next_begins() -> None:
-    class Overlapping(Schedule):
-        def program(self, worker: int, steps: range) -> Iterator[tuple[int, Action]]:
-            return iter([(step, each) for each in self.workers[worker] for step in steps])
-
-    schedule = make_schedule("gpipe", line(1), 1)
-    overlapping = Overlapping(schedule.name, schedule.mode, schedule.placement, 1, schedule.workers)
-    with pytest.raises(Disordered, match="0F0 of step 1 before 0U of step 0"):
-        check_schedule(overlapping, steps=2)
-
-
 @pytest.mark.parametrize(
-    ("last", "error", "reason"),
+    ("last", "reason"),
     [
-        ("1F0 1B0 1F1 1B1 1T1 1U", Incomplete, "worker 1 never runs 1T0 of step 0"),
-        ("1F0 1T0 1B0 1F1 1B1 1T1 1U", Disordered, "1T0 of step 0 before 1B0"),
-        ("1F0 1B0 1F1 1B1 1T0 1T1 1U", Disordered, "1B1 of step 0 before 1T0"),  # a stage holds those of one backward
-        ("1F0 1B0 1T0 1F1 1B1 1U 1T1", Disordered, "1U of step 0 before 1T1"),
+        (("1F0", "1T0", "1B0", "1F1", "1B1", "1T1"), "1T0 of step 0 before 1B0"),
+        (("1F0", "1B0", "1F1", "1B1", "1T0", "1T1"), "1B1 of step 0 before 1T0"),  # a stage holds those of one backward
+        (("1F0", "1B0", "1T0", "1F1", "1B1", "1U", "1T1"), "1U of step 0 before 1T1"),
     ],
 )
-def test_gradients_of_what_stages_share_are_sent_after_each_backward(last: str, error: type, reason: str) -> None:
-    schedule = replace(by_hand("0F0 0F1 0B0 0B1 0U", last, microbatches=2), ties=((0, 1),))
-    with pytest.raises(error, match=reason):
-        check_schedule(schedule)
+def test_gradients_of_what_stages_share_are_sent_after_each_backward(last: tuple[str, ...], reason: str) -> None:
+    made = by_hand("0F0 0F1 0B0 0B1 0U", "1F0 1B0 1F1 1B1 1U", microbatches=2)
+    with pytest.raises(Disordered, match=reason):
+        check_schedule(reordered(compile_program(made, [TiedStages(((0, 1),))]), *last))
 
 
 @pytest.mark.parametrize(
-    ("first", "error", "reason"),
-    [
-        ("0F0 0B0 0U", Incomplete, "worker 0 never runs 0S of step 0"),
-        ("0F0 0S 0B0 0U", Disordered, "0S of step 0 before 0B0"),
-        ("0F0 0B0 0U 0S", Disordered, "0U of step 0 before 0S"),
-    ],
+    ("last", "reason"),
+    [(("1F0", "1S", "1B0", "1U"), "1S of step 0 before 1B0"), (("1F0", "1B0", "1U", "1S"), "1U of step 0 before 1S")],
 )
 def test_the_sums_of_a_step_are_sent_after_its_backwards_and_before_its_update(
-    first: str, error: type, reason: str
+    last: tuple[str, ...], reason: str
 ) -> None:
-    schedule = replace(by_hand(first, "1F0 1B0 1S 1U"), ties=((0, 1),), tied="step")
-    with pytest.raises(error, match=reason):
-        check_schedule(schedule)
+    made = compile_program(by_hand("0F0 0B0 0U", "1F0 1B0 1U"), [TiedStages(((0, 1),), "step")])
+    with pytest.raises(Disordered, match=reason):
+        check_schedule(reordered(made, *last))
+
+
+def reordered(program: Program, *names: str) -> Program:
+    """With the operations of worker 1 in another order, those that are not named last."""
+
+    def place(op: Op) -> int:
+        return names.index(op.name) if op.name in names else len(names)
+
+    return program.with_lists(lambda worker, ops: tuple(sorted(ops, key=place)) if worker else ops)
+
+
+def test_messages_that_are_not_put_in_the_order_of_their_queue_are_found() -> None:
+    made = by_hand("0F0 0F1 0B0 0B1 0U", "1F0 1F1 1B0 1B1 1U", microbatches=2)
+    program = compile_program(made).requeued(lambda queue: structs.replace(queue, order=(1, 0)))
+    with pytest.raises(Disordered, match=r"microbatches \[0, 1\] at backward-0, which has them in the order \[1, 0\]"):
+        check_schedule(program)

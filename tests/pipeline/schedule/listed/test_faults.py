@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stageline.pipeline.program import NormClipping, TiedStages, compile_program
 from stageline.pipeline.schedule import (
     Kind,
     Schedule,
@@ -79,8 +80,8 @@ def test_backwards_of_stages_that_do_not_train_are_left_out() -> None:
 
 
 def test_what_ends_a_step_is_added_as_for_other_schedules() -> None:
-    made = make_schedule("csv", TWO, 2, rows=ROWS, clips=True, ties=((0, 1),))
-    assert " ".join(map(str, made.workers[1])) == "1F0 1B0 1T0 1F1 1B1 1T1 1N 1C 1U"
+    made = compile_program(make_schedule("csv", TWO, 2, rows=ROWS), [TiedStages(((0, 1),)), NormClipping()])
+    assert " ".join(op.name for op in made.step[1]) == "1F0 1B0 1T0 1F1 1B1 1T1 1N 1C 1U"
     check_schedule(made)
 
 

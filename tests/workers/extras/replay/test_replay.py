@@ -6,7 +6,7 @@ from stageline.pipeline.schedule import make_schedule
 from stageline.workers.extras.replay.records import Reason
 from stageline.workers.extras.replay.replay import Replayed, ReplayOutcome, ReplayTarget
 from stageline.workers.runtime.executor.losses import ComputeFailed
-from stageline.workers.runtime.program.program import Program
+from support.programs import calls_of
 
 RAISED = Reason(action="1F5", raised=True, reason="ValueError: one row only")
 NOT_FINITE = Reason(action="1B5", raised=False, reason="the loss is nan")
@@ -32,6 +32,6 @@ def test_a_replay_reproduces_the_run_if_its_bits_or_its_failure_are_the_recorded
 
 
 def test_a_microbatchs_instructions_are_its_forward_and_its_backward_on_one_stage():
-    program = Program(make_schedule("1f1b", [(0, 1)], 2), 2)
+    program = calls_of(make_schedule("1f1b", [(0, 1)], 2), 2)
     wanted = ReplayTarget(stage=1, step=1, microbatch=0)
     assert [str(each) for each in program.instructions(0) if wanted.is_of(each)] == ["1F0 of step 1", "1B0 of step 1"]

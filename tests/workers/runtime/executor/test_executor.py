@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.runtime.executor.executor import Executor
 from stageline.workers.runtime.executor.losses import BadMicrobatch, ComputeFailed
-from stageline.workers.runtime.program.instruction import Instruction
-from stageline.workers.runtime.program.program import Program
+from support.programs import calls_of
 from support.shapes import line
 
 
@@ -39,7 +39,7 @@ def executor(loss=nn.functional.mse_loss, **metrics) -> Executor:
 
 
 def instructions(evaluated: int = 0) -> list[Instruction]:
-    return list(Program(make_schedule("gpipe", line(1), 2), 1, Rounds(1, evaluated)).instructions(0))
+    return list(calls_of(make_schedule("gpipe", line(1), 2), 1, Rounds(1, evaluated)).instructions(0))
 
 
 def test_the_loss_of_a_step_is_the_sum_over_its_microbatches_with_rows() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from stageline.workers.script.processes.remote_run import NAME, PositionFile
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.program.calls import Position
+from stageline.workers.runtime.calls import Position
 from stageline.workers.script.processes.remote_run import PositionFile, RemoteRun
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES, TESTS

@@ -1,0 +1,46 @@
+"""What every worker of a run does, as data: operations, the queues that they touch, and a digest over both.
+
+A schedule is compiled by passes, each of which holds all that one feature adds to a program:
+
+    base.py         forwards, backwards and updates, with the queues between stages
+    ties.py         gradients of parameters that stages share
+    clipping.py     norms, and clips by them
+    sums.py         sums of gradients between replicas of a stage
+    evaluation.py   evaluated batches, and the verdict after each round of them
+    replays.py      steps that replay what leaves the frozen first stages
+    script.py       a script's calls, losses and replies
+
+May import `pipeline/schedule`. Read `queue.py`, `program.py` and `base.py` first.
+"""
+
+from .base import compile_program
+from .clipping import NormClipping
+from .evaluation import Evaluation
+from .instruction import Instruction, Op
+from .program import OpLists, Pass, Program, StepLists
+from .queue import Per, Queue
+from .replays import CacheUse, Replays
+from .script import ScriptCalls
+from .sums import SumExchange
+from .ties import Tied, TiedStages, Ties
+
+__all__ = [
+    "CacheUse",
+    "Evaluation",
+    "Instruction",
+    "NormClipping",
+    "Op",
+    "OpLists",
+    "Pass",
+    "Per",
+    "Program",
+    "Queue",
+    "Replays",
+    "ScriptCalls",
+    "StepLists",
+    "SumExchange",
+    "Tied",
+    "TiedStages",
+    "Ties",
+    "compile_program",
+]

@@ -1,0 +1,87 @@
+"""Evaluated batches: every microbatch forward through every stage, and nothing else; of replicas the first has all.
+
+    stage 1  --- evaluation-2 --->   stage 2         put by 1F0 of an evaluated batch
+    worker 2 --- verdict-0, verdict-1 --->           whether a run that may end early goes on after a round
+
+Queues of their own keep the numbers of training's messages what they are: step * microbatches + microbatch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from stageline.pipeline.schedule import Action, Kind, forward_only
+
+from .instruction import Op
+from .program import OpLists, Program
+from .queue import FEW, Per, Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Pass for a run that evaluates.
+
+    Attributes:
+        may_end: True if the worker of the last stage decides after each round whether the run ends, and tells the
+            others.
+        by_credit: True if a stage's consumer says how far the stage may be ahead of it. In a script's run, the script
+            waits for replies.
+    """
+
+    may_end: bool = False
+    by_credit: bool = True
+
+    def lower(self, program: Program) -> Program:
+        """Return `program` with evaluated batches and, in a run that may end early, verdicts."""
+        schedule = program.schedule
+        lists: OpLists = tuple(
+            tuple(self._op(program, action) for action in actions)
+            for actions in forward_only(schedule.placement, schedule.microbatches, schedule.shares).workers
+        )
+        verdicts = _verdicts(program) if self.may_end else ()
+        return replace(program.with_queues(self._queues(program)), evaluated=lists, verdicts=verdicts)
+
+    def _op(self, program: Program, action: Action) -> Op:
+        takes = (f"evaluation-{action.stage}",) if action.stage else ()
+        gives = (f"evaluation-{action.stage + 1}",) if action.stage < program.last else ()
+        awaits = gives[0] if gives and self.by_credit else ""
+        return Op(action, program.schedule.name_of(action), Per.EVALUATED, takes, gives, awaits)
+
+    def _queues(self, program: Program) -> Iterator[Queue]:
+        owner, count = program.schedule.owner, program.schedule.microbatches
+        for stage in range(1, program.schedule.stages):
+            yield Queue(
+                name=f"evaluation-{stage}",
+                producer=owner(stage - 1),
+                consumer=owner(stage),
+                source=stage - 1,
+                target=stage,
+                per=Per.EVALUATED,
+                count=count,
+                window=2 * count + 2,  # one batch may wait while the next one is computed
+            )
+        for worker in _told(program) if self.may_end else ():
+            yield Queue(
+                name=f"verdict-{worker}",
+                producer=owner(program.last),
+                consumer=worker,
+                source=program.last,
+                per=Per.ROUND,
+                window=FEW,
+            )
+
+
+def _told(program: Program) -> list[int]:
+    """The workers that do not decide."""
+    return [worker for worker in range(program.script) if worker != program.schedule.owner(program.last)]
+
+
+def _verdicts(program: Program) -> OpLists:
+    told = tuple(f"verdict-{worker}" for worker in _told(program))
+
+    def of(worker: int, stages: tuple[int, ...]) -> Op:
+        decides = program.last in stages
+        action = Action(Kind.VERDICT, program.last if decides else min(stages))
+        takes = () if decides else (f"verdict-{worker}",)
+        return Op(action, str(action), Per.ROUND, takes, told if decides else ())
+
+    return tuple((of(worker, stages),) for worker, stages in enumerate(program.schedule.placement))

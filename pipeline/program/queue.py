@@ -1,0 +1,99 @@
+"""A retained queue as data: its name, its ends, how its messages are numbered, and how far it may run ahead.
+
+forward-2              activations, from stage 1 to stage 2
+backward-1             gradients, from stage 2 to stage 1
+forward-2.1-from-1.0   where stages have replicas: from copy 1.0 to copy 2.1
+evaluation-2           activations of evaluated batches, from stage 1 to stage 2
+call-1, reply-1        from a script to worker 1, and back
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+FEW = 16  # messages that are small and come one a call, round or step: more than are under way, to spare requests
+
+
+class Per(StrEnum):
+    """What a queue's messages are numbered by, and what an operation runs once for."""
+
+    MICROBATCH = "microbatch"  # of a training step
+    STEP = "step"  # of training
+    EVALUATED = "evaluated"  # microbatch of an evaluated batch; batches are numbered over the run
+    ROUND = "round"  # of evaluation
+    CALL = "call"  # of a script
+    REPLY = "reply"  # to a script's calls that do not train
+
+    __hash__ = str.__hash__
+
+    @property
+    def many(self) -> bool:
+        """True if a step, or an evaluated batch, has a message for each microbatch."""
+        return self in (Per.MICROBATCH, Per.EVALUATED)
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue of a run.
+
+    Attributes:
+        name: What it carries and who takes from it: "forward-2".
+        producer: Place of the process that puts messages: the index of a worker, or the place of the script.
+        consumer: Place of the process that takes messages.
+        source: Stage (with replicas: the copy) whose results the queue carries. None for a script's queues.
+        target: Stage, or copy, that takes them. None where a worker as a whole does.
+        per: What its messages are numbered by.
+        count: Messages of a step, or of whatever else `per` names.
+        order: Microbatches of a step that it carries, in the order of its messages. Empty for 0, 1, ..., count - 1.
+        window: Messages that the consumer lets the producer send ahead. 0 if the schedule's bound decides.
+        codec: Name of what encodes its tensors.
+        begins: First step that has messages in the queue.
+        ends: Step from which on no message is put. None if all steps have messages.
+        signals: True if its messages have no content.
+    """
+
+    name: str
+    producer: int
+    consumer: int
+    source: int | None = None
+    target: int | None = None
+    per: Per = Per.MICROBATCH
+    count: int = 1
+    order: tuple[int, ...] = ()
+    window: int = 0
+    codec: str = "lossless"
+    begins: int = 0
+    ends: int | None = None
+    signals: bool = False
+
+    @property
+    def flow(self) -> str:
+        """What it carries: "forward"."""
+        return self.name.partition("-")[0]
+
+    @property
+    def microbatches(self) -> tuple[int, ...]:
+        """The microbatches of its messages, in their order; (0,) where each step has one message."""
+        return self.order or tuple(range(self.count))
+
+    def number(self, unit: int, microbatch: int) -> int:
+        """Return the number of a message. `unit`: its step, or whatever else `per` names."""
+        if not self.per.many:
+            return unit
+        return unit * self.count + (self.order.index(microbatch) if self.order else microbatch)
+
+    def at(self, number: int) -> tuple[int, int]:
+        """Return the step (or whatever else `per` names) and the microbatch of message `number`."""
+        unit, place = divmod(number, self.count)
+        return unit, self.order[place] if self.order else place
+
+    def within(self, floor: int) -> int:
+        """Return the step nearest to `floor` that bounds messages of this queue.
+
+        A consumer that takes no more messages stays where it is, so that it is not told of messages that never came.
+        """
+        return max(self.begins, floor if self.ends is None else min(floor, self.ends))
+
+
+def in_order(microbatches: tuple[int, ...]) -> tuple[int, ...]:
+    """Return `Queue.order` for these microbatches: empty if they are 0, 1, 2, ..."""
+    return () if microbatches == tuple(range(len(microbatches))) else microbatches

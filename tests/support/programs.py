@@ -1,0 +1,38 @@
+"""What workers do in a run, made in one line."""
+
+from collections.abc import Sequence
+
+from stageline.broker.codec.message import Flow
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.evaluation import Criterion, Rounds
+from stageline.pipeline.program import Evaluation, Pass, Replays, SumExchange, compile_program
+from stageline.pipeline.schedule import Schedule
+from stageline.workers.runtime.job import SCRIPTED
+from stageline.workers.runtime.plan_calls import NO_ROUNDS, PlanCalls
+
+
+def calls_of(
+    schedule: Schedule,
+    steps: int,
+    rounds: Rounds = NO_ROUNDS,
+    *,
+    passes: Sequence[Pass] = (),
+    scripted: bool = False,
+    criterion: Criterion | None = None,
+    replayed_from: int | None = None,
+) -> PlanCalls:
+    """`steps` of a schedule with what `passes` add, and with what the rest asks for."""
+    wanted = [*passes, SumExchange()]
+    if scripted:
+        wanted += SCRIPTED
+    elif rounds.batches:
+        wanted.append(Evaluation(may_end=criterion is not None and criterion.patience is not None))
+    if replayed_from is not None and replayed_from < steps:
+        wanted.append(Replays(replayed_from))
+    return PlanCalls(compile_program(schedule, wanted), steps, rounds, criterion)
+
+
+def queue_named(name: str) -> QueueKey:
+    """The key of a queue that has no replicas at its ends."""
+    flow, _, stage = name.partition("-")
+    return QueueKey(Flow(flow), int(stage))

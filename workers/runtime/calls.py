@@ -1,0 +1,260 @@
+"""What a user's script asks of the workers, and where in its calls a run is.
+
+    script  --- Call 0, 1, 2, ... (one queue for each worker) --->  worker
+    script  <-- Loss 0, 1, 2, ... (of training steps) -----------  worker with the last stage
+    script  <-- Reply 0, 1, 2, ... (to other calls; one queue from each worker) --  worker
+
+Every worker gets every call, and carries them out in order. A call's batch goes only where it is needed: the inputs to
+the owner of stage 0, the targets to the owner of the last stage. A worker cuts it into microbatches itself.
+
+    kind       what the workers do                            what the reply holds
+    TRAIN      one training step                              the loss, None without rows            (last stage)
+    EVALUATE   one batch forward, with loss and metrics       {"rows": 7, "loss": 9.1, ...}: sums   (last stage)
+    PREDICT    one batch forward                              a tuple: the microbatches' outputs    (last stage)
+    STATE      nothing                                        the weights of the worker's stages
+               (with `ema`, these three are of the averages of the weights)
+    LOAD       set the weights of their stages                None
+    SAVE       write snapshots into the folder `inputs`       None; a stage that could not is lacking there
+    STOP       end: save the weights                          None
+
+A batch that was only run forward has changed nothing. Once the script has all replies to it, the call is *settled*: its
+content is forgotten, that of its activations too, and a worker that begins again before it computes nothing for it, but
+passes on messages without content in their place. So does a worker that was given such a message, though it has read
+the call before it was settled: the script has its reply.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+from torch import Tensor
+
+from stageline.broker.codec.structure import emptied, is_emptied, rest_of
+from stageline.pipeline.data import Batch, Microbatch, cut, cut_step, split_batch
+from stageline.pipeline.errors import DataError, StagelineError
+from stageline.pipeline.program import Instruction, Per, Program, Queue
+from stageline.pipeline.tree import Tree, describe, tensors
+
+AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
+LAST_REPLIES = 2.0  # seconds that the replies to a script's last calls may take, once the run is over
+
+
+class CallKind(StrEnum):
+    """What a script asks for."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    PREDICT = "predict"
+    STATE = "state"
+    LOAD = "load"
+    SAVE = "save"
+    STOP = "stop"
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether it brings a batch."""
+        return self is CallKind.TRAIN or self.runs_forward_only
+
+    @property
+    def runs_forward_only(self) -> bool:
+        """Whether it takes a batch through the stages without training on it."""
+        return self in (CallKind.EVALUATE, CallKind.PREDICT)
+
+
+_KINDS = frozenset(CallKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call `number` of a script. `step` training steps and `evaluation` evaluated batches came before it.
+
+    `inputs` and `targets` are trees of tensors whose dimension 0 counts the rows of the whole batch; None where the
+    worker has no use for them; of a SAVE, `inputs` is a folder's path. `state` holds weights, by the unsplit model's
+    names. With `ema`, averages stand for weights. A call that is `settled` has been carried out by all workers, and the
+    script has their replies: this worker's was `reply`.
+    """
+
+    kind: CallKind
+    number: int
+    step: int
+    evaluation: int
+    inputs: Tree = None
+    targets: Tree = None
+    state: Mapping[str, Tensor] | None = None
+    ema: bool = False
+    settled: bool = False
+    reply: Tree = None
+
+    @property
+    def position(self) -> "Position":
+        """Before it."""
+        return Position(self.step, self.number, self.evaluation)
+
+
+class CallRefused(StagelineError):
+    """A call cannot be carried out: it is malformed, or not the next one."""
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How many training steps, calls, evaluated batches and rounds of those are done."""
+
+    step: int = 0
+    calls: int = 0
+    evaluations: int = 0
+    rounds: int = 0  # of evaluation, in a run that no script calls
+
+    @classmethod
+    def of_checkpoint(cls, step: int, calls: int, evaluations: int) -> "Position":
+        """As a checkpoint tells it. One that was saved or imported knows of no calls: then its steps count as calls."""
+        return cls(step, max(calls, step), evaluations)
+
+    def after(self, kind: CallKind) -> "Position":
+        """The position after one call more."""
+        step = self.step + (kind is CallKind.TRAIN)
+        return Position(step, self.calls + 1, self.evaluations + kind.runs_forward_only)
+
+    def of(self, per: Per) -> int:
+        """Return the first step, call, reply, evaluated batch or round from here on: what `per` names."""
+        match per:
+            case Per.CALL:
+                return self.calls
+            case Per.REPLY:
+                return max(0, self.calls - self.step)  # a call to train has none
+            case Per.EVALUATED:
+                return self.evaluations
+            case Per.ROUND:
+                return self.rounds
+            case _:
+                return self.step
+
+    def check_next(self, call: Call) -> None:
+        """Raises `CallRefused` if `call` does not follow here."""
+        if (call.step, call.number, call.evaluation) != (self.step, self.calls, self.evaluations):
+            raise CallRefused(
+                f"call {call.number} of the script follows {call.step} training steps and {call.evaluation} evaluated "
+                f"batches; this worker has carried out {self.calls} calls, {self.step} steps and {self.evaluations} "
+                "evaluated batches: the script has not gone on where the run is"
+            )
+
+
+def encode_call(call: Call) -> Tree:
+    """What travels on a CALL queue."""
+    state: Tree = None if call.state is None else {**call.state}
+    return (call.kind.value, call.number, call.step, call.evaluation, call.inputs, call.targets, state, call.ema)
+
+
+def settled_call(call: Call, reply: Tree) -> Tree:
+    """What remains of `call` in a CALL queue once the script has all replies to it, this worker's among them. A reply
+    with tensors is not kept there."""
+    kept = emptied() if tensors(reply) else reply
+    return (call.kind.value, call.number, call.step, call.evaluation, kept)
+
+
+def decode_call(payload: Tree) -> Call:
+    """The call that a CALL queue brought. Raises `CallRefused` for another payload."""
+    match rest_of(payload) if is_emptied(payload) else payload:
+        case (str(kind), int(number), int(step), int(evaluation), reply) if kind in _KINDS:
+            return Call(CallKind(kind), number, step, evaluation, settled=True, reply=reply)
+        case (
+            str(kind),
+            int(number),
+            int(step),
+            int(evaluation),
+            inputs,
+            targets,
+            dict() | None as state,
+            bool(ema),
+        ) if kind in _KINDS and all(isinstance(each, Tensor) for each in (state or {}).values()):
+            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state, ema)
+        case _:
+            raise CallRefused(
+                f"a call is (kind, number, step, evaluation, inputs, targets, state, ema); this one is "
+                f"{describe(payload)}"
+            )
+
+
+def instructions_of(call: Call, program: Program, worker: int) -> Iterator[Instruction]:
+    """Return what `worker` computes for a call of the script."""
+    if call.kind is CallKind.TRAIN:
+        return program.instructions(worker, range(call.step, call.step + 1))
+    if call.kind.runs_forward_only:
+        return program.evaluation(worker, range(call.evaluation, call.evaluation + 1))
+    return iter(())
+
+
+def answers(program: Program, kind: CallKind) -> tuple[Queue, ...]:
+    """Return the queues that bring the script the results of a call of `kind`.
+
+    A training step brings its loss alone, so that the script does not wait for the backwards and updates of other
+    workers. Any other call brings the replies of all workers, first that of the worker with the last stage.
+    """
+    wanted, last = Per.STEP if kind is CallKind.TRAIN else Per.REPLY, program.schedule.owner(program.last)
+    found = [queue for queue in program.inbound(program.script) if queue.per is wanted]
+    return tuple(sorted(found, key=lambda queue: queue.producer != last))
+
+
+class CallFeed:
+    """Serves the microbatches of the call that is `open`, as a `Feed` does those of a data source."""
+
+    def __init__(self, microbatches: int, accumulate: int = 1) -> None:
+        self._count = microbatches
+        self._accumulate = accumulate
+        self._cut: list[Microbatch] = []
+        self._prepared: tuple[int, list[Microbatch]] = -1, []  # with the call's number
+
+    def prepare(self, call: Call) -> None:
+        """Cuts the batch of a call that is opened later. Raises as `open` does."""
+        self._prepared = call.number, cut_call(call, self._count, self._accumulate)
+
+    def open(self, call: Call) -> None:
+        """Raises `DataError` if its batch cannot be cut into microbatches, or rows of inputs and targets differ."""
+        if self._prepared[0] != call.number:
+            self.prepare(call)
+        self._cut = self._prepared[1]
+        self._prepared = -1, []  # the batch's memory is free once the call is closed
+
+    def close(self) -> None:
+        self._cut = []
+
+    def microbatch(self, step: int, microbatch: int) -> Microbatch:
+        """The microbatch of the open call; `step` is the call's."""
+        return self._cut[microbatch]
+
+    held_out_microbatch = microbatch
+
+    def samples(self, step: int, microbatch: int) -> None:
+        """A script's batches come without the numbers of their rows."""
+
+    held_out_samples = samples
+
+
+def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microbatch]:
+    """The microbatches of a call's batch, or of the batches of its step if there are several, as far as this worker has
+    them.
+
+    Rows and shares follow from inputs or targets. In what is not there, the other stands: it is not looked at. What is
+    only to be run forward has no rows to measure.
+    """
+    inputs, targets, count = call.inputs, call.targets, microbatches * accumulate
+    if not call.kind.takes_batch:
+        return []
+    if call.kind is CallKind.PREDICT or (inputs is None and targets is None):
+        slices = [None] * count if inputs is None else split_batch(inputs, count)
+        return [Microbatch(each, None, 0, 1.0) for each in slices]
+    given: Batch = targets if inputs is None else inputs, inputs if targets is None else targets
+    if call.kind is CallKind.TRAIN and accumulate > 1:
+        return cut_step(batches_of_step(*given, accumulate), microbatches)
+    return cut(*given, count)
+
+
+def batches_of_step(inputs: Tree, targets: Tree, accumulate: int) -> list[Batch]:
+    """The batches of a step that has several. Raises `DataError` if there are not so many."""
+    for tree, name in ((inputs, "x"), (targets, "y")):
+        if not isinstance(tree, tuple | list) or len(tree) != accumulate:
+            size = f" of {len(tree)}" if isinstance(tree, tuple | list) else ""
+            raise DataError(
+                f"a step has accumulate = {accumulate} batches: {name} is a tuple with that of each, and it is a "
+                f"{type(tree).__name__}{size}. Call line.step((x0, x1, ...), (y0, y1, ...))"
+            )
+    return list(zip(inputs, targets, strict=True))  # type: ignore[arg-type]  # both are sequences
