@@ -113,20 +113,30 @@ def trace_receiving_of_broker(owner: Any) -> None:
 
 def trace_deciding_of_broker(owner: Any) -> None:
     handled = 0
-    plain_tick, plain_handle = owner.tick, owner.handle
+    plain_tick, plain_handle, plain_observe = owner.tick, owner.handle, owner.keep_observation
+
+    def unasked(plain: Callable[..., Any]) -> Callable[..., Any]:
+        """What is due without being asked is not on the way."""
+
+        def due(self: Any, *arguments: Any) -> Any:
+            open_, BROKER.open = BROKER.open, False
+            try:
+                return plain(self, *arguments)
+            finally:
+                BROKER.open = open_ and not BROKER.done
+
+        return due
+
+    plain_tick, plain_observe = unasked(plain_tick), unasked(plain_observe)
 
     def tick(self: Any, *arguments: Any) -> Any:
         if BROKER.open and handled > 30:
             BROKER.end()
-        open_, BROKER.open = BROKER.open, False  # what is due without being asked is not on the way
-        try:
-            return plain_tick(self, *arguments)
-        finally:
-            BROKER.open = open_ and not BROKER.done
+        return plain_tick(self, *arguments)
 
     def handle(self: Any, sender: Any, message: Any, *arguments: Any) -> Any:
         nonlocal handled
-        report = type(message).__name__ == "Report" and bool(message.steps)
+        report = type(message).__name__ == "Report" and bool(message.steps) and not message.snapshots
         handled += BROKER.open and report
         BROKER.reports += report
         open_, BROKER.open = BROKER.open, BROKER.open and report
@@ -135,7 +145,7 @@ def trace_deciding_of_broker(owner: Any) -> None:
         finally:
             BROKER.open = open_
 
-    owner.tick, owner.handle = tick, handle
+    owner.tick, owner.handle, owner.keep_observation = tick, handle, plain_observe
 
 
 # The classes of which methods are replaced, in their modules.

@@ -48,9 +48,10 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
         member.counted.update(record.stage for record in found.steps)
     if report.evaluations:
         found.illegal.extend(_add_evaluations(run, report, member))
-    if report.snapshots or (report.steps and any(run.checkpoints.newer)):
+    if report.snapshots or (found.steps and run.checkpoints.awaits_steps):
         found.illegal.extend(record_snapshots(run, report, member))
-        update_outcome(run)
+        if run.outcome is not None:
+            update_outcome(run, run.outcome)
     for error in found.illegal:
         run.events.count("illegal", f"{member.label} reports what cannot be: {error}")
     if (report.actions or member.is_script) and member.index in run.replacements.pending:
@@ -100,7 +101,8 @@ def _note_length(run: RunState, member: Member, report: Report) -> None:
     what a lost script before it has told.
     """
     if not run.config.scripted:
-        run.learn_steps(report.training_steps)
+        if report.training_steps != run.told_steps:
+            run.learn_steps(report.training_steps)
     elif member.is_script:
         run.stopping.note_calls(report.training_steps, present=member.reachable)
 

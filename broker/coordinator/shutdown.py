@@ -71,10 +71,10 @@ def stop_if_due(run: RunState, now: float) -> None:
     run.end(RunEvent.STOP_DUE, RunOutcome(RunPhase.FAILED, reason, code, at_step_end=saves, step=last_step))
 
 
-def update_outcome(run: RunState) -> None:
+def update_outcome(run: RunState, outcome: RunOutcome) -> None:
     """Tell of a newer checkpoint that workers of a stopped run have completed."""
-    request, outcome = run.stopping.request, run.outcome
-    if request is None or outcome is None or not run.stopping.decided:
+    request = run.stopping.request
+    if request is None or not run.stopping.decided:
         return
     reason, code = _reason(run, request)
     updated = msgspec.structs.replace(outcome, reason=reason, code=code)

@@ -57,7 +57,7 @@ def _sizes(size: int, microbatches: int) -> list[int]:
 
 
 def rows(tree: Tree) -> int:
-    """The number of rows (dimension 0) of all tensors of `tree`.
+    """Return the number of rows (dimension 0) of all tensors of `tree`.
 
     Raises `DataError` if there is no tensor, one has no dimensions, or two differ.
     """
@@ -72,7 +72,7 @@ def rows(tree: Tree) -> int:
 
 
 def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
-    """Cuts every tensor of `tree` along dimension 0 as `torch.tensor_split` does; the slices are views.
+    """Cut every tensor of `tree` along dimension 0 as `torch.tensor_split` does; the slices are views.
 
     The first `rows % microbatches` slices have one row more than the others; with fewer rows than microbatches the
     last ones are empty. Plain values are the same in every microbatch. Raises `DataError` as `rows` does.
@@ -85,7 +85,7 @@ def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
 
 
 def slice_rows(tree: Tree, here: slice) -> Tree:
-    """The rows `here` of every tensor; views."""
+    """Return the rows `here` of every tensor; views."""
     return map_tensors(lambda leaf: leaf[here], tree)
 
 

@@ -30,12 +30,12 @@ class Order:
         return -(-self.count // self.batch_size)
 
     def place(self, step: int) -> tuple[int, slice]:
-        """The epoch of `step`, and its place in the order of that epoch."""
+        """Return the epoch of `step`, and its place in the order of that epoch."""
         epoch, place = divmod(step, self.steps_per_epoch)
         return epoch, slice(place * self.batch_size, (place + 1) * self.batch_size)
 
     def rows(self, step: int) -> torch.Tensor:
-        """The numbers of the rows of `step`: int64 [rows]."""
+        """Return the numbers of the rows of `step`: int64 [rows]."""
         epoch, here = self.place(step)
         return self._of_epoch(epoch)[here]
 
@@ -72,7 +72,7 @@ class Rows:
 
     @property
     def order(self) -> Order:
-        """Which rows each step has."""
+        """The order of rows, by step."""
         return self._order
 
     @property
@@ -87,7 +87,7 @@ class Rows:
         return _pick(self._inputs, picked), _pick(self._targets, picked)
 
     def samples(self, step: int) -> torch.Tensor:
-        """The numbers of the rows of `step`: int64 [rows]."""
+        """Return the numbers of the rows of `step`: int64 [rows]."""
         return self._order.rows(step)
 
     def held_out(self) -> Batch | None:

@@ -28,8 +28,9 @@ class Source(Protocol):
         """Batches in one pass over the data, including a smaller last one; at least 1."""
 
     def batch(self, step: int) -> Batch:
-        """The inputs and targets of `step`, which counts from 0 over all epochs. Steps may be asked for in any order,
-        and more than once.
+        """Return the inputs and targets of `step`, which counts from 0 over all epochs.
+
+        Steps may be asked for in any order, and more than once.
 
         Dimension 0 of every tensor is rows; there may be none. Must neither read nor change global random state.
         """
@@ -44,8 +45,10 @@ class NumberedSource(Source, Protocol):
     store. `Rows` and `Loader` are such."""
 
     def samples(self, step: int) -> torch.Tensor:
-        """The numbers of the samples in `batch(step)`, in the order of its rows: int64 [rows], from 0 on. A number
-        stands for the same inputs in all epochs."""
+        """Return the numbers of the samples in `batch(step)`, in the order of its rows: int64 [rows], from 0 on.
+
+        A number stands for the same inputs in all epochs.
+        """
 
 
 def called(function: Callable[[], Any], what: str, failed: str = "failed") -> Any:

@@ -21,7 +21,7 @@ TORCH = ("torch.nn.functional", "torch.optim", "torch.optim.lr_scheduler", "torc
 
 
 def is_of_script(reference: str) -> bool:
-    """Whether `reference` names an object of a script, not of a file or a package."""
+    """Return True if `reference` names an object of a script, not of a file or a package."""
     return reference.startswith(PREFIX)
 
 
@@ -44,7 +44,7 @@ def torch_name(value: Any) -> str | None:
 
 
 def is_torch_name(reference: str) -> bool:
-    """Whether `reference` is a public class or function of one of `TORCH`."""
+    """Return True if `reference` is a public class or function of one of `TORCH`."""
     module, _, name = reference.rpartition(".")
     if module not in TORCH or name.startswith("_"):
         return False
@@ -53,7 +53,8 @@ def is_torch_name(reference: str) -> bool:
 
 
 def defines(module: Any, name: str) -> bool:
-    """Whether `module` itself defines what it has under `name`: another's function that it imports does not count."""
+    """Return True if `module` itself defines what it has under `name`: another's function that it imports does not
+    count."""
     value = getattr(module, name, None)
     return (
         callable(value)

@@ -38,8 +38,9 @@ def install() -> None:
 
 @contextmanager
 def exit_is_failure() -> Iterator[None]:
-    """Within it, `os._exit` tells where it was called, and ends the process with a failure, whatever its status: for
-    a user's code in a process whose exit code is that of the run."""
+    """Have `os._exit` tell the place of its call within the context, and end the process with a failure, whatever its
+    status: for a user's code in a process whose exit code is that of the run.
+    """
     before = os._exit
     os._exit = _telling(lambda status: ExitCode.FAILED)  # type: ignore[assignment]
     try:
@@ -64,7 +65,7 @@ def _telling(status_of: Callable[[int], int]) -> Callable[[int], None]:
 
 
 def ask(pid: int) -> None:
-    """Makes a process that has called `install` write the stack of its main thread to its log, even if that hangs; a
+    """Make a process that has called `install` write the stack of its main thread to its log, even if that hangs; a
     stopped process writes it once it continues. A process that has not called `install` ends; `pid` 0 is none."""
     if pid > 0:
         with suppress(ProcessLookupError):
@@ -72,7 +73,7 @@ def ask(pid: int) -> None:
 
 
 def read(log: Path, since: int = 0) -> CodeLine | None:
-    """The last line told in `log`, from byte `since` on; None if none is, or the file cannot be read."""
+    """Return the last line told in `log`, from byte `since` on; None if none is, or the file cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(since)
@@ -89,6 +90,6 @@ def read(log: Path, since: int = 0) -> CodeLine | None:
 
 
 def _lines(frame: FrameType | None) -> list[CodeLine]:
-    """The stack, the innermost first; nothing if stageline itself is innermost: it knows what it does."""
+    """Return the stack, the innermost first; nothing if stageline itself is innermost: it knows what it does."""
     found = list(stack_of(frame))
     return [] if found and is_stagelines(found[0].file) else found

@@ -32,12 +32,12 @@ class Lifeline:
 
     @property
     def cut(self) -> bool:
-        """Whether the process that holds the other end is gone."""
+        """True once the process that holds the other end is gone."""
         return self.supervised and bool(self._poll.poll(0))
 
     @property
     def reason(self) -> str:
-        """What has happened, once it is cut."""
+        """The event, once the lifeline is cut."""
         return "the process that started this worker is gone"
 
     def end_process_when_cut(self, after: float = LEFT_TO_EXIT) -> None:
@@ -46,7 +46,7 @@ class Lifeline:
             threading.Thread(target=self._end_process, args=(after,), name="lifeline", daemon=True).start()
 
     def _new_poll(self) -> select.poll:
-        """For one thread."""
+        """Make a poll for one thread."""
         poll = select.poll()
         if self.supervised:
             poll.register(self._fd, select.POLLHUP)
@@ -76,7 +76,7 @@ class LifelineOwner:
         self.end = self._mine = NONE
 
     def leave_to_parent(self) -> None:
-        """In a forked process: closes its copy of the writing end."""
+        """Close a forked process's copy of the writing end."""
         if self._mine != NONE:
             os.close(self._mine)
         self._mine = NONE

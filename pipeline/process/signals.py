@@ -25,13 +25,13 @@ from stageline.pipeline.errors import ExitCode
 
 
 def exit_at_once(number: int) -> None:
-    """Not by an exception: it could be swallowed where it happens to come up, in an import or in a model's own code."""
+    """End this process, without an exception, which an import or a model's own code could swallow."""
     os._exit(ExitCode.INTERRUPTED)
 
 
 @contextmanager
 def as_interrupts() -> Iterator[None]:
-    """A context in which SIGINT and SIGTERM raise `KeyboardInterrupt` in the main thread, as in a script."""
+    """Return a context in which SIGINT and SIGTERM raise `KeyboardInterrupt` in the main thread, as in a script."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -41,7 +41,7 @@ def as_interrupts() -> Iterator[None]:
 
 
 class Signals(AbstractContextManager["Signals"]):
-    """Counts SIGINT and SIGTERM from now on, in the main thread; as a context, until it ends.
+    """Counter of SIGINT and SIGTERM from now on, in the main thread; as a context, until it ends.
 
     `on_first` and `on_second` are called with the signal's number, within the handler. With `once`, the previous
     handlers get the second signal.

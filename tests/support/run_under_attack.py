@@ -41,19 +41,19 @@ SETTINGS = ("--set", f"run.steps={STEPS}", "--set", "run.log_every=20", "--set",
 
 RECORDING = f"""
 import sys
-from stageline.workers.process import worker_process
+from stageline.workers.process import worker
 
 sys.path.append({str(TESTS)!r})
 
 from support.proxy import Proxy
 
-def _recorded(endpoint, broker, plain=worker_process.reachable):
+def _recorded(endpoint, broker, plain=worker.reachable):
     here = plain(endpoint, broker)
     proxy, record = Proxy(here), open("requests-" + here.rpartition(":")[2], "ab", buffering=0)
     proxy.change_there = lambda passing: (passing, record.write(passing))[0]
     return proxy.endpoint
 
-worker_process.reachable = _recorded
+worker.reachable = _recorded
 """
 
 _DIGESTS: list[str] = []

@@ -7,7 +7,7 @@ from stageline.pipeline.process.signals import Signals, exit_at_once
 
 
 def main() -> None:
-    """Runs the command in `sys.argv` and exits with its code.
+    """Run the command in `sys.argv` and exit with its code.
 
     Nothing that takes time is imported before signals are handled: until a command has something to clean up, SIGINT
     and SIGTERM end the process at once and quietly, also in the middle of the seconds that importing torch takes.

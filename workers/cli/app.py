@@ -83,7 +83,7 @@ class Commands(click.Group):
 
 
 def _demand_utf8(arguments: Sequence[str]) -> None:
-    """Raises `CommandFailed` for a path that records and messages, which are UTF-8, cannot hold."""
+    """Raise `CommandFailed` for a path that records and messages, which are UTF-8, cannot hold."""
     for before, argument in pairwise(("", *arguments)):
         after = f" after {before}" if before.startswith("-") else ""
         _demand_path(f"the argument{after}", argument, "give another; if it names a file or folder, rename that")
@@ -108,7 +108,7 @@ def stageline() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command; returns the exit code."""
+    """Run one command; return the exit code."""
     raise_descriptor_limit()
     try:
         _demand_utf8(arguments)

@@ -77,7 +77,7 @@ class Whereabouts:
 
 
 def _may_live(run: Path) -> bool:
-    """Whether the process that the run belongs to may be there: with `train`, its broker is gone too."""
+    """Return True if the process that the run belongs to may be there: with `train`, its broker is gone too."""
     try:
         owner = read_owner(run)
     except ValueError:

@@ -23,7 +23,7 @@ class CommandFailed(StagelineError):
 
 
 def message_of(error: Exception) -> str:
-    """What the user reads about an expected error; an `OSError` names the file or the disk that caused it."""
+    """Return what the user reads about an expected error; an `OSError` names the file or the disk that caused it."""
     if not isinstance(error, OSError) or isinstance(error, StagelineError):
         return str(error)
     reason = error.strerror or str(error)
@@ -61,7 +61,7 @@ def _plan_fault(fault: PlanError) -> dict[str, object]:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Continues a message about an unknown word: the nearest known one, or all of them."""
+    """Continue a message about an unknown word: the nearest known one, or all of them."""
     words = list(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(words)}"

@@ -16,7 +16,7 @@ _PREFIXES = {"critical": "stageline:", "error": "stageline:", "warning": "stagel
 
 
 def log_to_stderr() -> None:
-    """Configures structlog for this process, which a closed or full stdout does not end from now on."""
+    """Configure structlog for this process, which a closed or full stdout does not end from now on."""
     lose_output()
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render],

@@ -128,7 +128,7 @@ broker = click.option(
 
 
 def require_existence(where: str) -> None:
-    """Raises `CommandFailed` if `where`, the folder of a run or a plan, does not exist."""
+    """Raise `CommandFailed` if `where`, the folder of a run or a plan, does not exist."""
     if not Path(where).exists():
         raise CommandFailed(f"{where} does not exist: name the folder of a run, or a plan", ExitCode.REFUSED)
 
@@ -168,18 +168,18 @@ def _plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plan
 
 
 def tell(text: str) -> None:
-    """Prints what a command has to say besides its result on stderr."""
+    """Print what a command has to say besides its result on stderr."""
     say(f"stageline: {text}", err=True)
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Prints warnings on stderr."""
+    """Print warnings on stderr."""
     for warning in warnings:
         say(f"stageline: warning: {warning}", err=True)
 
 
 def require_restarts(plan: "plans.Plan") -> None:
-    """Raises `click.UsageError` if the plan has no use for spare workers."""
+    """Raise `click.UsageError` if the plan has no use for spare workers."""
     if not plan.recovery.on:
         raise click.UsageError("a spare has nothing to wait for: no worker is replaced; add --set recovery.restarts=5")
 
@@ -206,5 +206,5 @@ def width() -> int | None:
 
 
 def ascii_only() -> bool:
-    """Whether stdout can show nothing but ASCII."""
+    """Return True if stdout can show nothing but ASCII."""
     return (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"

@@ -64,7 +64,7 @@ def import_libraries(names: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs until `train` is gone and its processes have ended, or, in a process that was forked, its command.
+    """Run until `train` is gone and its processes have ended, or, in a process that was forked, its command.
 
     `arguments`: three descriptors, for requests, the lifeline, and the lock of the folder for sockets; that folder.
     """

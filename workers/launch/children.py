@@ -34,7 +34,9 @@ class ScriptProcess:
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """What to run, and where. `plan` are the command-line arguments that name the plan (file and --set options).
+    """Task of a local run: the processes and their places.
+
+    `plan` are the command-line arguments that name the plan (file and --set options).
 
     `spawn` starts its processes; `sockets` is the folder for their sockets. `loading`: seconds that a worker may take
     to load the model and the data. `restarts`: lost workers are started again. `resume`: continue the stopped run in
@@ -60,7 +62,7 @@ class LocalRun:
 
 
 def broker_url(sockets: Path) -> str:
-    """The address of the broker of a local run whose sockets are in the folder `sockets`."""
+    """Return the address of the broker of a local run whose sockets are in the folder `sockets`."""
     return f"ipc://{sockets}/broker"
 
 
@@ -89,7 +91,7 @@ class Children:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the workers first, since they still report to the broker, then the broker."""
+        """End the workers first, since they still report to the broker, then the broker."""
         _end(list(self.workers.values()), self._kill_now)
         _end([self.broker] if self.broker else [], self._kill_now)
         for log in self._logs.values():
@@ -106,7 +108,7 @@ class Children:
         self.broker = self._start("broker", "broker", *self.local.plan, *bound, *run)
 
     def restart_worker(self, name: str, *, running: bool) -> str:
-        """Starts a process in place of an ended worker; returns its name. While the run is `running` and has spares,
+        """Start a process in place of an ended worker; return its name. While the run is `running` and has spares,
         one of them has taken the worker's place, so the new process is a spare."""
         del self.workers[name]
         index = self.indexes.pop(name, None)
@@ -115,13 +117,13 @@ class Children:
         return self._start_index(index)
 
     def last_log_line(self, name: str) -> str:
-        """The last line that a process has logged, or where its log is if it has logged nothing."""
+        """Return the last line that a process has logged, or where its log is if it has logged nothing."""
         log, start = self._logs[name]
         lines = Path(log.name).read_bytes()[start:].decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"nothing is in its log, {log.name}"
 
     def last_code_line(self, name: str) -> CodeLine | None:
-        """Where a process was when it crashed, called `os._exit`, or was last asked; None if it did not tell."""
+        """Return the line at which a process crashed, called `os._exit`, or was last asked; None if it did not tell."""
         log, start = self._logs[name]
         return last_line.read(Path(log.name), start)
 
@@ -148,7 +150,7 @@ class Children:
 
 
 def _end(processes: Sequence[Child], kill_now: Callable[[], bool]) -> None:
-    """Waits for `processes` to exit, then sends SIGTERM, then SIGKILL; does not wait when `kill_now()` is true."""
+    """Wait for `processes` to exit, then send SIGTERM, then SIGKILL; do not wait when `kill_now()` is true."""
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         left = [process for process in processes if process.poll() is None]
         for process in left:
@@ -172,7 +174,7 @@ def on_this_machine(rows: Iterable[Facts]) -> list[Facts]:
 
 
 class Hangs:
-    """Of the workers among `children`. Times are monotonic, in seconds."""
+    """Workers among `children` that hang. Times are monotonic, in seconds."""
 
     def __init__(self, children: Children) -> None:
         self._children = children
@@ -201,7 +203,7 @@ class Hangs:
                 self._why[process.pid] = f"since it had not joined within {loading:g} s (recovery.loading)"
 
     def end(self, now: float) -> None:
-        """Asks those that hang where they are, and kills those that were asked before."""
+        """Ask those that hang for their place, and kill those that were asked before."""
         for process in self._children.workers.values():
             since = now - self._since.get(process.pid, now)
             if since > LOST_TIMEOUT - TELL_TIMEOUT and process.pid not in self._asked and process.poll() is None:
@@ -211,12 +213,12 @@ class Hangs:
                 process.send_signal(signal.SIGKILL)
 
     def detail(self, name: str, process: Child) -> str:
-        """What is known of the end of a process that returned no result, continuing a sentence about it."""
+        """Return the facts about the end of a process that returned no result, continuing a sentence about it."""
         line = self._children.last_code_line(name) if process.result is None else None
         return ", ".join(part for part in (self._why.get(process.pid, ""), f"in {line}" if line else "") if part)
 
     def where(self, facts: Facts) -> dict[str, str]:
-        """Where workers are that were lost and go on: "in forward (model.py, line 12)". By name."""
+        """Return the places of workers that were lost and go on: "in forward (model.py, line 12)". By name."""
         rows = on_this_machine(facts.get("workers", ()))
         lost = {row["pid"] for row in rows if row.get("standing") == "lost"}
         workers = self._children.workers.items()

@@ -52,13 +52,13 @@ class Launch:
 
     @property
     def steps(self) -> int:
-        """How many it trains."""
+        """Number of steps to train."""
         return self.length.training
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
-    """How a run ended: `code` is the exit code of `train`, `result` is None unless the run finished.
+    """End of a run: `code` is the exit code of `train`, `result` is None unless the run finished.
 
     `timed` are the actions of one of the last steps as they really ran, if their times were kept.
     """
@@ -77,7 +77,7 @@ def prepare_launch(
     spares: int = 0,
     run: str = "",
 ) -> Launch:
-    """Checks that the plan can be run, in processes that `spawn` starts; names the run and makes its folder.
+    """Check that the plan can be run, in processes that `spawn` starts; name the run and make its folder.
 
     `arguments` name the plan on a command line.
     `resume`: the id of the run to continue, "" for the plan's newest, None for a new one. `spares`: the number of spare
@@ -132,7 +132,7 @@ def prepare_launch(
 
 
 def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callable[[str], None]) -> str:
-    """The id of the run that goes on: `run`, or if `plan` lays it out in another way a run of its own."""
+    """Return the id of the run that goes on: `run`, or if `plan` lays it out in another way a run of its own."""
     if not runs.has_other_plan(plan, runs.folder(plan, run)):
         return run
     from stageline.workers.checkpoint.recut import continued, needs_recut  # load torch
@@ -145,7 +145,7 @@ def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callabl
 def run_launch(
     launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
 ) -> LaunchResult:
-    """Runs it to the end. `arguments` name the plan on the command lines of its processes, which `template` starts;
+    """Run it to the end. `arguments` name the plan on the command lines of its processes, which `template` starts;
     `on_status` is called with every new status of the broker."""
     started = monotonic()
     outcome = _outcome(launch, arguments, on_status, template)
@@ -159,7 +159,7 @@ def run_launch(
 
 
 def keep_result(plan: Plan, folder: Path, facts: Facts, seconds: float) -> Result:
-    """Writes the result of a finished run to its folder; `facts` is the broker's last status."""
+    """Write the result of a finished run to its folder; `facts` is the broker's last status."""
     result = result_of(folder.name, plan.schedule.in_step, facts, seconds)
     persist_json(folder / runs.RESULT, result)
     return result
@@ -197,7 +197,7 @@ def local_run(
     length: RunLength | None = None,
     remote: bool = False,
 ) -> LocalRun:
-    """The run in `folder`, of which `template` starts the processes; `arguments` name the plan on command lines.
+    """Return the run in `folder`, of which `template` starts the processes; `arguments` name the plan on command lines.
     `remote`: workers come from other machines."""
     return LocalRun(
         arguments,
@@ -220,13 +220,16 @@ FILE = "batches.json"
 
 
 def keep_first_batches(folder: Path, made: Transcript) -> None:
-    """Writes the checksums to the run's `folder`, unless it has some."""
+    """Write the checksums to the run's `folder`, unless it has some."""
     if not (folder / FILE).exists():
         persist_json(folder / FILE, FirstBatches(made.first, made.held_out))
 
 
 def demand_same_data(folder: Path, now: Transcript) -> None:
-    """Raises `ModelRefused` if the run in `folder` began with other data than a trial has found `now`."""
+    """Demand equal data.
+
+    Raises `ModelRefused` if the run in `folder` began with other data than a trial has found `now`.
+    """
     try:
         begun = msgspec.json.decode((folder / FILE).read_bytes(), type=FirstBatches)
     except (OSError, msgspec.MsgspecError):  # the file is a check, and no part of the run

@@ -42,7 +42,7 @@ _FINAL = frozenset(  # results after which a worker is not restarted
 
 
 def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts: None) -> LaunchOutcome:
-    """Runs to the end and returns how it ended; `on_status` is called with every new status of the broker.
+    """Run to the end and return the outcome; `on_status` is called with every new status of the broker.
 
     The first SIGINT or SIGTERM stops the run, the second kills its processes. An end that the broker does not know, and
     so cannot record, is recorded here.
@@ -61,7 +61,7 @@ def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts
 
 
 class Supervisor:
-    """Watches the processes and the broker's status; restarts, kills and stops."""
+    """Watcher of the processes and the broker's status, which restarts, kills and stops."""
 
     def __init__(self, children: Children, client: Client) -> None:
         self._children = children
@@ -80,7 +80,7 @@ class Supervisor:
         self._script = children.local.script  # until its end is reported
 
     def poll(self, signals: int, on_status: Callable[[Facts], None]) -> LaunchOutcome | None:
-        """Does what is due, `signals` having come so far; returns how the run ended, None while it goes on."""
+        """Act after `signals` have come so far; return the outcome of the run, None while it goes on."""
         facts = self._look()
         if facts:
             on_status(facts)
@@ -98,8 +98,9 @@ class Supervisor:
         return None if over else self._failure()
 
     def _saves(self, facts: Facts) -> bool:
-        """Whether workers of a stopped run are still finishing the step that is to be saved: they may be on other
-        machines, and the script may have stopped it."""
+        """Return True if workers of a stopped run are still finishing the step that is to be saved: they may be on
+        other machines, and the script may have stopped it.
+        """
         if not facts.get("saving"):
             return False
         if self._stopped is None:
@@ -107,8 +108,9 @@ class Supervisor:
         return monotonic() - self._stopped <= SAVE_TIMEOUT
 
     def _reason(self, facts: Facts) -> str:
-        """Why the run ended, as the broker gives it; with where workers hang that it lost, and with the last log lines
-        of workers that failed before they could report to it."""
+        """Return the reason for the end, as the broker gives it; with where workers hang that it lost, and with the
+        last log lines of workers that failed before they could report to it.
+        """
         given, workers = str(facts.get("reason") or ""), self._children.workers
         if facts.get("phase") == "finished":
             return given
@@ -126,7 +128,7 @@ class Supervisor:
         self._client.stop_run(reason, at_step_end=saves)
 
     def _irreplaceable(self) -> str:
-        """What is lost for good: processes that the run needs have ended, and none can be started; "" for nothing."""
+        """Name processes that the run needs, which have ended and cannot be started again; "" for none."""
         if not (gone := self._children.local.gone()):
             return ""
         ended = [_label(name) for name in sorted(self._exited) if self._is_due(name, 0)]
@@ -135,12 +137,12 @@ class Supervisor:
         return f"{' and '.join(ended)} cannot be started again: {gone}" if ended else ""
 
     def _give_up(self, reason: str) -> None:
-        """Ends the run with what is saved: no step can be finished any more."""
+        """End the run with what is saved: no step can be finished any more."""
         self._stopped, self._why = monotonic(), reason
         self._client.stop_run(reason)
 
     def _look(self) -> Facts:
-        """The broker's status, {} if it does not answer now; processes that have ended or hang are dealt with."""
+        """Deal with processes that have ended or hang; return the broker's status, {} if it does not answer now."""
         self._report_exits()
         self._report_script()
         broker = self._children.broker
@@ -198,7 +200,7 @@ class Supervisor:
             self._client.exited(index, pid, status, result, detail)
 
     def _repeat_exits(self) -> None:
-        """Tells the broker, once, of each process that has exited and has a place in its newest status.
+        """Tell the broker, once, of each process that has exited and has a place in its newest status.
 
         A broker that was killed may not have stored the news of an exit. A spare may have exited before the broker gave
         it a place: then that place was not known when the exit was noticed.
@@ -220,13 +222,15 @@ class Supervisor:
                 self._restarts[again] = self._restarts.pop(name, 0) + 1
 
     def _is_due(self, name: str, restarts: int) -> bool:
-        """Whether a worker that has exited is to be restarted now, the last of `restarts` in a row."""
+        """Return True if a worker that has exited is to be restarted now, the last of `restarts` in a row."""
         process = self._children.workers[name]
         return self._restartable(process) and monotonic() - self._exited[name] >= _pause(process, restarts)
 
     def _restartable(self, process: Child) -> bool:
-        """Whether a worker that has exited is restarted: not if that would only repeat itself. While the run lasts, a
-        broker that was not found comes back."""
+        """Return True if a worker that has exited is restarted: not if that would only repeat itself.
+
+        While the run lasts, a broker that was not found comes back.
+        """
         final = process.result in _FINAL
         if process.result == ExitCode.NO_BROKER:
             final = self._facts.get("phase") != "running"
@@ -244,7 +248,7 @@ class Supervisor:
             self._children.start_broker(resume=resume)
 
     def _kill_silent_broker(self) -> None:
-        """A broker that hangs, or that loads the model to count its stages and takes longer than a worker may."""
+        """Kill a broker that hangs, or that takes longer to load the model than a worker may."""
         now, broker = monotonic(), self._children.broker
         self._answered = now if self._answered is None else self._answered
         if broker is not None and now - self._answered > self._children.local.loading:
@@ -254,8 +258,9 @@ class Supervisor:
             broker.send_signal(signal.SIGKILL)
 
     def _failure(self) -> LaunchOutcome | None:
-        """The end of a run that the broker cannot end: it keeps exiting, is gone when the run is stopped, or a worker
-        exited before it joined."""
+        """Return the end of a run that the broker cannot end: it keeps exiting, is gone when the run is stopped, or a
+        worker exited before it joined.
+        """
         if self._stopped is not None and (self._has_broker_failed() or self._is_silent(self._stopped)):
             code = ExitCode.SAVED if self._facts.get("checkpoint") else ExitCode.INTERRUPTED
             return LaunchOutcome(code, self._unanswered_stop(), self._facts)
@@ -268,13 +273,14 @@ class Supervisor:
         return None
 
     def _has_broker_failed(self) -> bool:
-        """Whether the broker has ended by itself, with a reason in its log."""
+        """Return True if the broker has ended by itself, with a reason in its log."""
         broker = self._children.broker
         return broker is not None and broker.poll() is not None and broker.result == ExitCode.FAILED
 
     def _has_broker_given_up(self) -> bool:
-        """Whether the broker has ended since its records could not be written for as long as that is tried: the next
-        one would try the same again."""
+        """Return True if the broker has ended since its records could not be written for as long as that is tried: the
+        next one would try the same again.
+        """
         return bool(self._facts.get("fault")) and self._has_broker_failed()
 
     def _is_silent(self, stopped: float) -> bool:
@@ -289,7 +295,7 @@ class Supervisor:
         return f"{self._why}; {saved}. The broker {ended}: {last}"
 
     def _broker_failure(self) -> str:
-        """With its own reason first."""
+        """Return the broker's own reason, and how often it has ended."""
         broker, line = self._children.broker, self._children.last_log_line("broker").removeprefix("stageline: ")
         if broker is not None and broker.result is None and broker.returncode is not None:
             at = self._children.last_code_line("broker")
@@ -318,8 +324,10 @@ def _label(name: str) -> str:
 
 
 def _pause(process: Child, restarts: int) -> float:
-    """Seconds before a worker is started again. One that is done has left because the run is over: the next status says
-    so."""
+    """Return the seconds before a worker is started again.
+
+    One that is done has left because the run is over: the next status says so.
+    """
     if process.result == ExitCode.OK:
         return VERDICT_TIMEOUT
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (restarts - 1)) if restarts else 0.0

@@ -62,7 +62,7 @@ class Template(AbstractContextManager["Template"]):
         return ForkedProcess(ask, self._give_up, log)
 
     def __exit__(self, *_: object) -> None:
-        """Comes once the processes that were forked have ended."""
+        """End the template process, after the processes that were forked."""
         with self._errors, self._folder:
             self._lifeline.close()
             self._folder.leave()
@@ -89,7 +89,7 @@ class Template(AbstractContextManager["Template"]):
 
     @property
     def gone(self) -> str:
-        """Why no process can be started any more; "" as long as one can: this template is started again."""
+        """Reason why no process can be started any more; "" as long as one can: this template is started again."""
         return ""
 
     @property

@@ -63,7 +63,7 @@ def try_plan(
     tell: Callable[[str], None] | None = None,
     layouts: bool = False,
 ) -> TriedPlan:
-    """Tries the plan that `arguments` name on a command line, in processes that `spawn` starts.
+    """Try the plan that `arguments` name on a command line, in processes that `spawn` starts.
 
     What the user's code prints goes to stderr. Where two trials differ, the plan is refused; with `tell` that is called
     with the difference instead ("" if there is none), and the trials are compared even if `data.check` is false.
@@ -96,17 +96,20 @@ def try_plan(
 
 
 def measure_layers(plan: Plan, arguments: Sequence[str], spawn: Spawn) -> MeasuredLayers:
-    """What each layer of the plan costs, measured in a process as `try_plan` starts them. Raises as that does."""
+    """Return the cost of each layer of the plan, measured in a process as `try_plan` starts them.
+
+    Raises as that does.
+    """
     return cast(MeasuredLayers, _carried_out(plan, [*arguments, "--costs"], spawn, 1)[0])
 
 
 def cut_arguments(cut: Sequence[int]) -> list[str]:
-    """A cut that was measured, as arguments of commands: their plans have it from then on."""
+    """Return a measured cut as arguments of commands: their plans have it from then on."""
     return ["--set", f"model.cut={list(cut)}"]
 
 
 def memory_arguments(chosen: Mapping[str, object]) -> list[str]:
-    """What was chosen for a limit, as arguments of commands: their plans have it from then on."""
+    """Return the choice for a limit as arguments of commands: their plans have it from then on."""
     return [word for key, value in chosen.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
@@ -133,7 +136,7 @@ def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int)
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
-    """A context whose value is called again and again: it ends the context after SIGINT or SIGTERM. Then the signal is
+    """Give a function to call again and again: it ends the context after SIGINT or SIGTERM. Then the signal is
     raised once more, for the handler from before."""
     with Signals(on_first=lambda number: received.append(number)) as signals:
         received: list[int] = []
@@ -156,7 +159,7 @@ class _Interrupted(BaseException):
 
 
 class _TrialProcess:
-    """One trial in a process of its own; `shows`: what its user's code prints is shown as it comes.
+    """A trial in a process of its own; with `shows`, output of the user's code is shown as it comes.
 
     Ended on leaving the context, whatever it does. `bound`: seconds that it may take.
     """
@@ -185,7 +188,7 @@ class _TrialProcess:
         return self._log.result
 
     def follow(self) -> None:
-        """Takes note of what it has done. Raises `TrialFailed`, or why the plan is refused."""
+        """Read the log. Raises `TrialFailed`, or why the plan is refused."""
         ended = self._process.poll()  # first: what it has written until then is in the log
         self._log.follow()
         if self.result is None and ended is not None:
@@ -203,7 +206,7 @@ class _TrialProcess:
             raise self.result.error
 
     def outcome(self) -> _Outcome:
-        """Of a process that has a result; `follow` raises for any other than this."""
+        """Return the outcome of a process that has a result; `follow` raises for any other than this."""
         return cast(_Outcome, self.result)
 
     def _fail(self, how: str) -> None:
@@ -228,7 +231,7 @@ class _TrialProcess:
         return line
 
     def _reveal(self) -> None:
-        """Shows what was not shown so far."""
+        """Show what was not shown so far."""
         self._log.follow()
         hidden, self._hidden, self._shows = self._hidden, b"", True
         self._print(hidden)
@@ -246,7 +249,7 @@ class _TrialProcess:
 
 
 def fitted(plan: Plan, arguments: Sequence[str], hosts: Path) -> HostFit:
-    """The stages of `plan`, which `arguments` name on a command line, for the machines in the file `hosts`.
+    """Return the stages of `plan`, which `arguments` name on a command line, for the machines in the file `hosts`.
 
     Raises `PlanRefused`, `ModelRefused` or `DataError` if the plan or the file cannot work, `NoFit` if no stages have
     room there.

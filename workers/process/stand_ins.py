@@ -30,9 +30,10 @@ log = structlog.get_logger()
 
 
 def places_to_take(facts: Mapping[str, Any], schedule: Schedule, elastic: frozenset[int], mine: int) -> list[int]:
-    """The indexes of the places that worker `mine` takes now, as the broker's status has it: those that have been empty
-    for a lease, with nothing but replicas of the stages `elastic`, of which it is the first worker present to have
-    others."""
+    """Return the indexes of the places that worker `mine` takes now, as the broker's status has it: those that have
+    been empty for a lease, with nothing but replicas of the stages `elastic`, of which it is the first worker
+    present to have others.
+    """
     present = [row["index"] for row in facts["workers"] if row["standing"] == "present"]
     empty = [row["index"] for row in facts["recovering"] if not row["given"] and row["since"] >= facts["plan"]["lease"]]
     return [place for place in empty if next(_able(schedule, elastic, present, place), None) == mine]
@@ -49,7 +50,7 @@ def _able(schedule: Schedule, elastic: frozenset[int], present: Sequence[int], p
 
 
 def elastic_stages(plan: Plan) -> frozenset[int]:
-    """The stages whose replicas stand in for each other."""
+    """Return the stages whose replicas stand in for each other."""
     return frozenset(int(name) for name, table in (plan.stage or {}).items() if table.elastic and table.replicas > 1)
 
 
@@ -92,7 +93,7 @@ class StandIns:
                 self._take_places(client)
 
     def _take_places(self, client: Client) -> None:
-        """A broker that does not answer is asked again: training goes on without it."""
+        """Take the places that are empty. A broker that does not answer is asked again: training goes on without it."""
         try:
             facts = client.ask("status")
         except (BrokerUnreachable, ValueError):

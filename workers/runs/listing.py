@@ -25,7 +25,7 @@ class Ending:
 
 
 def ending_of(run: RecordedRun) -> Ending:
-    """What has become of `run`, and the command that goes on with it."""
+    """Return what has become of `run`, and the command that goes on with it."""
     match run.state:
         case RecordedState.FINISHED:
             return Ending(_finished(run), f"nothing: `stageline status {run.folder}` shows the result")

@@ -104,12 +104,12 @@ def place_of(line: MetricsLine) -> tuple[int, bool]:
 
 
 def is_after(line: MetricsLine, step: int) -> bool:
-    """Whether more than `step` steps had to be trained for `line`."""
+    """Return True if more than `step` steps had to be trained for `line`."""
     return line.step > step or (line.step == step and isinstance(line, StepMetrics))
 
 
 def keep_lines(source: Path, step: int, target: Path) -> int:
-    """Replaces `target` by the lines in `source` that are not after `step` training steps, in one instant for readers.
+    """Replace `target` by the lines in `source` that are not after `step` training steps, in one instant for readers.
     Returns the newest step of an evaluation among them, -1 without one. Raises `OSError`; then nothing has changed."""
     newest = -1
     make_folder(target.parent)

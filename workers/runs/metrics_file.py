@@ -70,7 +70,7 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
             self._file.close()
 
     def add(self, line: MetricsLine) -> None:
-        """Hands a line over, and returns at once. An evaluation that the file has is left out: a worker that begins
+        """Hand a line over, and return at once. An evaluation that the file has is left out: a worker that begins
         after so many steps may evaluate again. Raises `MetricsNotWritten` once lines could not be written for a
         minute."""
         if self._failure is not None:
@@ -110,7 +110,7 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
             log.warning("metrics not written", reason=str(self._not_written(error)))
 
     def _attempt(self) -> float | None:
-        """Writes what waits; seconds until the next time, None if there should be none."""
+        """Write what waits; seconds until the next time, None if there should be none."""
         try:
             self.flush()
         except OSError as error:

@@ -56,12 +56,12 @@ def earlier_run(plan: Plan, run: str) -> EarlierRun | None:
 
 
 def write_code(folder: Path, code: ScriptCode) -> None:
-    """Keeps it in the run's `folder`."""
+    """Keep it in the run's `folder`."""
     persist_json(folder / CODE, code)
 
 
 def read_code(folder: Path) -> ScriptCode | None:
-    """What is kept in the run's `folder`; None if its workers are not to join by names."""
+    """Return what is kept in the run's `folder`; None if its workers are not to join by names."""
     try:
         return msgspec.json.decode((folder / CODE).read_bytes(), type=ScriptCode)
     except FileNotFoundError:

@@ -54,7 +54,7 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alive(self) -> bool | None:
-        """Whether the process is there; None if it is on another machine."""
+        """Return True if the process is there; None if it is on another machine."""
         if self.host != socket.gethostname():
             return None
         try:
@@ -160,7 +160,7 @@ class StartingRun(AbstractContextManager["StartingRun"]):
 
 
 def require_free(folder: Path) -> None:
-    """Raises `RunGoesOn` if another process runs the run in `folder`."""
+    """Raise `RunGoesOn` if another process runs the run in `folder`."""
     try:
         owner = read_owner(folder)
     except ValueError:  # damaged: of which process it tells is not known
@@ -188,7 +188,7 @@ def _shown(file: Path | None) -> str:
 
 
 def _sets(plan: "plans.Plan") -> list[str]:
-    """What --set and the environment gave, but for addresses with a password."""
+    """Return what --set and the environment gave, but for addresses with a password."""
     from stageline.pipeline.plan.tables import flat
 
     values = flat(plan.as_mapping())

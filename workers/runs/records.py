@@ -114,7 +114,7 @@ class RecordedRun:
 
     @property
     def training_steps(self) -> int | None:
-        """How many steps the run trains, None if that is not known."""
+        """Return how many steps the run trains, None if that is not known."""
         if self.result is not None:
             return self.result.steps
         observed = self.stored.facts.get(OBSERVED, {}).get("training_steps")
@@ -123,7 +123,7 @@ class RecordedRun:
 
     @property
     def scripted(self) -> bool:
-        """Whether a script calls the workers: how many steps it trains is known at its end."""
+        """Return True if a script calls the workers: how many steps it trains is known at its end."""
         source = (self.plan or {}).get("data", {}).get("source")
         return source == SCRIPT_BATCHES or (self.owner is not None and self.owner.command == "script")
 

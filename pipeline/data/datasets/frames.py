@@ -25,19 +25,19 @@ class Ended(Exception):
 
 
 def encode(content: Tree) -> Frames:
-    """The bytes of a tree of dense tensors on the CPU, whose memory is not copied."""
+    """Return the bytes of a tree of dense tensors on the CPU, whose memory is not copied."""
     header = msgspec.msgpack.encode(content, enc_hook=_form_of)
     return [len(header).to_bytes(_SIZE, "little") + header, *map(_memory, tensors(content))]
 
 
 def send(connection: socket.socket, frames: Frames) -> None:
-    """Raises OSError if the other end is gone."""
+    """Send them. Raises OSError if the other end is gone."""
     for frame in frames:
         connection.sendall(frame)
 
 
 def receive(connection: socket.socket) -> Tree:
-    """The tree that was sent; sequences are tuples. Raises `Ended`, or OSError, if the other end is gone."""
+    """Return the tree that was sent; sequences are tuples. Raises `Ended`, or OSError, if the other end is gone."""
     header = _read(connection, int.from_bytes(_read(connection, _SIZE), "little"))
     content = _with_tuples(msgspec.msgpack.decode(header, ext_hook=_empty))
     for tensor in tensors(content):
@@ -64,7 +64,7 @@ def _with_tuples(content: object) -> Tree:
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a dense tensor, in the order in which they lie."""
+    """Return the bytes of a dense tensor, in the order in which they lie."""
     size = tensor.numel() * tensor.itemsize
     if not size:
         return memoryview(b"")

@@ -77,7 +77,7 @@ class Loader(AbstractContextManager["Loader"]):
 
     @property
     def order(self) -> Order:
-        """Which samples each step has."""
+        """The order of samples, by step."""
         return self._order
 
     @property
@@ -89,32 +89,32 @@ class Loader(AbstractContextManager["Loader"]):
         return self.steps_per_epoch
 
     def batch(self, step: int) -> Batch:
-        """The inputs and targets of `step`, which counts from 0 over all epochs.
+        """Return the inputs and targets of `step`, which counts from 0 over all epochs.
 
         Readers go on with the steps after it. Raises `DataError` with the sample's index and the user's line.
         """
         return self._draw(step)
 
     def samples(self, step: int) -> torch.Tensor:
-        """The indices in the dataset of the samples of `batch(step)`, in their order: int64 [rows]."""
+        """Return the indices in the dataset of the samples of `batch(step)`, in their order: int64 [rows]."""
         return self._order.rows(step)
 
     def held_out(self) -> "Loader | None":
-        """The rows held out, as a loader of which every loop walks epoch 0; None if there are none."""
+        """Return the rows held out, as a loader of which every loop walks epoch 0; None if there are none."""
         return self._held_out
 
     def __iter__(self) -> Iterator[Batch]:
-        """One epoch: the first loop walks epoch 0, the next loop epoch 1."""
+        """Iterate over one epoch: the first loop walks epoch 0, the next loop epoch 1."""
         start = next(self._epochs) * self.steps_per_epoch
         return map(self.batch, range(start, start + self.steps_per_epoch))
 
     def batches(self, start: int = 0, *, epochs: int | None = None) -> Iterator[Batch]:
-        """The batches from step `start` on, to the end of epoch number `epochs`; without it they do not end."""
+        """Return the batches from step `start` on, to the end of epoch number `epochs`; without it they do not end."""
         steps = count(start) if epochs is None else range(start, epochs * self.steps_per_epoch)
         return map(self.batch, steps)
 
     def close(self) -> None:
-        """Ends the reader processes. A batch that is asked for afterwards starts others."""
+        """End the reader processes. A batch that is asked for afterwards starts others."""
         for readers in (self._readers, self._held_out and self._held_out._readers):
             if readers is not None:
                 readers.close()
@@ -165,8 +165,10 @@ class StreamLoader:
         self._collate, self._target = collate_fn or default_collate, target
 
     def batches(self, start: int = 0, *, epochs: int | None = None) -> Iterator[Batch]:
-        """The batches from step `start` on, counted over all epochs, to the end of epoch number `epochs`; without it
-        they do not end. Raises `DataError` with the sample's place and the user's line, or if an epoch has none."""
+        """Return the batches from step `start` on, counted over all epochs, to the end of epoch number `epochs`;
+        without it they do not end. Raises `DataError` with the sample's place and the user's line, or if an epoch
+        has none.
+        """
         step = 0
         for epoch in count() if epochs is None else range(epochs):
             for samples in self._epoch(epoch):
@@ -175,7 +177,7 @@ class StreamLoader:
                 step += 1
 
     def _epoch(self, epoch: int) -> Iterator[list[Any]]:
-        """The samples of each of its batches."""
+        """Return the samples of each of its batches."""
         place, samples = 0, list[Any]()
         iterator = self._begin(epoch)
         while (sample := self._sample(iterator, epoch, place)) is not _END:

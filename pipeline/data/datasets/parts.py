@@ -25,7 +25,7 @@ _PAIR = "return pairs (inputs, targets) from the dataset, or say which part is t
 
 
 def split_parts(batch: Any, target: Target) -> Batch:
-    """The inputs and targets of a collated batch. Raises `DataError` if it has none such, or other rows in each.
+    """Return the inputs and targets of a collated batch. Raises `DataError` if it has none such, or other rows in each.
 
     Sequences become tuples. Tensors are dense, aligned, and carry no gradient.
     """
@@ -101,7 +101,7 @@ def as_tree(value: Any, name: str) -> Tree:
 
 
 def form(value: Any) -> str:
-    """What `value` is, for people: "(float32 [3, 4], int)"."""
+    """Describe `value` for people: "(float32 [3, 4], int)"."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, Mapping):
@@ -119,7 +119,7 @@ _SHOWN = 6  # parts of a sequence
 
 
 def _settled(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Kernels choose by layout and alignment: so both are the same wherever the batch was drawn."""
+    """Give it one layout and alignment wherever the batch was drawn, since kernels choose by them."""
     if not tensor.is_cpu or tensor.layout != torch.strided or tensor.is_nested:
         what = f"on {tensor.device}" if not tensor.is_cpu else f"of layout {tensor.layout}"
         raise DataError(f"{name} is a tensor {what}: give dense ones on the CPU; a stage moves them to its device")
@@ -129,5 +129,5 @@ def _settled(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense copy; dimensions in the same order in memory, if they are dense already."""
+    """Return a dense copy; dimensions in the same order in memory, if they are dense already."""
     return tensor.resolve_conj().resolve_neg().clone()

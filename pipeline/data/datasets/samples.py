@@ -34,7 +34,7 @@ _STREAM = (
 
 
 def seed_generators(key: str) -> None:
-    """Seeds the default generators of torch (on the CPU), of numpy, if it is there, and of `random`."""
+    """Seed the default generators of torch (on the CPU), of numpy, if it is there, and of `random`."""
     digest = sha256(key.encode()).digest()
     torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little"))
     random.seed(int.from_bytes(digest[8:16], "little"))
@@ -44,7 +44,7 @@ def seed_generators(key: str) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Afterwards, those generators go on as if nothing had been drawn or seeded within."""
+    """Have those generators go on afterwards as if nothing had been drawn or seeded within."""
     numpy_random = _numpy_random()
     before = torch.default_generator.get_state(), random.getstate()
     numpys = None if numpy_random is None else numpy_random.get_state()
@@ -59,7 +59,7 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it, torch computes with one thread, as in a reader process: other numbers add in another order."""
+    """Have torch compute with one thread within, as in a reader process: other numbers add in another order."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield
@@ -78,7 +78,7 @@ def _numpy_random() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Draws batches. The same arguments give the same batches in every process, bit for bit."""
+    """Drawing of batches. The same arguments give the same batches in every process, bit for bit."""
 
     dataset: Any
     order: Order
@@ -87,7 +87,10 @@ class Sampling:
     target: Target
 
     def batch(self, step: int) -> Batch:
-        """Leaves the process's random numbers as they were. Raises `DataError`, with the index and the user's line."""
+        """Draw the batch of `step`, and leave the process's random numbers as they were.
+
+        Raises `DataError`, with the index and the user's line.
+        """
         epoch, _ = self.order.place(step)
         indices = self.order.rows(step).tolist()
         with generators_kept(), one_thread():
@@ -108,7 +111,7 @@ class Sampling:
 
 
 def length_of(dataset: Any) -> int:
-    """How many samples `dataset` has. Raises `DataError` if that is not known, or none."""
+    """Return the number of samples in `dataset`. Raises `DataError` if that is not known, or none."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DataError(f"the dataset is a {kind}, whose samples come in one order only. {_STREAM}.")
@@ -125,7 +128,7 @@ def _listed(indices: Sequence[int]) -> str:
 
 
 def _unlike(indices: Sequence[int], samples: Sequence[Any]) -> str:
-    """The first sample, and the first that has another form, if one has."""
+    """Return the first sample, and the first that has another form, if one has."""
     forms = [_form(sample) for sample in samples]
     other = next((place for place, each in enumerate(forms) if each != forms[0]), 0)
     second = f", dataset[{indices[other]}] is {forms[other]}" if other else ""

@@ -79,12 +79,12 @@ class Layers:
             )
 
     def check_calls(self) -> None:
-        """Raises `ModelRefused` for a hook of a module that no layer calls, since each layer calls its own parts."""
+        """Raise `ModelRefused` for a hook of a module that no layer calls, since each layer calls its own parts."""
         called = {id(each) for layer in self.bound for each in layer.modules()}
         demand_no_hooks([(name, each) for name, each in self.model.named_modules() if id(each) not in called])
 
     def check_cut(self, cut: Sequence[int | str]) -> None:
-        """Raises `ModelRefused` for a name in `cut` of which it is known why no layer begins there."""
+        """Raise `ModelRefused` for a name in `cut` of which it is known why no layer begins there."""
 
 
 def _part(model: torch.nn.Module, name: str) -> torch.nn.Module:
@@ -103,7 +103,8 @@ def _part(model: torch.nn.Module, name: str) -> torch.nn.Module:
 
 
 def _in_none(model: torch.nn.Module, names: Sequence[str]) -> Iterator[str]:
-    """What no layer has: all of it, even if it is the same tensor as another's that one has, since both have names."""
+    """Yield what no layer has: all of it, even if it is the same tensor as another's that one has, since both have
+    names."""
     for key, _ in _state(model):
         if not any(key == name or key.startswith(f"{name}.") for name in names):
             yield key

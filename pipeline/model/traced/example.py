@@ -35,11 +35,11 @@ class Example:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What a graph is traced with."""
+        """Return what a graph is traced with."""
         return tuple(tensors(self._inputs))
 
     def call(self, model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> Any:
-        """What `model` returns for these inputs, with the tensors `given` in place of their own."""
+        """Return what `model` returns for these inputs, with the tensors `given` in place of their own."""
         match self.with_tensors(given):
             case dict() as named:
                 return model(**named)
@@ -54,7 +54,7 @@ class Example:
         return map_tensors(lambda _: next(found), self._inputs)
 
     def check(self, inputs: Tree, microbatches: int = 1) -> None:
-        """Raises `DataError` if a batch's `inputs` are not like the example, or if so many microbatches of it are not
+        """Raise `DataError` if a batch's `inputs` are not like the example, or if so many microbatches of it are not
         all of a number of rows that the graph is for."""
         given = dict(leaves(inputs))
         if given.keys() != self._leaves.keys():
@@ -120,5 +120,5 @@ def _difference(given: Leaf, wanted: Leaf) -> str:
 
 
 def _title(path: str) -> str:
-    """What the input at `path` is called: `['mask']` is "input mask", `[0]` is "input 0"."""
+    """Return what the input at `path` is called: `['mask']` is "input mask", `[0]` is "input 0"."""
     return f"input {path.strip('[]').strip(chr(39))}" if path else "the input"

@@ -122,7 +122,7 @@ class TracedLayer(BoundLayer):
         return self._functions[self.training](x, *self.arguments())
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "TracedLayer":
-        """What `to(device)` calls: graphs name the device of what they make."""
+        """Return what `to(device)` calls: graphs name the device of what they make."""
         self._functions = {mode: function.moved(fn) for mode, function in self._functions.items()}
         return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -35,7 +35,7 @@ def outer_calls(forward: Forward) -> list[str]:
 
 
 def pieces_of(forward: Forward, names: Sequence[str]) -> list[TracedPiece]:
-    """What the layers called `names` compute, in that order. Takes the markers out of the graph."""
+    """Return what the layers called `names` compute, in that order. Takes the markers out of the graph."""
     numbers = _numbers(forward, {name: number for number, name in enumerate(names)})
     _remove_markers(forward.graph)
     split = split_module(
@@ -64,8 +64,8 @@ def pieces_of(forward: Forward, names: Sequence[str]) -> list[TracedPiece]:
 def travelling(
     pieces: Sequence[tuple[Sequence[str], Sequence[str]]], given: Sequence[str], ends: Sequence[str]
 ) -> list[tuple[str, ...]]:
-    """What each of the `pieces` (arguments, computed) receives, of what is `given` and what those before it computed;
-    and in the end what the last one gives, the `ends`."""
+    """Return what each of the `pieces` (arguments, computed) receives, of what is `given` and what those before it
+    computed; and in the end what the last one gives, the `ends`."""
     found, there = [tuple(given)], list(given)
     for number, (_, computed) in enumerate(pieces[:-1], 1):
         there += computed
@@ -75,14 +75,14 @@ def travelling(
 
 
 def _computed(piece: TracedPiece) -> Iterator[tuple[str, Node]]:
-    """What the piece computes, by name."""
+    """Yield what the piece computes, by name."""
     if piece.graph is not None and piece.computed:
         given: Any = piece.graph.graph.output_node().args[0]
         yield from zip(piece.computed, (given,) if isinstance(given, Node) else given, strict=True)
 
 
 def _refusal(layer: str, twice: str) -> str:
-    """Why no stage can begin with `layer`, if what travels to it has something twice."""
+    """Return why no stage can begin with `layer`, if what travels to it has something twice."""
     if not twice:
         return ""
     return (
@@ -142,8 +142,8 @@ def _remove_markers(graph: GraphModule) -> None:
 
 
 def _piece(split: GraphModule, part: Node | None) -> TracedPiece:
-    """What a part of the split graph computes, before it is known what travels. There is no part where nothing is
-    computed."""
+    """Return what a part of the split graph computes, before it is known what travels. There is no part where nothing
+    is computed."""
     if part is None:
         return TracedPiece(None, (), ())
     taken: dict[Any, str] = {user.args[1]: user.name for user in part.users if user.target is operator.getitem}

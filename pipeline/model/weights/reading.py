@@ -34,7 +34,7 @@ class Piece:
 
 
 def read_into(file: Path, targets: Mapping[str, torch.Tensor]) -> None:
-    """Copies tensors of `file` into `targets`, tensors of the same shapes and dtypes, by the names in the file. Raises
+    """Copy tensors of `file` into `targets`, tensors of the same shapes and dtypes, by the names in the file. Raises
     `ModelRefused`."""
     pieces = [piece for name, target in targets.items() for piece in pieces_of(name, target)]
     with torch.no_grad():
@@ -79,7 +79,7 @@ def sources(wanted: Collection[str], stored: Collection[str], twins: Twins) -> d
 
 
 def misnamed(wanted: Collection[str], stored: Collection[str], twins: Twins, known: Collection[str]) -> Iterator[str]:
-    """What is wrong with the names in a file. `known` are those of all stages."""
+    """Yield what is wrong with the names in a file. `known` are those of all stages."""
     located = sources(wanted, stored, twins)
     absent = [name for name in wanted if name not in located]
     strange = [name for name in stored if name not in known]
@@ -90,7 +90,7 @@ def misnamed(wanted: Collection[str], stored: Collection[str], twins: Twins, kno
 
 
 def misformed(wanted: Mapping[str, torch.Tensor], forms: Mapping[str, Form]) -> Iterator[str]:
-    """What is wrong with shapes and dtypes; `forms` are by the names of `wanted`."""
+    """Yield what is wrong with shapes and dtypes; `forms` are by the names of `wanted`."""
     for name, tensor in wanted.items():
         shape, dtype = forms[name]
         if shape != tuple(tensor.shape):

@@ -36,11 +36,11 @@ class StageWeights:
     names: StoredNames
 
     def check(self, parts: Parts) -> None:
-        """Raises `ModelRefused` if what `parts` need is not there, or is of another form. Reads headers alone."""
+        """Raise `ModelRefused` if what `parts` need is not there, or is of another form. Reads headers alone."""
         self._located(variables_of(parts))
 
     def load(self, parts: Parts) -> None:
-        """Reads what `parts` need, and sets it. Raises `ModelRefused`; then nothing is set."""
+        """Read what `parts` need, and set it. Raises `ModelRefused`; then nothing is set."""
         late = self._late(parts)
         wanted = {**variables_of(parts), **late}
         located = self._located(wanted)
@@ -55,7 +55,7 @@ class StageWeights:
         set_state(parts, wanted, {name: targets[source] for name, (_, source) in located.items()})
 
     def unload(self, parts: Parts) -> None:
-        """Makes `parts` what they were before `load`."""
+        """Make `parts` what they were before `load`."""
         former = variables_of(parts)
         set_state(parts, former, {name: meta_like(tensor) for name, tensor in former.items()})
 
@@ -139,7 +139,7 @@ def twins_of(variables: Mapping[str, torch.Tensor], copies: Mapping[str, str]) -
 
 
 def set_state(parts: Parts, former: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Puts `values` in the place of the parameters and buffers `former`. Names that share one go on sharing it."""
+    """Put `values` in the place of the parameters and buffers `former`. Names that share one go on sharing it."""
     made: dict[int, torch.Tensor] = {}
     for name, old in former.items():
         if id(old) not in made:
@@ -150,7 +150,7 @@ def set_state(parts: Parts, former: Mapping[str, torch.Tensor], values: Mapping[
 
 
 def _forms(located: Mapping[str, tuple[Path, str]]) -> dict[str, Form]:
-    """Raises `ModelRefused` for a file that lacks what its index says that it has."""
+    """Raise `ModelRefused` for a file that lacks what its index says that it has."""
     found: dict[str, Form] = {}
     for file in dict.fromkeys(file for file, _ in located.values()):
         names = {name: source for name, (at, source) in located.items() if at == file}

@@ -97,7 +97,7 @@ def values_in(path: Path) -> Iterator[Values]:
 
 
 def is_mapped(path: Path) -> bool:
-    """Whether `values_in` maps the file into memory."""
+    """Return True if `values_in` maps the file into memory."""
     return path.suffix in TORCH
 
 
@@ -171,7 +171,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a file whose reading raises `error`."""
+    """Return what is wrong with a file whose reading raises `error`."""
     text = str(error).strip()
     if text.startswith("Weights only load failed"):  # and goes on with how to load it all the same
         named = re.search(r"GLOBAL (\S+)", text)

@@ -24,7 +24,8 @@ _WAY_OUT = "register it as a persistent buffer, which the weights have, or compu
 
 
 def made_without_memory(make: Callable[[], Made], seed: int) -> tuple[Made, Made | None]:
-    """What `make` returns under `seed`; and, if it has drawn random numbers, what it returns under another seed."""
+    """Return what `make` returns under `seed`; and, if it has drawn random numbers, what it returns under another
+    seed."""
     torch.manual_seed(seed)
     before = torch.default_generator.get_state()
     with _parameters_on_meta():
@@ -36,7 +37,7 @@ def made_without_memory(make: Callable[[], Made], seed: int) -> tuple[Made, Made
 
 
 def demand_known(parts: Iterable[tuple[str, torch.nn.Module]], again: Iterable[tuple[str, torch.nn.Module]]) -> None:
-    """Raises `ModelRefused` for a tensor that no file has, and that the factory cannot compute: it follows from
+    """Raise `ModelRefused` for a tensor that no file has, and that the factory cannot compute: it follows from
     parameters, or differs in a model made `again`. `parts` are modules by their names in the unsplit model."""
     parts = list(parts)
     for name, buffer in _unsaved_buffers(parts):

@@ -108,9 +108,13 @@ def test_a_full_disk_is_named_while_lines_wait_and_no_more_once_they_are_written
     monkeypatch.setattr(metrics_file, "EVERY", 0.01)
     told: list[ResourceFault | None] = []
     named, cleared = Event(), Event()
-    with MetricsFile(tmp_path, 0) as file:
+
+    def note(fault: ResourceFault | None) -> None:
+        told.append(fault)
+        (named if fault else cleared).set()
+
+    with MetricsFile(tmp_path, 0, note) as file:
         monkeypatch.setattr(os, "fsync", _full)
-        file.note = lambda fault: (told.append(fault), (named if fault else cleared).set())
         file.add(trained(0))
         assert named.wait(20)
         monkeypatch.undo()
@@ -126,9 +130,8 @@ def test_a_disk_that_stays_full_ends_the_run_at_its_next_step(tmp_path: Path, mo
     monkeypatch.setattr(metrics_file, "EVERY", 0.01)
     monkeypatch.setattr(retry, "BOUND", 0.05)
     over = Event()
-    with MetricsFile(tmp_path, 0) as file:
+    with MetricsFile(tmp_path, 0, lambda fault: None if fault else over.set()) as file:
         monkeypatch.setattr(os, "fsync", _full)
-        file.note = lambda fault: None if fault else over.set()
         file.add(trained(0))
         assert over.wait(20)
         with pytest.raises(MetricsNotWritten, match=r"cannot write .*metrics.jsonl: No space left on device"):

@@ -31,7 +31,7 @@ Take = Callable[[MetricsLine], object]
 
 
 def every_for(steps: int) -> int:
-    """Which steps a table shows: each 1st, 2nd, 5th, 10th, ... so that there are about `ROWS`."""
+    """Return which steps a table shows: each 1st, 2nd, 5th, 10th, ... so that there are about `ROWS`."""
     power = 1
     while power * 10 * ROWS < steps:
         power *= 10

@@ -114,7 +114,7 @@ def _ask(
     show_answer: Callable[[Facts], None],
     **arguments: str,
 ) -> None:
-    """Prints the answer: as it is with `as_json`, otherwise by `show_answer`, and from when it is."""
+    """Print the answer: as it is with `as_json`, otherwise by `show_answer`, and from when it is."""
     facts = answer_about(where, broker, query, **arguments)
     if as_json:
         click.echo(msgspec.json.encode(facts))

@@ -49,7 +49,7 @@ _positive = options.Finite(min=0, min_open=True)
 
 
 def from_file(file: Path, mode: Mode, first_trainable: int) -> Schedule:
-    """Raises `click.UsageError` for a file that is none, and `ScheduleRefused`, which names it, for what is wrong."""
+    """Raise `click.UsageError` for a file that is none, and `ScheduleRefused`, which names it, for what is wrong."""
     try:
         rows = rows_of(read_text(file, LONGEST_SCHEDULE))
     except OSError as error:
@@ -201,7 +201,7 @@ def show_(
 
 
 def _demand_alone(given: Mapping[str, object]) -> None:
-    """Raises `click.UsageError` for what a file says itself."""
+    """Raise `click.UsageError` for what a file says itself."""
     if names := [name for name, value in given.items() if value is not None]:
         raise click.UsageError(f"--file says {', '.join(names)} itself: leave one of the two out")
 

@@ -22,7 +22,7 @@ class News:
         self._evaluated: int | None = None  # steps before the newest evaluation that was told; None before a status
 
     def lines(self, facts: Facts) -> Iterator[str]:
-        """What was not told before."""
+        """Yield what was not told before."""
         new = facts["damaged"][self._damages :]
         self._damages += len(new)
         yield from new
@@ -50,7 +50,7 @@ class StalledSteps:
         self._told: set[tuple[str, object]] = set()  # causes, with the worker that is to blame
 
     def lines(self, facts: Facts) -> Iterator[str]:
-        """Tells each cause once until a step is finished, and then that the run goes on."""
+        """Tell each cause once until a step is finished, and then that the run goes on."""
         now, finished = monotonic(), facts["finished_floor"]
         if facts["phase"] != "running" or facts["recovering"] or _has_fault(facts):
             self._finished = None

@@ -43,7 +43,8 @@ def progress_of(launch: Launch) -> Iterator[Callable[[Facts], None]]:
 
 
 def _why(folder: Path) -> Facts | None:
-    """What the broker of the run in `folder` says that it waits for; None if there is none, or it does not answer."""
+    """Return what the broker of the run in `folder` says that it waits for; None if there is none, or it does not
+    answer."""
     url = read_broker_url(folder)
     return None if url is None else ask(url, "why")
 
@@ -134,7 +135,7 @@ class Pace:
         self.idle = [0.0] * len(launch.plan.workers)  # each worker's share of idle time, 0 to 1
 
     def record(self, facts: Facts) -> None:
-        """Takes in a status."""
+        """Take in a status."""
         now = monotonic()
         finished = self.finished(facts)
         if self._history and finished < self._history[-1][1]:  # a lost stage does steps again
@@ -158,7 +159,7 @@ class Pace:
         return f"{rate:.4g} samples/s"
 
     def phase(self, facts: Facts) -> str:
-        """What the run as a whole is doing."""
+        """Return what the run as a whole is doing."""
         if facts["phase"] in ("waiting", "running") and (blocked := _waiting_for_server(facts) or _fault(facts)):
             return blocked
         if facts.get("listening"):
@@ -200,14 +201,14 @@ def stage_activity(facts: Facts, stage: int) -> tuple[int, str]:
 
 
 def _waiting_for_server(facts: Facts) -> str:
-    """Which worker waits for the server of its queues, and why; "" if none does."""
+    """Return which worker waits for the server of its queues, and why; "" if none does."""
     waits = ((row["index"], row["now"]) for row in facts["workers"] if row.get("trouble"))
     return next((f"worker {index} {now}" for index, now in waits if now.startswith(WAITS)), "")
 
 
 def _fault(facts: Facts) -> str:
-    """What the broker or a worker cannot do for now, without the seconds, so that it is told once; "" if there is
-    nothing."""
+    """Return what the broker or a worker cannot do for now, without the seconds, so that it is told once; "" if there
+    is nothing."""
     faults = [
         ("the broker", facts.get("fault")),
         *((f"worker {row['index']}", row.get("fault")) for row in facts["workers"]),

@@ -61,7 +61,7 @@ class SampledRows:
 
     @property
     def tested(self) -> Tensor:
-        """What is decoded of the rows that are not known."""
+        """Return what is decoded of the rows that are not known."""
         return self.wanted[self.trained :]
 
 
@@ -149,7 +149,7 @@ def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) ->
 def _told(
     model: AuditedModel, defence: str, sample: SampledRows, score: float | None
 ) -> tuple[CutAudit, Picture | None]:
-    """What is told of the rows that are not known, and the picture of that."""
+    """Return what is told of the rows that are not known, and the picture of that."""
     crossing, gradients = model.crossing(sample.batch)
     distances = sample.distances, centred_distances(crossing)
     features = decoders.scaled(crossing, sample.trained)

@@ -41,7 +41,7 @@ class AuditedModel:
 
     @property
     def layers(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return len(self._layers)
 
     def cut_before(self, layer: int, defence: nn.Module | None = None, codecs: CutCodecs = LOSSLESS) -> Self:
@@ -53,7 +53,7 @@ class AuditedModel:
         return found
 
     def features(self, inputs: Tree) -> Tensor:
-        """What crosses the cut: float32 [rows, features]."""
+        """Return what crosses the cut: float32 [rows, features]."""
         with torch.no_grad():
             return side_by_side(self._ran(self._below, _own(inputs)), rows(inputs), self._what)
 
@@ -68,7 +68,7 @@ class AuditedModel:
         self._set_mode(training=False)
 
     def crossing(self, sample: Batch) -> tuple[Tensor, Tensor]:
-        """What crosses the cut, and the gradients of the mean loss that come back: float32 [rows, features]."""
+        """Return what crosses the cut, and the gradients of the mean loss that come back: float32 [rows, features]."""
         inputs, targets = sample
         sent = map_tensors(_leaf, self._ran(self._sent, _own(inputs)))
         arrived = self._ran(self._arrived, sent)
@@ -98,7 +98,8 @@ class AuditedModel:
         return inputs if self._defends_gradients else self._defended(inputs)
 
     def _arrived(self, sent: Tree) -> Tree:
-        """What the layers above are given. The defence of gradients comes after the codec: its sender is there."""
+        """Return what the layers above are given. The defence of gradients comes after the codec: its sender is
+        there."""
         arrived = self.codecs.passed(sent)
         return self._defended(arrived) if self._defends_gradients else arrived
 

@@ -42,7 +42,8 @@ FARTHEST = 10.0  # standard deviations
 
 
 def small(inputs: Tensor) -> Tensor:
-    """What is decoded: images, [rows, channels, height, width], at 32 x 32 pixels at most; other inputs as they are."""
+    """Return what is decoded: images, [rows, channels, height, width], at 32 x 32 pixels at most; other inputs as they
+    are."""
     if inputs.dim() != 4:
         return inputs.float()
     height, width = inputs.shape[2:]
@@ -98,7 +99,7 @@ def decoded_by_network(features: Tensor, inputs: Tensor, trained: int, seed: int
 
 
 def _best_epochs(features: Tensor, wanted: Tensor, fitted: int, seed: int) -> int:
-    """Gives up after `PATIENCE` epochs that were not better."""
+    """Give up after `PATIENCE` epochs that were not better."""
     missed: list[float] = []
     for network in _epochs(features[:fitted], wanted[:fitted], seed):
         missed.append(float(mse_loss(_told(network, features[fitted:], wanted.shape[1:]), wanted[fitted:])))

@@ -90,7 +90,7 @@ def export_folder(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_shards(folder: Path, weights: StoredWeights, shards: Mapping[str, Sequence[str]]) -> None:
-    """Writes a file for each of `shards`, names of entries by the files' names, and their index; one file's entries are
+    """Write a file for each of `shards`, names of entries by the files' names, and their index; one file's entries are
     in memory at a time."""
     for file, names in shards.items():
         write_tensors(folder / file, weights.read(names))
@@ -99,7 +99,7 @@ def write_shards(folder: Path, weights: StoredWeights, shards: Mapping[str, Sequ
 
 
 def write_index(folder: Path, shards: Mapping[str, Collection[str]], size: int) -> None:
-    """Writes which file has which entry, and how many bytes all have. `shards`: names of entries by the files'
+    """Write which file has which entry, and how many bytes all have. `shards`: names of entries by the files'
     names. The format names one file for each entry; which others have it too is noted beside."""
     places: dict[str, str] = {}
     copies: dict[str, list[str]] = {}
@@ -127,7 +127,7 @@ def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes row-major tensors, none in the memory of another; when this returns, they are on the disk. Raises
+    """Write row-major tensors, none in the memory of another; when this returns, they are on the disk. Raises
     `WeightsUnusable`, `OSError`."""
     try:
         save_file(dict(tensors), file, _FORMAT)

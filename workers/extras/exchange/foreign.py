@@ -49,7 +49,7 @@ def foreign_weights(path: Path) -> StoredWeights:
 
 
 def is_readable_by_stages(path: Path) -> bool:
-    """Whether `model.weights` may name `path` as it is."""
+    """Return True if `model.weights` may name `path` as it is."""
     return not path.is_dir() or any((path / name).exists() for name in (INDEX, WHOLE))
 
 
@@ -105,7 +105,7 @@ def _refused() -> Iterator[None]:
 
 
 def _demand_equal(weights: StoredWeights) -> None:
-    """Raises `WeightsUnusable` for a name under which two files have different tensors. Stages that share a parameter
+    """Raise `WeightsUnusable` for a name under which two files have different tensors. Stages that share a parameter
     have a copy each."""
     for name in weights.places:
         first, *others = weights.files_with(name)
@@ -115,7 +115,7 @@ def _demand_equal(weights: StoredWeights) -> None:
 
 
 def import_stages(weights: StoredWeights, source: Path, plan: Plan, target: Path) -> None:
-    """Writes the folder `target`, from the `weights` at `source`, as a stage of `plan` reads them: by the names of the
+    """Write the folder `target`, from the `weights` at `source`, as a stage of `plan` reads them: by the names of the
     model or those that transformers has for it, and compared before anything is written. One stage is in memory at a
     time. Raises `ModelRefused`, `WeightsUnusable`, `OSError`."""
 
@@ -143,7 +143,7 @@ def _reading(plan: Plan, source: Path) -> Plan:
 
 
 def _write(folder: Path, part: Segment, sizes: dict[str, int]) -> list[str]:
-    """Writes a stage's file, and the bytes of its entries into `sizes`; returns their names."""
+    """Write a stage's file, and the bytes of its entries into `sizes`; return their names."""
     part.load()
     made: dict[int, torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}

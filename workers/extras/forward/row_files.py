@@ -64,7 +64,7 @@ class Inputs:
         return (self._batch(low, high) for low, high in self._ranges(size))
 
     def sizes(self, size: int) -> Iterator[int]:
-        """How many rows each of these batches has."""
+        """Return how many rows each of these batches has."""
         return (high - low for low, high in self._ranges(size))
 
     def _ranges(self, size: int) -> Iterator[tuple[int, int]]:
@@ -82,7 +82,7 @@ class Inputs:
 
 
 def open_inputs(path: Path) -> Inputs:
-    """Raises `DataError` for what cannot be read, or tensors without a common number of rows."""
+    """Raise `DataError` for what cannot be read, or tensors without a common number of rows."""
     if path.suffix not in INPUTS:
         raise DataError(f"{path} cannot be read as inputs: expected a file of {', '.join(INPUTS)}")
     if not path.is_file():
@@ -138,7 +138,7 @@ def _of_array(path: Path, name: str, array: Any) -> Read:
 
 
 def _csv(path: Path) -> Any:
-    """Raises `ValueError` with the line that is no row of numbers, and for a file without rows."""
+    """Raise `ValueError` with the line that is no row of numbers, and for a file without rows."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of a file without rows
             found = numpy(path).loadtxt(path, delimiter=",", dtype="float32", ndmin=2)
@@ -164,7 +164,7 @@ def demand_writable(path: Path) -> None:
 
 
 def write_outputs(path: Path, outputs: Mapping[str, torch.Tensor]) -> None:
-    """Raises `DataError` if a .npy file cannot hold them, `OSError`."""
+    """Raise `DataError` if a .npy file cannot hold them, `OSError`."""
     make_folder(path.absolute().parent)
     draft = draft_of(path)
     try:

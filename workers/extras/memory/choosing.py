@@ -44,11 +44,12 @@ class Bounds:
         return cls(min(fitting, default=None), best.price, room)
 
     def may_be_cheapest(self, nanoseconds: int, loads: Loads, rest: Sequence[Options]) -> bool:
-        """Whether a combination with these `loads`, of all stages but the `rest`, may become the cheapest that fits."""
+        """Return True if a combination with these `loads`, of all stages but the `rest`, may become the cheapest that
+        fits."""
         return self.known is None or self.least(nanoseconds, loads, rest) <= self.known * _ROUNDING + 1
 
     def least(self, nanoseconds: int, loads: Loads, rest: Sequence[Options]) -> float:
-        """What it takes at least with all stages."""
+        """Return what it takes at least with all stages."""
         left = sum(room - loads.get(worker, StageLoad()).held for worker, room in self.room.items())
         priced = sum(min(map(self._priced, options)) for options in rest)
         return nanoseconds + priced - self.price * left

@@ -36,7 +36,7 @@ class StageLoad:
     offloaded: int = 0
 
     def beside(self, other: "StageLoad") -> "StageLoad":
-        """What the two take in one process."""
+        """Return what the two take in one process."""
         return StageLoad(
             self.held + other.held,
             max(self.working, other.working),
@@ -45,7 +45,7 @@ class StageLoad:
         )
 
     def within(self, other: "StageLoad") -> bool:
-        """Whether it takes no more than `other` of anything."""
+        """Return True if it takes no more than `other` of anything."""
         return (
             self.held <= other.held
             and self.working <= other.working
@@ -83,17 +83,17 @@ class WorkerRoom:
         return max(self.model, sum(self.parts(load).values()))
 
     def fits(self, load: StageLoad) -> bool:
-        """Whether that is within the limit."""
+        """Return True if that is within the limit."""
         return self.limit is None or self.peak(load) <= foreseen_within(self.limit)
 
     def is_tight(self, plain: StageLoad) -> bool:
-        """Whether a worker must give back what it frees, and wait for its snapshots, to stay within the limit. Its
-        stages take `plain` where it does neither."""
+        """Return True if a worker must give back what it frees, and wait for its snapshots, to stay within the limit.
+        Its stages take `plain` where it does neither."""
         return self.limit is not None and self.peak(plain) > foreseen_in_ample(self.limit)
 
 
 def foreseen_within(limit: int) -> int:
-    """How many bytes may be foreseen of a worker that may take `limit`."""
+    """Return how many bytes may be foreseen of a worker that may take `limit`."""
     return limit - reserve_of(limit)
 
 
@@ -152,13 +152,13 @@ Options = Sequence[StageOption]  # of one stage
 
 
 def beside(loads: Loads, others: Loads) -> Loads:
-    """What both take of each worker."""
+    """Return what both take of each worker."""
     nothing = StageLoad()
     return {worker: loads.get(worker, nothing).beside(others.get(worker, nothing)) for worker in {*loads, *others}}
 
 
 def fit(loads: Loads, workers: Sequence[WorkerRoom]) -> bool:
-    """Whether no worker takes more than it may."""
+    """Return True if no worker takes more than it may."""
     return all(workers[worker].fits(load) for worker, load in loads.items())
 
 
@@ -184,8 +184,8 @@ class Moved:
 
 
 def moved_bytes(stage: Moved, offload: Collection[str], microbatches: int) -> int:
-    """How many go to files and come back in a step. Weights are read for each forward and each backward, which adds to
-    the gradients; an update reads and writes all."""
+    """Return how many go to files and come back in a step. Weights are read for each forward and each backward, which
+    adds to the gradients; an update reads and writes all."""
     of_microbatch = of_update = 0
     if "activations" in offload:
         of_microbatch += 2 * stage.activations
@@ -198,7 +198,7 @@ def moved_bytes(stage: Moved, offload: Collection[str], microbatches: int) -> in
 
 
 def added_nanoseconds(computing: int, least: int, moved: int) -> int:
-    """How much longer a stage takes for a step that computes for `computing` nanoseconds and moves so many bytes, than
-    one that computes for `least` and moves none."""
+    """Return how much longer a stage takes for a step that computes for `computing` nanoseconds and moves so many
+    bytes, than one that computes for `least` and moves none."""
     waited = max(0.0, moved / DISK - computing)
     return round(max(0, computing - least) + waited + moved / COPYING)

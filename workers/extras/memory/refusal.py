@@ -80,7 +80,7 @@ def _with_more(workers: Sequence[WorkerRoom], more: int) -> list[WorkerRoom]:
 
 
 def _loads(chosen: Iterable[StageOption]) -> dict[int, StageLoad]:
-    """What each worker takes with these."""
+    """Return what each worker takes with these."""
     found: dict[int, StageLoad] = {}
     for option in chosen:
         for worker, load in option.loads.items():

@@ -114,7 +114,7 @@ def _costs(seconds: Sequence[float], ways: Sequence[float]) -> Costs:
 
 
 def _stages(layers: LayerTimes, hosts: Hosts, chain: HostChain, peaks: Sequence[int]) -> tuple[HostFitStage, ...]:
-    """What each part of the chain takes, with so many microbatches in flight at most."""
+    """Return what each part of the chain takes, with so many microbatches in flight at most."""
     seconds, hops = _seconds(layers, hosts, chain), [*_hops(layers, hosts, chain), (0.0, 0.0, 0)]
     return tuple(
         HostFitStage(

@@ -73,7 +73,7 @@ class Hosts(BaseModel):
 
 
 def read_hosts(path: Path) -> Hosts:
-    """Reads the file. Raises `PlanRefused`, which names all that is wrong with it."""
+    """Read the file. Raises `PlanRefused`, which names all that is wrong with it."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         tables = tomllib.loads(text)
@@ -127,7 +127,7 @@ def _wanted(key: Key) -> str:
 
 
 def _problems(found: Hosts) -> Iterator[tuple[Key, str]]:
-    """What is wrong with tables that are each right."""
+    """Yield what is wrong with tables that are each right."""
     if not found.hosts:
         yield ("hosts",), "there is none; write a table for each machine, such as [hosts.desk]"
     elif not any(host.data for host in found.hosts.values()):

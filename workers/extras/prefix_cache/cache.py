@@ -72,7 +72,7 @@ class PrefixCache:
         self._unsaved = False
 
     def keep(self, step: int, microbatch: int, received: Tree) -> None:
-        """Copies the rows of a microbatch. Raises `PrefixCacheFailed` if they have another form than those before, or
+        """Copy the rows of a microbatch. Raises `PrefixCacheFailed` if they have another form than those before, or
         if there is no room for them on the disk."""
         samples = self._numbering.microbatch(step, microbatch)
         structure, parts = flatten(received, LIMITS.depth)[0], tensors(received)
@@ -87,8 +87,8 @@ class PrefixCache:
         self._unsaved = True
 
     def rows(self, step: int, microbatch: int) -> Tree:
-        """What `keep` was given, of the samples of this microbatch, in memory of its own. Raises `PrefixCacheFailed` if
-        one is not there."""
+        """Return what `keep` was given, of the samples of this microbatch, in memory of its own. Raises
+        `PrefixCacheFailed` if one is not there."""
         samples = self._numbering.microbatch(step, microbatch)
         header = self._header
         if header is None or not self._marks.index_select(0, samples).all():
@@ -140,7 +140,7 @@ class PrefixCache:
             raise PrefixCacheFailed(f"the prefix cache {self.folder} cannot be removed: {reason_of(error)}") from None
 
     def _damage(self, steps: int) -> str:
-        """What is wrong with the rows of the first `steps` steps."""
+        """Return what is wrong with the rows of the first `steps` steps."""
         samples = {each for batch in self._numbering.batches(steps) for each in batch.tolist()}
         absent = sum(not self._marks[each] for each in samples)
         if absent:
@@ -179,7 +179,7 @@ class PrefixCache:
             )
 
     def _begin(self, header: CacheHeader) -> None:
-        """Takes space on the disk for all rows. A full disk is waited for."""
+        """Take space on the disk for all rows. A full disk is waited for."""
         size = header.row_bytes * header.samples
         what = f"take {size} bytes for {header.samples} samples in {self.folder}"
         try:
@@ -213,7 +213,7 @@ class PrefixCache:
 
 
 def _require_sizes(folder: Path, sizes: dict[str, int], samples: int) -> None:
-    """Raises `ValueError` for a file that is not as long as it was made, `OSError` for one that is not there."""
+    """Raise `ValueError` for a file that is not as long as it was made, `OSError` for one that is not there."""
     for name, size in sizes.items():
         found, wanted = (folder / name).stat().st_size, max(1, samples * size)
         if found != wanted:
@@ -231,7 +231,7 @@ def _listed(leaves: Iterable[CachedLeaf]) -> str:
 
 
 def require_numbering(found: Numbering | None) -> Numbering:
-    """Raises `DataError` if neither the data nor the broker says which samples a batch has."""
+    """Raise `DataError` if neither the data nor the broker says which samples a batch has."""
     if found is None:
         raise DataError("neither the data nor the broker says which samples a batch has")
     return found

@@ -37,7 +37,7 @@ class CachedLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def type(self) -> torch.dtype:
-        """Raises `ValueError` if there is none of that name."""
+        """Raise `ValueError` if there is none of that name."""
         found = getattr(torch, self.dtype, None)
         if not isinstance(found, torch.dtype):
             raise ValueError(f"torch has no dtype {self.dtype!r}")
@@ -89,7 +89,7 @@ def write_header(folder: Path, header: CacheHeader) -> None:
 
 
 def read_header(folder: Path) -> CacheHeader:
-    """Raises `OSError`, `ValueError` if it is damaged."""
+    """Raise `OSError`, `ValueError` if it is damaged."""
     try:
         sealed = msgspec.json.decode((folder / NAME).read_bytes(), type=_Sealed)
         if sha256(sealed.header).hexdigest() != sealed.sha256:
@@ -100,7 +100,7 @@ def read_header(folder: Path) -> CacheHeader:
 
 
 def difference(header: CacheHeader, parts: dict[str, Any], samples: int) -> str:
-    """Why the rows of another cache are not those of this run; "" if they are."""
+    """Return why the rows of another cache are not those of this run; "" if they are."""
     if header.format != FORMAT:
         return f"it is of format {header.format!r}, this stageline reads {FORMAT!r}"
     for key in sorted(header.parts.keys() | parts.keys()):

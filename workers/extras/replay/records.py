@@ -125,7 +125,7 @@ class RecordDirectory:
         return self.folder / f"bad-{step:010d}-{microbatch}"
 
     def describe(self, run: str, plan: Plan) -> None:
-        """Writes which run this is a record of. Raises `OSError`."""
+        """Write which run this is a record of. Raises `OSError`."""
         file = "" if plan.file is None else str(plan.file.absolute())
         write_json(self.folder / ABOUT, About(run=run, plan=plan.as_mapping(), file=file))
 
@@ -140,7 +140,7 @@ class RecordDirectory:
         return _read(files[0], About)
 
     def reason(self, step: int, microbatch: int) -> Reason | None:
-        """Why the microbatch is bad, None if it did not stop the run. Raises `RecordDamaged`."""
+        """Return why the microbatch is bad, None if it did not stop the run. Raises `RecordDamaged`."""
         path = self.bad(step, microbatch) / REASON
         return _read(path, Reason) if path.exists() else None
 

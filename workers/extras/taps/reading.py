@@ -48,7 +48,7 @@ class TappedMicrobatch:
 
     @property
     def place(self) -> str:
-        """Which microbatch it is, for people."""
+        """Return which microbatch it is, for people."""
         return str(TapPlace(self.evaluation, self.step, self.microbatch))
 
 
@@ -69,7 +69,7 @@ class TappedLayer:
 
 
 def read_taps(run: str | Path) -> "Taps":
-    """What was tapped in the run whose folder is `run`; tensors are read when they are asked for.
+    """Return what was tapped in the run whose folder is `run`; tensors are read when they are asked for.
 
     Raises `NoTaps`, and `TapsUnusable` for files that are damaged or missing.
     """
@@ -121,7 +121,7 @@ class Taps:
         return joined(layer, list(self.microbatches(layer, evaluation=evaluation)))
 
     def count(self, *, evaluation: bool = False) -> int:
-        """How many microbatches there are to read."""
+        """Return how many microbatches there are to read."""
         return sum(place.evaluated is evaluation for place in self._places)
 
     def _microbatch(self, layer: TapLayer, place: TapPlace) -> TappedMicrobatch:
@@ -178,7 +178,7 @@ def joined(layer: str, parts: Sequence[TappedMicrobatch]) -> TappedLayer:
 
 
 def demand_some(layer: str, parts: Sequence[TappedMicrobatch]) -> None:
-    """Raises `NoTaps` if there are none."""
+    """Raise `NoTaps` if there are none."""
     if not parts:
         raise NoTaps(f"nothing of layer {layer} was stored there: no such step was reached, or taps.evaluation is off")
 
@@ -201,7 +201,7 @@ def tensors_of(activations: Activations) -> list[Tensor]:
 
 
 def _rows(part: TappedMicrobatch) -> int:
-    """How many rows a microbatch has: as its samples, or else its targets, say; or what its layer returned."""
+    """Return how many rows a microbatch has: as its samples, or else its targets, say; or what its layer returned."""
     known = [] if part.samples is None else [part.samples]
     known += [] if part.targets is None else tensors_of(part.targets)
     return next((each.shape[0] for each in (*known, *tensors_of(part.activations)) if each.dim()), 0)

@@ -63,7 +63,7 @@ class TapsAbout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def about(plan: Plan, layers: Mapping[int, tuple[str, ...]], microbatches: int) -> TapsAbout | None:
-    """What all workers write: `layers` are the names by stage, a step has so many `microbatches`."""
+    """Return what all workers write: `layers` are the names by stage, a step has so many `microbatches`."""
     if plan.taps is None:
         return None
     listed = tuple(TapLayer(name, stage) for stage, names in sorted(layers.items()) for name in names)
@@ -71,7 +71,7 @@ def about(plan: Plan, layers: Mapping[int, tuple[str, ...]], microbatches: int) 
 
 
 def place_of(path: Path) -> TapPlace | None:
-    """Which microbatch a file is of; None of a draft, or another file."""
+    """Return which microbatch a file is of; None of a draft, or another file."""
     found = _NAME.fullmatch(path.name)
     return None if found is None else TapPlace(found[1] == "evaluation", int(found[2]), int(found[3]))
 

@@ -51,7 +51,7 @@ LaunchMessage = LaunchStarted | LaunchOutcome | str
 
 
 class LauncherReport:
-    """What the launcher tells the script, in a file without a name that both have open."""
+    """Messages of the launcher to the script, in a file without a name that both have open."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -62,7 +62,7 @@ class LauncherReport:
         os.write(self.fd, msgspec.json.encode(message) + b"\n")
 
     def read(self) -> Iterator[LaunchMessage]:
-        """What was written since the last call."""
+        """Yield the messages since the last call."""
         text = os.pread(self.fd, os.fstat(self.fd).st_size - self._read, self._read)
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
@@ -74,7 +74,7 @@ class LauncherReport:
 
 @dataclass(frozen=True, slots=True)
 class LauncherTask:
-    """What a launcher runs: `plan` knows its stages and workers; `resume`: the run in `folder` is continued; `lifeline`
+    """Task of a launcher: `plan` knows its stages and workers; `resume`: the run in `folder` is continued; `lifeline`
     is the descriptor of a pipe of which the script, process `script`, has the other end. `code`: that of a run whose
     workers join from other machines."""
 
@@ -87,7 +87,7 @@ class LauncherTask:
 
 
 def run_launcher(task: LauncherTask, report: LauncherReport) -> int:
-    """Runs it to its end, in a process that was forked for it and has no thread but one; returns its exit code."""
+    """Run it to its end, in a process that was forked for it and has no thread but one; return its exit code."""
     last_line.install()
     here = task.plan.workers if task.code is None else ()
     obstacle = gpu_obstacle(worker.device for worker in here)
@@ -125,21 +125,21 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
 
 
 def _start_of(task: LauncherTask) -> str:
-    """What to do about a worker that nothing has replaced."""
+    """Return the way to replace a worker that nothing has replaced."""
     if task.code is None:
         return f"Its process was started again; see its log in {task.folder}"
     return f"On its machine, in the folder with your code: {command_there(task.plan.broker.url)}"
 
 
 def _script_of(task: LauncherTask) -> ScriptProcess | None:
-    """None if the script does not take part: the batches come from a data source."""
+    """Return the script's place; None if it takes no part, since the batches come from a data source."""
     if not task.plan.scripted:
         return None
     return ScriptProcess(len(task.plan.workers), task.script, Lifeline(task.lifeline))
 
 
 def gpu_obstacle(devices: Iterable[str]) -> str:
-    """In a fork: why it cannot compute on `devices`, "" if it can. torch knows, and starts no GPU for that."""
+    """Return why a fork cannot compute on `devices`, "" if it can. torch knows, and starts no GPU for that."""
     torch = sys.modules.get("torch")
     on_gpu = [device for device in devices if device.startswith("cuda")]
     if torch is None or not on_gpu or not torch.cuda._is_in_bad_fork():

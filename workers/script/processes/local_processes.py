@@ -75,8 +75,9 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         return self._launcher.pid
 
     def poll(self) -> LaunchOutcome | None:
-        """How the run ended, None as long as its launcher is there; then no process of it is left, unless the launcher
-        was killed: then they end by themselves. For any thread."""
+        """Return the outcome of the run, None as long as its launcher is there; then no process of it is left, unless
+        the launcher was killed: then they end by themselves. For any thread.
+        """
         with self._polling:
             if self._outcome is None:
                 self._look()
@@ -84,12 +85,12 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
     @property
     def killed(self) -> str:
-        """How the launcher ended if it was killed, else empty. Its processes fail for that reason. For any thread."""
+        """End of the launcher if it was killed, else empty. Its processes fail for that reason. For any thread."""
         outcome = self.poll()
         return "" if outcome is None or self._told is not None else outcome.reason
 
     def news(self) -> list[str]:
-        """What has happened to the workers since the last call, as lines for people. For any thread."""
+        """Return the news of the workers since the last call, as lines for people. For any thread."""
         with self._polling:
             self.poll()
             lines = list(self._news)
@@ -97,17 +98,17 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
             return lines
 
     def wait(self, seconds: float) -> LaunchOutcome | None:
-        """The same, once it has ended; None if it has not within `seconds`."""
+        """Return the outcome once the run has ended; None if it has not within `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             self._launcher.wait(seconds)
         return self.poll()
 
     def stop(self) -> None:
-        """Stops the run, after it has saved a step where it can; called again, it kills its processes."""
+        """Stop the run, after it has saved a step where it can; called again, kill its processes."""
         self._launcher.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Ends the run, if it goes on, and waits for its end: never longer than `STOP_TIMEOUT` and `KILL_TIMEOUT`."""
+        """End the run, if it goes on, and wait for its end: never longer than `STOP_TIMEOUT` and `KILL_TIMEOUT`."""
         for seconds in (STOP_TIMEOUT, KILL_TIMEOUT):
             if self.poll() is None:
                 self.stop()
@@ -115,11 +116,11 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self.abandon()
 
     def abandon(self) -> None:
-        """Kills the launcher, if it is there: its processes then end by themselves."""
+        """Kill the launcher, if it is there: its processes then end by themselves."""
         self._launcher.end()
 
     def await_start(self, timeout: float = START_TIMEOUT) -> None:
-        """Waits until the broker's address is known. Raises `NotStarted` after `timeout` seconds."""
+        """Wait until the broker's address is known. Raises `NotStarted` after `timeout` seconds."""
         deadline = monotonic() + timeout
         while not self.broker:
             if (outcome := self.poll()) is not None:
@@ -137,7 +138,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
             self._lifeline.close()
 
     def _follow(self) -> None:
-        """Reads what the launcher has reported; it is there for a while after its last report."""
+        """Read what the launcher has reported; it is there for a while after its last report."""
         for message in self._report.read():
             match message:
                 case LaunchStarted():
@@ -173,7 +174,7 @@ class LauncherLifeline(Lifeline):
 
 
 def start_processes(plan: Plan, run: str, *, resume: bool = False, code: ScriptCode | None = None) -> LocalProcesses:
-    """Forks a launcher from this process, which starts broker and workers of `plan`; they have all objects of this
+    """Fork a launcher from this process, which starts broker and workers of `plan`; they have all objects of this
     process, and load what the plan names as `script:...` from `OBJECTS`.
 
     `plan` knows its stages and workers. `run` is the run's id, and the name of its folder in `run.dir`; with `resume`
@@ -234,17 +235,17 @@ _WAY_OUT = (
 
 
 class CannotFork(StagelineError):
-    """This process has something that its forks could not use."""
+    """An error: this process has something that its forks could not use."""
 
 
 def demand_forkable() -> None:
-    """Raises `CannotFork`, which says why and what can be done."""
+    """Demand a process that can be forked. Raises `CannotFork`."""
     if reason := _obstacle():
         raise CannotFork(f"the processes of a line are forks of this one, and {reason}. {_WAY_OUT}")
 
 
 def _obstacle() -> str:
-    """Why forks of this process could not compute, "" if they can."""
+    """Return why forks of this process could not compute, "" if they can."""
     if name := initialized_accelerator():
         return f"it has used torch.{name}, which a fork cannot use any more"
     if has_backward_threads():

@@ -43,7 +43,7 @@ _WAY_OUT = (
 
 
 def files_of(modules: Iterable[str], root: Path) -> set[str]:
-    """The paths in the folder `root` of what the imported `modules` are and need; without what is installed."""
+    """Return the paths in the folder `root` of what the imported `modules` are and need; without what is installed."""
     found: dict[str, ModuleType] = {}
     left = list(modules)
     while left:
@@ -56,13 +56,14 @@ def files_of(modules: Iterable[str], root: Path) -> set[str]:
 
 
 def is_installed(file: Path) -> bool:
-    """Whether it is a package's, which has a version instead of being the user's."""
+    """Return True if it is a package's, which has a version instead of being the user's."""
     return any(part in INSTALLED for part in file.parts)
 
 
 def _imports(module: ModuleType) -> Iterator[str]:
-    """What its statements import, and the packages around that and around itself: names of modules, and of what is in
-    modules."""
+    """Yield the imports of its statements, and the packages around that and around itself: names of modules, and of
+    what is in modules.
+    """
     for name in (module.__name__, *_named(module)):
         parts = name.split(".")
         yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
@@ -90,20 +91,21 @@ def _file(module: ModuleType) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """How a plan names an object, and the keyword arguments that it is called with."""
+    """Name of an object in a plan, and the keyword arguments that it is called with."""
 
     reference: str
     options: Mapping[str, object]
 
     @property
     def table(self) -> dict[str, object]:
-        """As the plan's tables of factories have it."""
+        """Entry in the plan's tables of factories."""
         return {**self.options, "factory": self.reference}
 
 
 def named(argument: str, value: Any, *, factory: bool = True) -> Named:
-    """The name of `value`, which `Line` was given as `argument`; one that is no `factory` has neither options nor a
-    class. Raises `ModelRefused`."""
+    """Return the name of `value`, which `Line` was given as `argument`; one that is no `factory` has neither options
+    nor a class. Raises `ModelRefused`.
+    """
     if isinstance(value, partial):
         inner = named(argument, value.func, factory=factory)
         if reason := _unfit(value, inner, factory=factory):
@@ -115,8 +117,10 @@ def named(argument: str, value: Any, *, factory: bool = True) -> Named:
 
 
 def code_of_names(names: Iterable[Named]) -> ScriptCode:
-    """Of the modules that `names` are in, and of all that those import from their folder. Raises `ModelRefused` if they
-    are in several folders."""
+    """Return the code of the modules that `names` are in, and of all that those import from their folder.
+
+    Raises `ModelRefused` if they are in several folders.
+    """
     modules = {name.reference.rpartition(".")[0] for name in names if not name.reference.startswith("torch.")}
     roots = {_root(sys.modules[module]) for module in modules}
     if len(roots) > 1:
@@ -130,7 +134,7 @@ def code_of_names(names: Iterable[Named]) -> ScriptCode:
 
 
 def _nameless(value: Any, *, factory: bool) -> str:
-    """Why no other machine could import `value`; "" if it could."""
+    """Return why no other machine could import `value`; "" if it could."""
     if torch_name(value) is not None and (factory or not isinstance(value, type)):
         return ""
     if isinstance(value, torch.nn.Module | Layers | list | tuple):
@@ -160,7 +164,7 @@ def _of_object(value: object, *, factory: bool) -> str:
 
 
 def _unimportable(module: ModuleType | None, name: str) -> str:
-    """Why `name` could not be imported from `module` elsewhere; "" if it could."""
+    """Return why `name` could not be imported from `module` elsewhere; "" if it could."""
     if module is None or not defines(module, name):
         return f"its module has something else under the name {name}"
     file = Path(getattr(module, "__file__", None) or "").absolute()
@@ -175,7 +179,7 @@ def _unimportable(module: ModuleType | None, name: str) -> str:
 
 
 def _unfit(value: "partial[Any]", inner: Named, *, factory: bool) -> str:
-    """Why a plan cannot say with which arguments `value` calls; "" if it can."""
+    """Return why a plan cannot say with which arguments `value` calls; "" if it can."""
     if value.args:
         return "its partial has arguments without names; write them as name=value"
     if value.keywords and not factory:
@@ -191,7 +195,7 @@ def _unfit(value: "partial[Any]", inner: Named, *, factory: bool) -> str:
 
 
 def _is_plain(value: object, *, tuples: bool) -> bool:
-    """Whether it arrives as it is; where `tuples` may, as lists."""
+    """Return True if it arrives unchanged, and tuples, if `tuples` may, as lists."""
     match value:
         case bool() | int() | float() | str():
             return type(value) in (bool, int, float, str)
@@ -211,7 +215,7 @@ def _refused(argument: str, value: object, reason: str) -> ModelRefused:
 
 
 def _root(module: ModuleType) -> Path:
-    """The folder from which `module` is imported by its name."""
+    """Return the folder from which `module` is imported by its name."""
     file = Path(str(module.__file__)).absolute()
     depth = module.__name__.count(".") + (file.name == "__init__.py")
     return file.parents[depth]
@@ -226,8 +230,11 @@ class RemotePlan:
 
 
 def remote_plan(model: Model, options: LineOptions, broker: str) -> RemotePlan:
-    """Of a run whose workers find the broker at `broker`. Raises `ModelRefused` for what has no name that can be sent,
-    `ValueError` for an address that other machines cannot dial."""
+    """Return the plan of a run whose workers find the broker at `broker`.
+
+    Raises `ModelRefused` for what has no name that can be sent, `ValueError` for an address that other machines cannot
+    dial.
+    """
     check_address(broker)
     features = [_named_feature(place, each) for place, each in enumerate(options.features)]
     factory = named("model", model)
@@ -255,7 +262,7 @@ def remote_plan(model: Model, options: LineOptions, broker: str) -> RemotePlan:
 
 
 def _named_feature(place: int, feature: FeatureMaker) -> Named:
-    """The name of a feature's class, or of what makes one. Raises `ModelRefused`."""
+    """Return the name of a feature's class, or of what makes one. Raises `ModelRefused`."""
     argument = f"features[{place}]"
     if isinstance(feature, Feature):
         kind = type(feature).__name__

@@ -63,7 +63,7 @@ REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is
 
 
 def await_beginning(broker: str, ended: threading.Event) -> None:
-    """Returns once all workers have joined the run at `broker`, the run has `ended`, or `BEGIN_TIMEOUT` has passed."""
+    """Return once all workers have joined the run at `broker`, the run has `ended`, or `BEGIN_TIMEOUT` has passed."""
     deadline = monotonic() + BEGIN_TIMEOUT
     while not ended.is_set() and monotonic() < deadline:
         facts = ask(broker, "status")
@@ -73,7 +73,7 @@ def await_beginning(broker: str, ended: threading.Event) -> None:
 
 
 class ScriptLog(AbstractContextManager["ScriptLog"]):
-    """Appends to `script.log` in `folder`; of no effect where the user has configured structlog."""
+    """Log in the file `script.log` of `folder`; of no effect where the user has configured structlog."""
 
     def __init__(self, folder: Path) -> None:
         self._file = None
@@ -89,7 +89,7 @@ class ScriptLog(AbstractContextManager["ScriptLog"]):
 
 
 class ProcessRun:
-    """Begins a run of `plan`, whose number of stages is known and whose workers run `program`; or, with `resume`,
+    """A run of `plan`, whose number of stages is known and whose workers run `program`; or, with `resume`,
     continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
     """
 
@@ -208,7 +208,7 @@ class ProcessRun:
                     break
 
     def _await_end(self, doing: str) -> None:
-        """Waits for the processes to end, and says what they are `doing` if that takes a while."""
+        """Wait for the processes to end, and say what they are `doing` if that takes a while."""
         if self._processes.wait(QUIET) is None:
             say(doing)
             self._processes.wait(END_TIMEOUT)
@@ -223,10 +223,10 @@ class ProcessRun:
                 say(early_end(self.folder, self._plan.broker.store, knows_failure=self._knows_failure))
 
     def _await_workers(self) -> None:
-        """Those on this machine were started: without them, the run ends by itself."""
+        """Do nothing: workers on this machine were started, and without them the run ends by itself."""
 
     def _join(self) -> Assigned:
-        """Takes the script's place. Raises `RunFailed`."""
+        """Take the script's place. Raises `RunFailed`."""
         try:
             return self._control.join(JOIN_TIMEOUT, workers_timeout=self._workers_timeout)
         except (BrokerUnreachable, Stopped) as error:

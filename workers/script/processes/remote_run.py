@@ -61,14 +61,14 @@ class PositionFile:
         self._writing = threading.Lock()
 
     def note(self, position: Position) -> None:
-        """Comes before the call that leads to `position`. On the disk if a snapshot of it is due."""
+        """Note `position` before the call that leads to it; write it to the disk if a snapshot of it is due."""
         kept = {step: each for step, each in self._kept.items() if self._may_matter(step, position.step)}
         self._kept = {**kept, position.step: position}
         if self._every and position.step % self._every == 0:
             self._write(persist_json)
 
     def keep(self) -> None:
-        """Writes all, since the run ends and may be gone on from after any step. In one attempt: a disk that cannot be
+        """Write all, since the run ends and may be gone on from after any step. In one attempt: a disk that cannot be
         written to is logged, and does not keep the run from ending."""
         try:
             self._write(write_json)
@@ -83,7 +83,7 @@ class PositionFile:
                 self._written = kept
 
     def read(self, step: int) -> Position:
-        """Of the checkpoint of `step`. Raises `SnapshotDamaged` if it is not known."""
+        """Return the position of the checkpoint of `step`. Raises `SnapshotDamaged` if it is not known."""
         if not step:
             return Position()
         if step not in self._kept:
@@ -91,7 +91,7 @@ class PositionFile:
         return self._kept[step]
 
     def _may_matter(self, step: int, newest: int) -> bool:
-        """Also false for what was called before the run went back to a checkpoint."""
+        """Return True if a run may go on from `step`; False for steps from before the run went back to a checkpoint."""
         ahead = newest - step
         of_checkpoint = bool(self._every) and step % self._every == 0 and ahead <= _CHECKPOINTS * self._every
         return 0 < ahead <= _STEPS or (ahead > 0 and of_checkpoint)
@@ -123,7 +123,7 @@ def await_workers(
     ended: threading.Event,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Absence | None:
-    """Returns None once all `workers` are there, or the run has `ended`; else, after `patience` seconds, what is
+    """Return None once all `workers` are there, or the run has `ended`; else, after `patience` seconds, what is
     missing: all of them until the broker has said otherwise. Each process that cannot join is told once."""
     missing, unreachable, deadline = list(range(workers)), "", monotonic() + patience
     told: dict[str, None] = {}  # in order
@@ -145,12 +145,12 @@ def await_workers(
 
 
 def _declined_line(row: Mapping[str, Any]) -> str:
-    """What the script says of a process that cannot join; what it says itself comes from the network."""
+    """Return the script's line on a process that cannot join, whose words come from the network."""
     return printable_line(f"a worker (process {row['pid']} on {row['host']}) cannot join: {row['reason']}")
 
 
 def missing_line(missing: list[int], broker: str) -> str:
-    """What the script says of workers that are `missing` at `broker`."""
+    """Return the script's line on workers that are `missing` at `broker`."""
     return (
         f"waiting for {workers_named(missing)}. On each machine, in the folder with your code: {command_there(broker)}"
     )
@@ -221,7 +221,7 @@ class RemoteRun(ProcessRun):
         return start_processes(self._plan, run, resume=resume, code=self._code)
 
     def _join(self) -> Assigned:
-        """Not before the broker listens: at an address that is in use, another one answers."""
+        """Join once the broker listens: at an address that is in use, another one answers."""
         deadline = monotonic() + JOIN_TIMEOUT
         while runs.read_broker_url(self.folder) is None:
             if (outcome := self._processes.poll()) is not None:
@@ -258,7 +258,7 @@ class RemoteRun(ProcessRun):
         return self._positions.read(assigned.step)
 
     def _reachable(self, endpoint: str) -> str:
-        """At all interfaces of the broker's machine, others find it where they find the broker."""
+        """Return the address for others, who find an endpoint at all interfaces where they find the broker."""
         everywhere = EVERY_INTERFACE
         beside = host_of(endpoint) in everywhere and host_of(self._plan.broker.url) in everywhere
         return endpoint if beside else super()._reachable(endpoint)

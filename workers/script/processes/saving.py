@@ -39,7 +39,7 @@ ENDS = 30.0  # seconds for the processes of a run to end, after the lease
 
 
 def await_former_processes(folder: Path, lease: float) -> None:
-    """Returns once no process runs the run in `folder`. Raises `RunGoesOn` at once if its script is there, and after
+    """Return once no process runs the run in `folder`. Raises `RunGoesOn` at once if its script is there, and after
     `lease` and `ENDS` seconds in any case."""
     deadline = monotonic() + lease + ENDS
     while True:
@@ -54,7 +54,7 @@ def await_former_processes(folder: Path, lease: float) -> None:
 
 
 def _script_is_there(folder: Path) -> bool:
-    """As far as the broker knows it, and on this machine the system."""
+    """Return True if the broker has the script present, and, on this machine, the system too."""
     if (url := read_broker_url(folder)) is None:
         return False
     try:
@@ -69,7 +69,7 @@ def _script_is_there(folder: Path) -> bool:
 def save_checkpoint(
     folder: Path, plan: Plan, run: str, position: Callable[[], int], call: Callable[[str], Replies]
 ) -> None:
-    """Has all workers write their stages' snapshots, for which `call` gives them a folder. `position` counts the steps
+    """Have all workers write their stages' snapshots, for which `call` gives them a folder. `position` counts the steps
     that are then done. Raises `NotSaved`, after which nothing is left of it, and what `call` raises."""
     if not position():
         raise NotSaved("no step was trained yet, so there is nothing to go on from; state_dict() has the weights")
@@ -85,9 +85,10 @@ def save_checkpoint(
 
 
 def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[StageLayout]]) -> str:
-    """The id of the run in `folder`; if a checkpoint was saved there, or if `plan` lays the run out in another way, as
-    `layouts` have it, that of a new run which goes on from it. Raises `NoSuchRun`, and what `begin_from_saved` and
-    `continued` do."""
+    """Return the id of the run in `folder`; if a checkpoint was saved there, or if `plan` lays the run out in another
+    way, as `layouts` have it, that of a new run which goes on from it. Raises `NoSuchRun`, and what
+    `begin_from_saved` and `continued` do.
+    """
     saved = is_saved(folder)
     kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
     if not runs.has_other_plan(plan, kept):
@@ -109,14 +110,15 @@ def _begun_from_saved(plan: Plan, folder: Path) -> str:
 
 
 def _keep_batches(before: Path, now: Path) -> None:
-    """What the run was trained on is still compared with what it is given."""
+    """Keep the record of batches, with which those of the new run are compared."""
     if (before / BATCHES).exists() and not (now / BATCHES).exists():
         shutil.copyfile(before / BATCHES, now / BATCHES)
 
 
 def begun_run(plan: Plan, folder: Path) -> str:
-    """The id of the unfinished run in `folder`, which is one of the plan's folder of runs, or of the run with that
-    name there. Raises `NoSuchRun`."""
+    """Return the id of the unfinished run in `folder`, which is one of the plan's folder of runs, or of the run with
+    that name there. Raises `NoSuchRun`.
+    """
     kept = runs.folder(plan, folder.name)
     here = len(folder.parts) == 1 or folder.resolve() == kept.resolve()
     if is_saved(folder):
