@@ -19,7 +19,7 @@ from stageline import Feature
 from stageline.pipeline.program import Per, Queue
 from stageline.pipeline.schedule import Action
 
-FILE = pathlib.Path(__file__).parent / "norms.json"
+FILE = pathlib.Path("FOLDER") / "norms.json"
 
 
 class GradientNorms(Feature):
@@ -62,7 +62,7 @@ class GradientNorms(Feature):
 
 
 def plan(workspace: Workspace, url: str) -> list[str]:
-    workspace.write("norms.py", FEATURE)
+    workspace.write("norms.py", FEATURE.replace("FOLDER", str(workspace.folder)))
     return ['features=["norms.py:GradientNorms"]', "model.cut=[1,2]", f"queues.url={url}", "run.steps=3"]
 
 
@@ -75,7 +75,7 @@ def test_the_first_stage_has_the_norms_of_all_stages_of_each_step(
     workspace: Workspace, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     job = prepare(read_plan(workspace.folder, sets=plan(workspace, "memory://")))
-    assert run_memory(job, "run", tmp_path / "run").code == 0
+    assert run_memory(job, "alone", tmp_path / "alone").code == 0
     alone = norms(workspace)
     assert [len(each) for each in alone] == [3, 3, 3]
     assert all(first > 0 and last > 0 for first, *_, last in alone)
