@@ -57,7 +57,7 @@ LADDER = {
     "broker/coordinator": PURE,
     "workers": PURE,
     "workers/extras": PURE,
-    "workers/extras/memory": PURE,
+    "workers/extras/fitting": PURE,
     "workers/extras/placement": PURE,
     "workers/extras/drawing": PURE,
     "workers/disk": DOING,
