@@ -4,7 +4,8 @@ May import `schedule`, `plan` and `errors`. Read `hosts.py`, what the machines h
 stages, and `fit.py`, which chooses among them by simulated time.
 """
 
-from .chain import LayerTimes
+from stageline.workers.extras.fitting.chain import LayerTimes
+
 from .fit import ComparedWay, HostFit, HostFitStage, NoFit, fit
 from .hosts import Hosts, read_hosts
 
