@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from stageline.workers.extras.placement.hosts import Hosts, Link
+from .hosts import Hosts, Link
 
 _WIDER = 1.25  # by this the bound on the slowest part is raised where nothing is found within it
 

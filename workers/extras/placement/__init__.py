@@ -6,7 +6,6 @@ stages, and `fit.py`, which chooses among them by simulated time.
 
 from stageline.workers.extras.fitting.chain import LayerTimes
 from stageline.workers.extras.fitting.fit import ComparedWay, HostFit, HostFitStage, NoFit, fit
-
-from .hosts import Hosts, read_hosts
+from stageline.workers.extras.fitting.hosts import Hosts, read_hosts
 
 __all__ = ["ComparedWay", "HostFit", "HostFitStage", "Hosts", "LayerTimes", "NoFit", "fit", "read_hosts"]
