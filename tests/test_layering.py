@@ -58,7 +58,6 @@ LADDER = {
     "workers": PURE,
     "workers/extras": PURE,
     "workers/extras/fitting": PURE,
-    "workers/extras/placement": PURE,
     "workers/extras/drawing": PURE,
     "workers/disk": DOING,
     "workers/runs": DOING,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.schedule import make_schedule, window_for
 from stageline.pipeline.schedule.check import Costs, check_schedule
-from stageline.workers.extras.fitting.chain import ChainSearch, HostChain, LayerTimes, carried
 
+from .chain import ChainSearch, HostChain, LayerTimes, carried
 from .hosts import Hosts
 
 FORWARD = 1 / 3  # of the seconds for a microbatch: a backward takes as long as two forwards
