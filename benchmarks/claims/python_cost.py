@@ -27,7 +27,7 @@ from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.data import cut
 from stageline.pipeline.program import Instruction, compile_program
 from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.stage.seeded_layers import layer_seed
+from stageline.pipeline.stage.layers.seeded_layers import layer_seed
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import WorkerLoop

@@ -137,7 +137,7 @@ class Ordering:
                 _present(run),
                 run.ledger.begun + 1,
                 first=newest is None,
-                times=None if newest is None else newest.times(schedule.stages),
+                times=None if newest is None else newest.times,
             )
         return self.review
 
@@ -153,7 +153,7 @@ def _present(run: RunState) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _without_room(compared: Sequence[RankedSchedule]) -> str:
-    """What is lacking if nothing has room; "" if something has."""
+    """Return what is lacking if no schedule has room, "" if one has."""
     simulated = [each for each in compared if each.in_flight]
     if not simulated or any(each.seconds is not None for each in simulated):
         return ""

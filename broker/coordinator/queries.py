@@ -105,7 +105,7 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
 
 
 def _orders(run: RunState) -> Facts | None:
-    """By which schedules a run goes that chooses them, and why; None of another run."""
+    """Return the schedules of a run that chooses them, and why; None of another run."""
     if run.config.schedule_memory is None:
         return None
     book, begins_with = run.orders, run.config.schedule.name
@@ -122,7 +122,7 @@ def _orders(run: RunState) -> Facts | None:
 
 
 def _best(standing: Standing | None) -> Facts | None:
-    """The best round of evaluation; `since`: how many rounds in a row, to the newest, were not better."""
+    """Return the best round of evaluation; `since`: how many rounds in a row, to the newest, were not better."""
     if standing is None or standing.best is None:
         return None
     best = standing.best
@@ -188,7 +188,7 @@ def _worker(run: RunState, now: float, index: int) -> Facts:
 
 
 def _join(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """What a worker that has no plan file needs to join a script's run: its plan, and which code it goes with; and
+    """Return what a worker without a plan file needs to join a script's run: its plan, and which code it goes with; and
     whether it comes too late."""
     code = run.config.code
     if code is None:
@@ -213,7 +213,7 @@ def _queues(run: RunState, of: Mapping[str, str], now: float) -> Facts:
 
 
 def _story(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """The history of a microbatch: one entry per stage."""
+    """Return the history of a microbatch: one entry per stage."""
     step, microbatch = _number(of, "step"), _number(of, "microbatch")
     schedule = run.config.schedule
     if microbatch >= schedule.microbatches:
@@ -226,7 +226,7 @@ def _story(run: RunState, of: Mapping[str, str], now: float) -> Facts:
 
 
 def _having(schedule: Schedule, microbatch: int) -> list[int]:
-    """The copies of stages that have the microbatch, one of each."""
+    """Return the copies of stages that have the microbatch, one of each."""
     return [schedule.replicas.having(stage, microbatch) for stage in range(schedule.stages)]
 
 
@@ -240,7 +240,7 @@ def _check_step(run: RunState, step: int) -> None:
 
 
 def _at_stage(run: RunState, at: MicrobatchPosition) -> Facts:
-    """The state of a microbatch at one stage, when each action on it began and ended, and what was lost."""
+    """Return the state of a microbatch at one stage, when each action on it began and ended, and what was lost."""
     schedule = run.config.schedule
     entry, record = run.ledger.entry(at), run.store.record(at.stage, at.step)
     timed = timed_actions(record) if record else []
@@ -266,7 +266,7 @@ def _at_stage(run: RunState, at: MicrobatchPosition) -> Facts:
 
 
 def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """Why the run waits, or why the worker that owns a stage does."""
+    """Return why the run waits, or why the worker that owns a stage does."""
     facts: Facts = {"run": run.id, "phase": str(run.phase)}
     owner = _owner(run.config.schedule, of)  # a stage that does not exist is refused in every phase
     if run.outcome is not None:
@@ -291,13 +291,13 @@ def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
 
 
 def _workers_of(chain: WaitChain) -> list[int]:
-    """The workers whose reports the chain is made of, in its order."""
+    """Return the workers whose reports the chain is made of, in its order."""
     root = [] if chain.index is None else [chain.index]
     return list(dict.fromkeys([*(edge.index for edge in chain.edges), *root]))
 
 
 def _age(run: RunState, now: float, index: int) -> Facts:
-    """How old what a worker last told is, in seconds: reports of one answer may be of different ages."""
+    """Return the seconds since a worker last told something: reports of one answer may be of different ages."""
     member = run.registry.members[index]
     return {"worker": index, "name": member.name, "heard": max(0.0, now - member.last_seen)}
 

@@ -31,7 +31,7 @@ class OtherRun(BrokerError):
 
 
 class RunPhase(StrEnum):
-    """How far the run is, as shown to users and stored."""
+    """Progress of the run, as shown to users and stored."""
 
     WAITING = "waiting"  # for workers
     RUNNING = "running"
@@ -40,7 +40,7 @@ class RunPhase(StrEnum):
 
 
 class ResumeMode(StrEnum):
-    """How a run is resumed. `run_of` stores it for the coordinator."""
+    """Way of resuming a run. `run_of` stores it for the coordinator."""
 
     WITHOUT_RECORDS = "without records"  # its workers are asked for their snapshots
     AS_A_WHOLE = "as a whole"  # all places are free
@@ -48,13 +48,13 @@ class ResumeMode(StrEnum):
 
     @classmethod
     def stored_in(cls, facts: Mapping[str, Fact]) -> "ResumeMode | None":
-        """The mode among a store's `facts`; None if nothing is left to resume."""
+        """Return the mode among a store's `facts`; None if nothing is left to resume."""
         fact = facts.get(RESUMED)
         return cls(str(fact["how"])) if fact else None
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """How the run ended: `reason` for people, `code` the exit code. A finished run has its `weights_sha256`."""
+    """End of a run: `reason` for people, `code` the exit code. A finished run has its `weights_sha256`."""
 
     phase: RunPhase
     reason: str
@@ -131,7 +131,7 @@ class StopPlan:
 
 
 class ScriptCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which code the workers on other machines need: the version of torch, and the SHA-256 (hex) of each file that a
+    """Code that the workers on other machines need: the version of torch, and the SHA-256 (hex) of each file that a
     script's model and functions are in, by its path in the folder of the code ("model.py")."""
 
     torch: str
@@ -197,7 +197,7 @@ class RunConfig:
     def of(
         cls, plan: Plan, schedule: Schedule, length: RunLength | None = None, code: ScriptCode | None = None
     ) -> "RunConfig":
-        """Of a plan whose number of stages is known, and its schedule."""
+        """Return the broker's part of a plan whose number of stages is known, with its schedule."""
         recovery = plan.recovery
         return cls(
             plan.run.name,
@@ -220,7 +220,7 @@ class RunConfig:
 
 
 class RunIdentity(msgspec.Struct, frozen=True):
-    """What a store keeps of the run itself: its id, its plan's digest, and the key that all its secrets come from.
+    """Record of the run itself in a store: its id, its plan's digest, and the key that all its secrets come from.
 
     `adopted`: the records began under an id that was given, so a former broker's may be lost, and with them the key:
     its workers cannot prove who they are.
@@ -244,7 +244,7 @@ class RunIdentity(msgspec.Struct, frozen=True):
 def run_of(
     store: Store, plan: str, fresh: str, key: bytes, *, new: bool = False, resume: bool = False, alone: bool = False
 ) -> str:
-    """The id of the run to serve: the one in the store if it has not ended, or if `fresh` names it; else `fresh`.
+    """Return the id of the run to serve: the stored one if it has not ended, or if `fresh` names it; else `fresh`.
 
     Records of another run that has ended are deleted. With `resume`, the stored run continues however it was stopped:
     all places are free, and every stage starts at the newest complete checkpoint; a finished run stays finished. If no

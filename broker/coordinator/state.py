@@ -64,7 +64,7 @@ class Life(StrEnum):
 
 
 class RunEvent(StrEnum):
-    """What moves a run from one state to the next."""
+    """Event that moves a run from one state to the next."""
 
     BROKER_RESTARTED = "broker restarted"  # to resume a run without a recorded end
     RECORDS_LOST = "records lost"  # or older than the run
@@ -221,7 +221,7 @@ class RunState:
 
     @property
     def phase(self) -> RunPhase:
-        """How far the run is, as users see it."""
+        """The progress of the run, as users see it."""
         if self.outcome is not None:
             return self.outcome.phase
         return RunPhase.RUNNING if self.registry.begun else RunPhase.WAITING
@@ -272,7 +272,7 @@ class RunState:
 
     @property
     def early_end(self) -> Standing | None:
-        """How the run stood when it ended early; None if it has not."""
+        """The standing of the run when it ended early; None if it has not."""
         standing = self.evaluations.standing()
         early = standing is not None and (self.length is None or standing.step < self.length.training)
         return standing if standing is not None and standing.stops and early else None

@@ -66,7 +66,7 @@ class Diagnosis:
 
 
 def diagnose(cluster: ClusterState, worker: int | None = None) -> Diagnosis:
-    """Why the run waits, or why worker `worker` does."""
+    """Return why the run waits, or why worker `worker` does."""
     chain = longest_chain(cluster) if worker is None else follow(cluster, worker)
     found = [(index, fault) for index, fault in faults(cluster) if worker in (None, index)]
     text, action = _text(cluster, chain), _action(cluster, chain)
@@ -79,7 +79,7 @@ def diagnose(cluster: ClusterState, worker: int | None = None) -> Diagnosis:
 
 
 def _text(cluster: ClusterState, chain: WaitChain) -> str:
-    """As text, without a full stop."""
+    """Return the chain as text, without a full stop."""
     if not chain.edges:
         return f"{_subject(cluster, chain)} {_predicate(cluster, chain)}"
     edges = "".join(_edge(cluster, chain.edges[:number]) for number in range(1, len(chain.edges) + 1))
@@ -93,7 +93,7 @@ def _text(cluster: ClusterState, chain: WaitChain) -> str:
 
 
 def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
-    """The last of `edges`, as it follows the others."""
+    """Return the last of `edges` as text, as it follows the others."""
     edge = edges[-1]
     source, message = _source(cluster, edge), _MESSAGES[edge.flow].format(edge=edge)
     what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{message} from {source}"
@@ -145,7 +145,7 @@ def _subject(cluster: ClusterState, chain: WaitChain) -> str:
 
 
 def _predicate(cluster: ClusterState, chain: WaitChain) -> str:
-    """What the root does, continuing a sentence whose subject it is."""
+    """Return what the root does, continuing a sentence whose subject it is."""
     if chain.cause is RootCause.BROKER:
         return f"has received no report for {min(silence(cluster, each) for each in cluster.members.values()):.0f} s"
     if chain.index is None:
@@ -282,7 +282,7 @@ _OUT_OF_MEMORY = " (if not by you, then by the kernel's out-of-memory killer: se
 
 
 def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
-    """Of a worker that was found to be lost at `now` (seconds since the epoch), without a full stop."""
+    """Return what a worker held that was found to be lost at `now` (seconds since the epoch), without a full stop."""
     member = loss.member
     end = member.exited[0] if member.exited is not None else now
     who = f"the script is gone: {member.process}" if member.is_script else f"{member.label}, {member.process},"
@@ -290,7 +290,7 @@ def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
 
 
 def how_lost(loss: WorkerLoss) -> str:
-    """Continues a sentence about the worker: "was killed by SIGKILL (...)"."""
+    """Return the end of a sentence about the worker: "was killed by SIGKILL (...)"."""
     exit = loss.member.exited[1] if loss.member.exited is not None else None
     killed = exit is not None and (exit.status, exit.detail) == (-signal.SIGKILL, "")
     return f"{loss.why}{_OUT_OF_MEMORY if killed else ''}"

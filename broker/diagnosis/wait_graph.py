@@ -49,7 +49,7 @@ _ONCE_PER_STEP = frozenset({SUM, SUBTOTAL, TOTAL, NORMS, CLIP, REPLAYED, VERDICT
 
 
 class RootCause(StrEnum):
-    """Why the worker at the root of a chain does not deliver."""
+    """Reason why the worker at the root of a chain does not deliver."""
 
     MISSING = "missing"  # the place is empty
     STARTING = "starting"  # its worker has not sent a report
@@ -70,8 +70,11 @@ HARMLESS = frozenset({RootCause.COMPUTING, RootCause.RESTING, RootCause.SCRIPT})
 
 
 class Starts(StrEnum):
-    """How an empty place gets a worker: a user starts one with the plan's file, or one that joins by a script's names,
-    or the process that has started the broker does it."""
+    """Way in which an empty place gets a worker.
+
+    A user starts one with the plan's file, or one that joins by a script's names, or the process that has started the
+    broker does it.
+    """
 
     BY_PLAN = "stageline worker CONFIG --broker URL"
     BY_NAMES = "stageline worker --join URL"
@@ -80,7 +83,7 @@ class Starts(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What the broker knows of the workers at `now` (seconds since the epoch); `members`, `replacements` by index.
+    """The broker's knowledge of the workers at `now` (seconds since the epoch); `members`, `replacements` by index.
     `placement` has the stages of each place: none of that of the `script`, if the run has one.
 
     A worker is lost after one of its `leases`, and then replaced if `replaces`. The run is given up when a place has
@@ -135,14 +138,14 @@ class WaitChain:
 
     @property
     def harmless(self) -> bool:
-        """Whether the run makes progress."""
+        """True if the run makes progress."""
         just_sent = self.cause is RootCause.ON_ITS_WAY and self.edges[-1].seconds < LATE
         just_closed = self.cause is RootCause.CIRCLE and min(edge.seconds for edge in self.edges) < LATE
         return just_sent or just_closed or self.cause in HARMLESS
 
 
 def longest_chain(cluster: ClusterState) -> WaitChain:
-    """The most informative chain: one whose root blocks the run, then the one with most edges, then the oldest."""
+    """Return the most informative chain: one whose root blocks the run, then that of most edges, then the oldest."""
     silences = [silence(cluster, member) for member in cluster.members.values() if member.report is not None]
     if len(silences) > 1 and min(silences) >= QUIET:
         return WaitChain((), RootCause.BROKER, None)
@@ -151,7 +154,7 @@ def longest_chain(cluster: ClusterState) -> WaitChain:
 
 
 def follow(cluster: ClusterState, index: int) -> WaitChain:
-    """The chain that starts at worker `index`."""
+    """Return the chain that starts at worker `index`."""
     edges: list[WaitEdge] = []
     while (edge := _edge_from(cluster, index)) is not None:
         if _has_trouble(cluster, index):
@@ -170,23 +173,23 @@ def follow(cluster: ClusterState, index: int) -> WaitChain:
 
 
 def is_silent(cluster: ClusterState, member: Member) -> bool:
-    """Whether `member` has exited or is silent: its last report may be out of date."""
+    """Return True if `member` has exited or is silent: its last report may be out of date."""
     return member.exited is not None or silence(cluster, member) >= QUIET
 
 
 def faults(cluster: ClusterState) -> list[tuple[int, str]]:
-    """Which workers cannot do what for now; it continues "worker 1"."""
+    """Return which workers cannot do what for now; the text continues "worker 1"."""
     reports = ((index, _trusted_report(cluster, index)) for index in sorted(cluster.members))
     return [(index, report.fault) for index, report in reports if report is not None and report.fault]
 
 
 def silence(cluster: ClusterState, member: Member) -> float:
-    """Seconds since the last message from `member`."""
+    """Return the seconds since the last message from `member`."""
     return max(0.0, cluster.now - member.last_seen)
 
 
 def is_computed(cluster: ClusterState, edge: WaitEdge) -> bool:
-    """Whether the stage that should deliver the awaited microbatch is computing it."""
+    """Return True if the stage that should deliver the awaited microbatch is computing it."""
     return _state_at_source(cluster, edge) in _COMPUTING.get(edge.flow, ())
 
 
@@ -195,7 +198,7 @@ def _waited(chain: WaitChain) -> float:
 
 
 def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
-    """What worker `index` waits for, as far as its report can be trusted: not if it is silent."""
+    """Return what worker `index` waits for, as far as its report can be trusted: not if it is silent."""
     member, report = cluster.members.get(index), _trusted_report(cluster, index)
     if member is None or report is None or not report.waits:
         return None
@@ -216,7 +219,7 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
 
 
 def _place(wait: Wait, flow: str, microbatches: int) -> tuple[int, int]:
-    """The step and the microbatch that are lacking; of what travels between script and workers, the call."""
+    """Return the step and the microbatch that are lacking; of what travels between script and workers, the call."""
     if flow in (LOSS, REPLY):
         return wait.step, 0
     if flow in _ONCE_PER_STEP:
@@ -225,7 +228,7 @@ def _place(wait: Wait, flow: str, microbatches: int) -> tuple[int, int]:
 
 
 def _furthest_behind(cluster: ClusterState, consumer: int | None) -> int:
-    """The stage that frees the room, since a message is retained until all stages are past its step.
+    """Return the stage that frees the room, since a message is retained until all stages are past its step.
 
     Of several that are equally far behind: one that waits for nothing, or else the consumer of the queue.
     """
@@ -242,19 +245,19 @@ def _reports_waiting(cluster: ClusterState, index: int) -> bool:
 
 
 def _has_trouble(cluster: ClusterState, index: int) -> bool:
-    """Whether the worker reports that the server of its queues is away or refuses messages."""
+    """Return True if the worker reports that the server of its queues is away or refuses messages."""
     report = _trusted_report(cluster, index)
     return report is not None and bool(report.trouble)
 
 
 def _trusted_report(cluster: ClusterState, index: int) -> Report | None:
-    """The worker's newest report; None if there is none, or if the worker is silent."""
+    """Return the worker's newest report; None if there is none, or if the worker is silent."""
     member = cluster.members.get(index)
     return None if member is None or is_silent(cluster, member) else member.report
 
 
 def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
-    """Whether the producer has put the message. One that is gone does not count: its replacement puts it again."""
+    """Return True if the producer has put the message. One that is gone does not count: its successor puts it again."""
     member = cluster.members.get(owner)
     if member is None or edge.room or is_silent(cluster, member):
         return False
@@ -275,7 +278,7 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
 
 
 def _has_put_sums(cluster: ClusterState, edge: WaitEdge, lacking: WaitEdge | None) -> bool:
-    """Whether a replica has given its sums of the step to the others: it has made the update, or waits for theirs."""
+    """Return True if a replica has given its sums of the step: it has made the update, or waits for the others'."""
     if edge.source is None:
         return False
     if cluster.ledger.finished[edge.source] > edge.step:
@@ -288,7 +291,7 @@ def _has_put_sums(cluster: ClusterState, edge: WaitEdge, lacking: WaitEdge | Non
 
 
 def _state_at_source(cluster: ClusterState, edge: WaitEdge) -> MicrobatchState | None:
-    """How far the stage is with the awaited microbatch of training that should deliver it; None if no stage should."""
+    """Return the state of the awaited microbatch at the stage that should deliver it; None if no stage should."""
     if edge.source is None or edge.room or edge.flow not in _SENT:
         return None
     return cluster.ledger.entry(MicrobatchPosition(edge.source, edge.step, edge.microbatch)).state

@@ -31,7 +31,7 @@ class Evaluations:
         self._standings: list[Standing] = []  # after the rounds of those
 
     def __iter__(self) -> Iterator[EvaluationRecord]:
-        """In the order of their steps."""
+        """Iterate over the rounds in the order of their steps."""
         return (self._records[step] for step in self._steps)
 
     @property
@@ -40,7 +40,10 @@ class Evaluations:
         return self._records[self._steps[-1]] if self._steps else None
 
     def add(self, record: EvaluationRecord) -> bool:
-        """False if the round is known. Raises `EvaluationsDiffer`, and `KeyError` if it lacks what is compared."""
+        """Add a round. Returns False if it is known.
+
+        Raises `EvaluationsDiffer`, and `KeyError` if the round lacks what is compared.
+        """
         if (known := self._records.get(record.step)) is not None:
             if fact_of(known) != fact_of(record):
                 raise EvaluationsDiffer(
@@ -57,18 +60,18 @@ class Evaluations:
         return True
 
     def standing(self, step: int | None = None) -> Standing | None:
-        """How the run stands after the rounds of up to `step` steps (None: all); None if rounds are not compared."""
+        """Return the standing after the rounds of up to `step` steps (None: all); None if rounds are not compared."""
         if self.criterion is None:
             return None
         count = len(self._steps) if step is None else bisect_right(self._steps, step)
         return self._standings[count - 1] if count else Standing(self.criterion)
 
     def count_before(self, step: int) -> int:
-        """How many rounds of fewer than `step` steps are known."""
+        """Return how many rounds of fewer than `step` steps are known."""
         return bisect_left(self._steps, step)
 
     def _judge(self, *, from_start: bool) -> None:
-        """Brings the standings up to date."""
+        """Bring the standings up to date."""
         if self.criterion is None:
             return
         if from_start:
@@ -80,25 +83,25 @@ class Evaluations:
 
 
 def fact_of(record: EvaluationRecord) -> Fact:
-    """As JSON has it, which has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts."""
+    """Return the record for JSON, which has no number for "nan", "inf" and "-inf"; `float` reads these texts."""
     metrics = {name: _number(value) for name, value in record.metrics.items()}
     return {"step": record.step, "rows": record.rows, "loss": _number(record.loss), "metrics": metrics}
 
 
 def record_of(fact: Mapping[str, object]) -> EvaluationRecord:
-    """The record that `fact_of` tells of. Raises `ValueError` for a fact that is of none."""
+    """Return the record that `fact_of` tells of. Raises `ValueError` for a fact that is of none."""
     found = msgspec.convert(fact, _Told)
     metrics = {name: float(value) for name, value in found.metrics.items()}
     return EvaluationRecord(found.step, found.rows, None if found.loss is None else float(found.loss), metrics)
 
 
 def fact_name(record: EvaluationRecord) -> str:
-    """The name under which it is stored."""
+    """Return the name under which the record is stored."""
     return f"{_PREFIX}{record.step}"
 
 
 def stored_in(facts: Mapping[str, Fact]) -> Iterator[EvaluationRecord]:
-    """The rounds among a store's facts, in the order of their steps."""
+    """Return the rounds among a store's facts, in the order of their steps."""
     found = (record_of(fact) for name, fact in facts.items() if name.startswith(_PREFIX) and fact)
     return iter(sorted(found, key=lambda record: record.step))
 
@@ -110,7 +113,7 @@ def told(record: EvaluationRecord) -> str:
 
 
 def not_finite(record: EvaluationRecord) -> dict[str, float]:
-    """What it found that is no finite number, by name."""
+    """Return the values of the record that are no finite numbers, by name."""
     return {name: value for name, value in record.values.items() if value is not None and not isfinite(value)}
 
 

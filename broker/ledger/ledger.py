@@ -24,7 +24,7 @@ LEAD = 100_000  # steps by which a worker's events may be ahead of its records t
 
 
 class MicrobatchState(StrEnum):
-    """Where a microbatch is at a stage."""
+    """Position of a microbatch at a stage."""
 
     QUEUED = "queued"  # its activation has not been taken
     FORWARD = "forward"  # being computed
@@ -84,7 +84,7 @@ class Held:
 
     @property
     def computed(self) -> bool:
-        """Whether an action on it is under way; if not, it is stashed."""
+        """True if an action on it is under way; else it is stashed."""
         return self.entry.state in _COMPUTING
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class IngestedReport:
-    """What a report added: `steps` and `losses` (by step) to be stored; `illegal` parts were left out."""
+    """The part of a report that was new: `steps` and `losses` (by step) to be stored; `illegal` parts were left out."""
 
     steps: list[StepRecord] = field(default_factory=list)
     losses: dict[int, float | None] = field(default_factory=dict)
@@ -141,23 +141,23 @@ class Ledger:
         return max(max(self.finished), *(max(still_open, default=-1) + 1 for still_open in self._open))
 
     def restore(self, finished: Mapping[int, int], losses: Mapping[int, float | None]) -> None:
-        """Continues from a store: steps finished by stage, losses by step."""
+        """Continue from a store: steps finished by stage, losses by step."""
         for stage, steps in finished.items():
             self.finished[stage] = steps
         for step in sorted(losses):
             self._keep_loss(step, losses[step])
 
     def reach(self, step: int) -> None:
-        """Every stage has finished the steps before `step`, also those of which there are no records."""
+        """Note that every stage has finished the steps before `step`, also without records of them."""
         self.finished = [max(step, known) for known in self.finished]
 
     def go_back(self, stages: Iterable[int], step: int) -> None:
-        """The stages will do `step` and what follows again. Losses stay: they will be the same."""
+        """Send stages back to `step`, from which they train again. Losses stay: they will be the same."""
         for stage in stages:
             self.reset([stage], min(self.finished[stage], step))
 
     def reset(self, stages: Iterable[int], step: int) -> None:
-        """The stages have finished the steps before `step`, whatever the ledger had."""
+        """Note that stages have finished the steps before `step`, whatever the ledger had."""
         for stage in stages:
             self.finished[stage] = step
             self._open[stage].clear()
@@ -165,8 +165,14 @@ class Ledger:
     def ingest(
         self, report: Report, stages: Collection[int], holder: Holder, *, counted: Collection[int] = ()
     ) -> IngestedReport:
-        """Records the steps and events of the worker that owns `stages`. Of those that are `counted` it is known how
-        far they are: only their next steps can be new."""
+        """Record the steps and events of the worker that owns `stages`.
+
+        Args:
+            report: Steps and events of a worker.
+            stages: Stages that it owns.
+            holder: The worker, as the holder of microbatches.
+            counted: Stages of which it is known how far they are: only their next steps can be new.
+        """
         found = IngestedReport()
         for record in report.steps:
             try:
@@ -189,7 +195,7 @@ class Ledger:
         return found
 
     def enter(self, event: Event, holder: Holder) -> None:
-        """Records that a microbatch entered a state. Raises `IllegalTransition` if it cannot have."""
+        """Record that a microbatch entered a state. Raises `IllegalTransition` if it cannot have."""
         if not 0 <= event.stage < len(self.finished):
             raise IllegalTransition(f"there is no stage {event.stage}: the plan has {len(self.finished)}")
         if not 0 <= event.microbatch < self.microbatches:
@@ -210,7 +216,7 @@ class Ledger:
             )
 
     def finish(self, record: StepRecord) -> None:
-        """Closes a step, and the ones before it, at a stage. Raises `IllegalTransition` if the record cannot be."""
+        """Close a step, and the ones before it, at a stage. Raises `IllegalTransition` if the record cannot be."""
         if why := unreadable_times(record.times, self.microbatches):
             raise IllegalTransition(f"step {record.step} of stage {record.stage} {why}")
         if self._has_loss(record):
@@ -229,24 +235,24 @@ class Ledger:
             )
 
     def entry(self, position: MicrobatchPosition) -> LedgerEntry:
-        """Where a microbatch is at a stage; since when and at which worker is known while its step is open."""
+        """Return the state of a microbatch at a stage; its time and holder are known while its step is open."""
         if position.step < self.finished[position.stage]:
             return LedgerEntry(MicrobatchState.DONE)
         return self._open[position.stage].get(position.step, {}).get(position.microbatch, _QUEUED)
 
     def held(self, stages: Iterable[int]) -> list[Held]:
-        """Microbatches that `stages` have begun and not finished, by stage, step and microbatch."""
+        """Return the microbatches that `stages` have begun and not finished, by stage, step and microbatch."""
         begun = (held for stage in stages for held in self.unfinished(stage))
         return [held for held in begun if held.entry.state not in (MicrobatchState.QUEUED, MicrobatchState.DONE)]
 
     def unfinished(self, stage: int) -> Iterator[Held]:
-        """Microbatches of the steps that `stage` has begun and not finished, also those it is done with."""
+        """Yield the microbatches of steps that `stage` has begun and not finished, also those it is done with."""
         for step, entries in sorted(self._open[stage].items()):
             for microbatch, entry in sorted(entries.items()):
                 yield Held(MicrobatchPosition(stage, step, microbatch), entry)
 
     def _has_loss(self, record: StepRecord) -> bool:
-        """Whether `record` has its step's loss: the last stage's has."""
+        """Return True if `record` has its step's loss: the last stage's has."""
         return record.stage == self._last
 
     @property

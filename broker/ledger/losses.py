@@ -31,7 +31,7 @@ STANDSTILL_LEASES, STANDSTILL_LEAST = 6, 60.0  # a standstill ends the run after
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """How long a worker may be silent, be in one action, and load before it is ready to work; in seconds."""
+    """Longest silence, action and loading of a worker, in seconds, before it is ready to work or is lost."""
 
     silence: float
     action: float
@@ -78,8 +78,10 @@ def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
 
 
 def silence_limit(member: Member, leases: Leases) -> tuple[str, float]:
-    """The plan's key that bounds its silence, and its seconds. A worker promoted from standby was ready to answer; any
-    other may load its model before it does."""
+    """Return the plan's key that bounds the silence of `member`, and its seconds.
+
+    A worker promoted from standby was ready to answer; any other may load its model before it does.
+    """
     starting = not member.introduced and (member.aware or not member.promoted)
     if starting and leases.loading > leases.silence:
         return "recovery.loading", leases.loading
@@ -87,19 +89,24 @@ def silence_limit(member: Member, leases: Leases) -> tuple[str, float]:
 
 
 def describe_exit(end: Exited) -> str:
-    """How a process ended, continuing a sentence about it. A status that its command did not return can be anything:
-    the user's code may have chosen it."""
+    """Return how a process ended, continuing a sentence about it.
+
+    A status that its command did not return can be anything: the user's code may have chosen it.
+    """
     how = describe_status(end.status) if end.result is None else f"exited with status {end.result}"
     return f"{how}, {end.detail}" if end.detail else how
 
 
 def _describe_end(member: Member, end: Exited) -> str:
-    """No process of the run started the script, so that its status is not known, unless it was killed."""
+    """Return how a member ended.
+
+    No process of the run started the script, so that its status is not known, unless it was killed.
+    """
     return "has ended" if member.is_script and end.status >= 0 else describe_exit(end)
 
 
 def describe_status(status: int) -> str:
-    """How a process ended that has returned no result, from its status as `subprocess` gives it."""
+    """Return how a process ended that has returned no result, from its status as `subprocess` gives it."""
     if status >= 0:
         return f"ended without a result (status {status})"
     try:
@@ -117,7 +124,7 @@ class Standstill:
         self._since = 0.0
 
     def lasts(self, members: Iterable[Member], now: float) -> float:
-        """Seconds; 0 if a worker computes, has completed an action, or has yet to report."""
+        """Return the seconds of it; 0 if a worker computes, has completed an action, or has yet to report."""
         reports = [member.report for member in members if member.status is MemberStatus.PRESENT]
         waiting = [report for report in reports if report is not None and report.waiting]
         actions = sum(report.actions for report in waiting)

@@ -15,7 +15,7 @@ import msgspec
 from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.stores.base import Fact
-from stageline.pipeline.choice import ChosenSchedule, MeasuredTimes, RankedSchedule
+from stageline.pipeline.choice import ChosenSchedule
 
 _FACT = "orders"  # its name in a store
 
@@ -29,57 +29,21 @@ class ProposedOrder(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class ComparedSchedule(msgspec.Struct, frozen=True):
-    """A schedule as it was simulated: `seconds` of a step, or the `reason` why the run cannot take it; how many
-    microbatches each stage has in flight at most, and the bytes of the worker that takes most."""
-
-    name: str
-    window: tuple[int, ...] | None
-    seconds: float | None
-    in_flight: tuple[int, ...]
-    bytes: int
-    reason: str
-
-
-class ReviewRecord(msgspec.Struct, frozen=True):
-    """The newest review: what it came to, and the times that it was simulated with, in seconds: `latency` one way, and
-    how long a message keeps the link busy (`transfer`, 0 where that was not seen), for each pair of neighbours; `input`
-    and `weight` are the halves of a backward."""
-
-    why: str
-    compared: tuple[ComparedSchedule, ...]
-    forward: tuple[float, ...]
-    backward: tuple[float | None, ...]
-    latency: tuple[float, ...]
-    transfer: tuple[float, ...]
-    step: float
-    input: tuple[float | None, ...] = ()
-    weight: tuple[float | None, ...] = ()
-    update: tuple[float, ...] = ()
-
-    def times(self, stages: int) -> MeasuredTimes | None:
-        """Return the times of the review; None if they are of another number of stages."""
-        each = (self.forward, self.backward, self.input, self.weight, self.update)
-        if set(map(len, each)) != {stages}:
-            return None
-        return MeasuredTimes(*each, self.latency, self.transfer, self.step)
-
-
 class OrderBook(msgspec.Struct):
-    """All orders so far, why each was given, the one that is to come, and the newest review."""
+    """The orders so far, why each was given, the one that is to come, and the newest review."""
 
     orders: list[ScheduleOrder] = []
     reasons: list[str] = []
     proposed: ProposedOrder | None = None
-    review: ReviewRecord | None = None
+    review: ChosenSchedule | None = None
 
     @classmethod
     def stored_in(cls, facts: Mapping[str, Fact]) -> "OrderBook":
-        """The book among a store's `facts`; an empty one if there is none."""
+        """Return the book among a store's `facts`; an empty one if there is none."""
         return msgspec.convert(facts[_FACT], cls) if facts.get(_FACT) else cls()
 
     def fact(self) -> tuple[str, Fact]:
-        """What is stored, under which name."""
+        """Return the book for a store, with its name there."""
         return _FACT, msgspec.to_builtins(self, order="deterministic")
 
     @property
@@ -93,36 +57,20 @@ class OrderBook(msgspec.Struct):
 
     def note_review(self, chosen: ChosenSchedule) -> None:
         """Keep what the newest review came to."""
-        times = chosen.times
-        self.review = ReviewRecord(
-            chosen.why,
-            tuple(map(_compared, chosen.compared)),
-            times.forward,
-            times.backward,
-            times.latency,
-            times.transfer,
-            times.step,
-            times.input,
-            times.weight,
-            times.update,
-        )
+        self.review = chosen
 
     def propose(self, proposed: ProposedOrder) -> None:
         """Begin the next order: its step has yet to be agreed on."""
         self.proposed = proposed
 
     def agreed(self, closed: Iterable[int]) -> None:
-        """Every worker has closed a step: the proposed order holds from the last of those on."""
+        """Let the proposed order hold: every worker has closed a step, and it holds from the last of those on."""
         if self.proposed is not None:
             self.orders = [*self.orders, ScheduleOrder(max(closed), self.proposed.name, self.proposed.window)]
             self.reasons = [*self.reasons, self.proposed.why]
             self.proposed = None
 
     def learned(self, orders: Sequence[ScheduleOrder]) -> None:
-        """Workers know these: the records were lost, or are stale."""
+        """Take the orders that workers know: the records were lost, or are stale."""
         self.orders, self.proposed = list(orders), None
         self.reasons = (self.reasons + [""] * len(orders))[: len(orders)]
-
-
-def _compared(ranked: RankedSchedule) -> ComparedSchedule:
-    return ComparedSchedule(ranked.name, ranked.window, ranked.seconds, ranked.in_flight, ranked.bytes, ranked.reason)

@@ -60,19 +60,19 @@ class CheckpointTracker(msgspec.Struct):
         return set.intersection(*self.newer)
 
     def add(self, stage: int, step: int) -> bool:
-        """The stage's current owner has written its snapshot of `step`. False if that was known."""
+        """Note that the stage's owner has written its snapshot of `step`. Returns False if that was known."""
         if step <= self.complete or step in self.newer[stage]:
             return False
         self.newer[stage].add(step)
         return True
 
     def forget(self, stages: Iterable[int]) -> None:
-        """The stages have lost their owners."""
+        """Forget the snapshots of stages that have lost their owners."""
         for stage in stages:
             self.newer[stage].clear()
 
     def reset(self, step: int) -> None:
-        """Sets `complete`: the records are lost, or newer snapshots are damaged."""
+        """Set `complete`: the records are lost, or newer snapshots are damaged."""
         self.complete = step
         self.forget(range(len(self.newer)))
 
@@ -89,7 +89,7 @@ class CheckpointTracker(msgspec.Struct):
 
 
 def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, int]]) -> bool:
-    """Whether, for one of `stages`, the snapshot of `step` is missing and a newer one exists among `snapshots`.
+    """Return True if, for one of `stages`, the snapshot of `step` is missing and a newer one exists among `snapshots`.
 
     `snapshots` are (stage, step) pairs. A snapshot is deleted only after a newer checkpoint was announced. One that was
     never there proves nothing: the disk may be another.
@@ -113,7 +113,7 @@ class LostAttempt(msgspec.Struct, frozen=True):
     why: str
 
     def state(self, position: MicrobatchPosition) -> str | None:
-        """How far the worker was with a microbatch of the stage; None if it had not begun, or if its work was kept."""
+        """Return how far a microbatch of the stage was; None if it had not begun, or if its work was kept."""
         if position.step < self.start:
             return None
         if position.step < self.finished:
@@ -123,7 +123,7 @@ class LostAttempt(msgspec.Struct, frozen=True):
 
 
 def lost_attempts(member: Member, ledger: Ledger, start: int, why: str, now: float) -> list[LostAttempt]:
-    """`member` is lost, and its stages go back to step `start`; call it while `ledger` still has their progress."""
+    """Return what `member` loses as its stages go back to step `start`; `ledger` must still have their progress."""
     at = member.exited[0] if member.exited else now
     return [
         LostAttempt(
@@ -134,7 +134,7 @@ def lost_attempts(member: Member, ledger: Ledger, start: int, why: str, now: flo
 
 
 def attempts_on(position: MicrobatchPosition, lost: Iterable[LostAttempt]) -> list[dict[str, object]]:
-    """Attempts among the `lost` ones on a microbatch at a stage, as JSON's own types."""
+    """Return the attempts among the `lost` ones on a microbatch at a stage, as JSON's own types."""
     found = ((each, each.state(position)) for each in lost if each.stage == position.stage)
     return [
         {"name": each.name, "generation": each.generation, "state": state, "ended": each.at, "why": each.why}
@@ -164,7 +164,7 @@ class EarlierRun:
     scripted: bool = False
 
     def refusal(self, placement: Placement, lacking: Collection[int] = ()) -> str:
-        """Why the run cannot begin, for people: the stages `lacking`, or without them some, have no snapshot."""
+        """Return why the run cannot begin, for people: the stages `lacking`, or without them some, have no snapshot."""
         stages = sorted(lacking or [stage for each in placement for stage in each])
         paths = ", ".join(f"{self.folder}/checkpoints/stage-{stage}/step-{self.step:010d}" for stage in stages)
         return (
@@ -181,7 +181,7 @@ class EarlierRun:
         )
 
     def remedy(self, placement: Placement, stages: Collection[int] = ()) -> str:
-        """How the snapshots of `stages`, or without them of all, are written again, for people."""
+        """Return how the snapshots of `stages`, or without them of all, are written again, for people."""
         if self.scripted:
             return f'Write what is missing with Line.resume("{self.source or "RUN"}", ...), with this layout'
         command = f"stageline checkpoint split {self.source or 'RUN'} --step {self.step}"
@@ -231,11 +231,11 @@ class Reconciliation:
         ][anywhere:]
 
     def add(self, hello: Hello, sender: bytes, now: float) -> None:
-        """The newest Hello of a process counts."""
+        """Note a Hello; the newest of a process counts."""
         self._contacts[process_key(hello)] = Contact(hello, sender, now)
 
     def result(self, now: float) -> ReconciledState | None:
-        """The decision; None while Hellos that matter may still arrive."""
+        """Return the decision; None while Hellos that matter may still arrive."""
         owners = self._owners
         if self.resumed and not owners:
             return None if self.unknown else ReconciledState(self._newest, {})
@@ -249,7 +249,7 @@ class Reconciliation:
         return ReconciledState(step, kept)
 
     def lacking(self, step: int) -> list[int]:
-        """The stages of which no snapshot of `step` is known."""
+        """Return the stages of which no snapshot of `step` is known."""
         return [stage for stages in self._placement for stage in stages if step not in self._steps_of(stage)]
 
     @property
@@ -258,7 +258,7 @@ class Reconciliation:
 
     @property
     def _owners(self) -> dict[int, tuple[Contact, WorkerRecord]]:
-        """By index; the highest incarnation of a place is the last in this order."""
+        """The owners by index; the highest incarnation of a place is the last in this order."""
         ordered = sorted(self._contacts.values(), key=lambda contact: contact.hello.incarnation)
         placed = [(contact, contact.hello.memory) for contact in ordered if contact.hello.memory is not None]
         return {memory.index: (owner, memory) for owner, memory in placed if memory.index < len(self._placement)}
@@ -272,7 +272,7 @@ class Reconciliation:
         return max(set.intersection(*({0, *self._steps_of(stage)} for each in self._placement for stage in each)))
 
     def _steps_of(self, stage: int) -> set[int]:
-        """Steps of which there are snapshots of a stage. Its owner's own list counts if there is one: the owner keeps
+        """Return steps of which a stage has snapshots. Its owner's own list counts if there is one: the owner keeps
         training meanwhile, so others may have seen a newer snapshot, and the owner would look behind."""
         index = next(k for k, stages in enumerate(self._placement) if stage in stages)
         owner = self._owners.get(index)
@@ -281,7 +281,7 @@ class Reconciliation:
 
     @property
     def _at_the_beginning(self) -> bool:
-        """Whether no step was finished, so that no snapshot can be missed: there is an owner, none has finished a step,
+        """True if no step was finished, so that no snapshot can be missed: there is an owner, none has finished a step,
         and every process here has looked. Without an owner, nothing is known."""
         workers = [hello for hello in self._hellos if not self._is_script(hello)]
         looked = all(hello.snapshots is not None for hello in workers)
@@ -303,7 +303,7 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPoll:
-    """All workers verify their snapshots of `step`. `damages`: what was wrong with those of the steps `tried`. The run
+    """The verification of all snapshots of `step`. `damages`: what was wrong with those of the steps `tried`. The run
     does not begin below `floor`, although it may keep an older checkpoint, that of the best evaluation."""
 
     placement: Placement
@@ -313,13 +313,13 @@ class CheckpointPoll:
     floor: int = 0
 
     def absent(self, hellos: Iterable[Hello]) -> list[int]:
-        """The indexes for which no worker has verified its snapshots yet."""
+        """Return the indexes for which no worker has verified its snapshots yet."""
         read = [hello for hello in hellos if self._has_read(hello)]
         claims, anywhere = {hello.claim for hello in read}, sum(hello.claim is None for hello in read)
         return [index for index, stages in enumerate(self.placement) if stages and index not in claims][anywhere:]
 
     def result(self, hellos: Iterable[Hello]) -> "ResumePoint | CheckpointPoll | None":
-        """The decision, or the poll for the next step; None while a worker is absent. `hellos`: of all on standby."""
+        """Return the decision, or the next step's poll; None while a worker is absent. `hellos`: of all on standby."""
         read = [hello for hello in hellos if self._has_read(hello)]
         if self.absent(read):
             return None
@@ -338,7 +338,7 @@ class CheckpointPoll:
         return hello.inspection is not None and hello.inspection.step == self.step
 
     def _unusable(self, read: list[Hello]) -> list[int]:
-        """The stages whose snapshot no worker that may have their place can read."""
+        """Return the stages whose snapshot no worker that may have their place can read."""
         return [
             stage
             for index, stages in enumerate(self.placement)
@@ -347,7 +347,7 @@ class CheckpointPoll:
         ]
 
     def _others(self, read: list[Hello]) -> set[int]:
-        """Steps that were not tried, and of which there are snapshots of all stages."""
+        """Return the steps that were not tried, and of which there are snapshots of all stages."""
         seen = [
             {step for hello in _fit(index, read) for of, step in hello.snapshots or () if of == stage}
             for index, stages in enumerate(self.placement)
@@ -358,7 +358,7 @@ class CheckpointPoll:
 
 
 def _fit(index: int, read: list[Hello]) -> list[Hello]:
-    """Hellos of workers that may have the place."""
+    """Return the Hellos of workers that may have the place."""
     return [hello for hello in read if hello.claim in (None, index)]
 
 

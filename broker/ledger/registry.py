@@ -224,7 +224,7 @@ class Registry:
 
     @property
     def peers(self) -> dict[int, tuple[int, str]]:
-        """Where the queues of introduced workers are: index -> (incarnation, endpoint)."""
+        """The addresses of introduced workers' queues: index -> (incarnation, endpoint)."""
         return {each.index: (each.incarnation, each.endpoint) for each in self._in_order() if each.introduced}
 
     @property
@@ -233,7 +233,7 @@ class Registry:
         return len(self.peers) == len(self.placement)
 
     def reachable(self) -> list[Member]:
-        """Workers that messages are sent to, by index."""
+        """Return the workers that messages are sent to, by index."""
         return [member for member in self._in_order() if member.reachable]
 
     def announces(self) -> bool:
@@ -281,11 +281,11 @@ class Registry:
         return member
 
     def current(self, incarnation: int) -> Member | None:
-        """The worker that holds `incarnation`; None for a stale one."""
+        """Return the worker that holds `incarnation`; None for a stale one."""
         return next((member for member in self.members.values() if member.incarnation == incarnation), None)
 
     def renewed(self, incarnation: int) -> Member | None:
-        """The worker that held `incarnation` before the records were lost, and was given a new one since."""
+        """Return the worker that held `incarnation` before the records were lost, and was given a new one since."""
         return next((member for member in self.members.values() if member.former == incarnation > 0), None)
 
     def is_unknown(self, incarnation: int) -> bool:
@@ -343,7 +343,7 @@ class Registry:
         return (self.members[index] for index in sorted(self.members))
 
     def _known(self, hello: Hello) -> Member | None:
-        """The member that sends Hello again: it names its incarnation, or its assignment has not reached it.
+        """Return the member that sends Hello again: it names its incarnation, or its assignment has not reached it.
 
         A process that has used its incarnation and does not name it has restarted: in a container it may well have the
         same host name and process number.

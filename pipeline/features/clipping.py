@@ -1,10 +1,28 @@
-"""Gradients clipped by their norm over all stages: `N` gathers norms, `C` clips by the total."""
+"""Gradients clipped by their norm over all stages: `N` gathers norms, `C` clips by the total.
 
-from collections.abc import Callable, Mapping, Sequence
+The result is that of `torch.nn.utils.clip_grad_norm_` on the whole model:
 
+    stage 2   norms of its gradients             -- gathered -->   stage 1
+    stage 1   those, and norms of its own        -- gathered -->   stage 0
+    stage 0   all norms, in the unsplit model's order of parameters; the norm of these is the total
+    each      gradients times min(1, most / (total + 1e-6)), with the total from the stage before
+
+A gathered norm has the dtype of its gradient. Why the bits are those of the unsplit model: docs/decisions/clipping.md.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grads_with_norm_
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype, _has_foreach_support
+
+from stageline.pipeline.errors import GradientMismatch, StageError
 from stageline.pipeline.feature import Compute, Feature, Operation
-from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.tree import Tree
+from stageline.pipeline.stage.layers.memory import is_split, whole
+from stageline.pipeline.tree import Tree, describe
+
+_Part = tuple[torch.Tensor, torch.Tensor]  # numbers of parameters, int64 [n], and the norms of their gradients, [n]
 
 
 class ClippedGradients(Feature):
@@ -21,10 +39,132 @@ class ClippedGradients(Feature):
         self._last = last
         self._loss = loss
 
-    def handlers(self, stage: Stage) -> Mapping[str, Compute]:
+    def handlers(self, stage: Any) -> Mapping[str, Compute]:
         def norms(operation: Operation, received: Sequence[Tree]) -> Tree:
             if stage.index == self._last:
                 self._loss(operation.step)
-            return stage.norms(*received)
+            found: Tree = stage.norms(*received)
+            return found
 
         return {"N": norms, "C": lambda operation, received: stage.clip(*received)}
+
+
+class GradientNotFinite(StageError):
+    """The norm of a gradient, or of all, is nan or infinite: it cannot be clipped."""
+
+
+class GradientClip:
+    """The gradients of stage number `stage`, whose norm over all stages shall be at most `most`.
+
+    `parameters` are those that it trains, by name; `order` has the number of each among the unsplit model's parameters,
+    by the same names. `total` is the norm by which the newest step was clipped, None before the first.
+    """
+
+    def __init__(
+        self, stage: int, most: float, parameters: Mapping[str, torch.Tensor], order: Mapping[str, int]
+    ) -> None:
+        self.total: float | None = None
+        self._stage = stage
+        self._most = most
+        self._parameters = sorted((order[name], name, each) for name, each in parameters.items())
+        self._gathered: list[_Part] = []
+
+    def gather(self, later: Tree) -> Tree:
+        """The norms of this stage's gradients and those that were gathered `later`, by the stages after it; None there.
+        Raises `GradientNotFinite`, and `GradientMismatch` for what are no norms."""
+        self._gathered = [*self._checked(later), *self._own()]
+        return tuple(self._gathered)
+
+    def clip(self, total: Tree, device: torch.device) -> torch.Tensor:
+        """Clips by `total`, a 0-dimensional tensor, which the stage before returned; None on the first stage, which
+        computes it, of float32, on its `device`. Returns it. Raises `GradientNotFinite`, and `GradientMismatch`."""
+        norm = self._norm(device) if total is None else total
+        if not isinstance(norm, torch.Tensor) or norm.dim():
+            raise GradientMismatch(f"stage {self._stage} got {describe(norm)} to clip by; expected one number")
+        self._gathered = []
+        self.total = norm.item()
+        for alike in _by_kind([each for _, _, each in self._parameters]):
+            clip_grads_with_norm_(alike, self._most, norm.to(device))
+        return norm.cpu()
+
+    def _own(self) -> Iterator[_Part]:
+        """Of one dtype each."""
+        found = [(number, name, each.grad) for number, name, each in self._parameters if each.grad is not None]
+        gradients = [gradient for _, _, gradient in found]
+        for norms, places in _norms_by_dtype(gradients):
+            self._demand_finite(norms, [f"the gradient of {found[place][1]}" for place in places])
+            yield torch.tensor([found[place][0] for place in places]), norms
+
+    def _norm(self, device: torch.device) -> torch.Tensor:
+        numbered = {number: norm for part in self._gathered for number, norm in _numbered(part)}
+        if not numbered:
+            return torch.tensor(0.0)
+        ordered = [numbered[number].to(device) for number in sorted(numbered)]
+        grouped = _group_tensors_by_device_and_dtype([list(ordered)]).values()
+        norms = [norm for ([alike], _) in grouped for norm in alike if norm is not None]
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        self._demand_finite(total.reshape(1), ["all gradients together"])
+        return total
+
+    def _demand_finite(self, norms: torch.Tensor, names: Sequence[str]) -> None:
+        finite = norms.isfinite()
+        if not finite.all():
+            place = int(finite.logical_not().nonzero()[0])
+            raise GradientNotFinite(
+                f"the norm of {names[place]} is {norms[place].item()}: clipped by it, every weight "
+                f"would become nan. Look at the batch of this step, or lower the learning rate"
+            )
+
+    def _checked(self, later: Tree) -> Iterator[_Part]:
+        match later:
+            case None:
+                return
+            case tuple() | list():
+                for part in later:
+                    yield self._part(part)
+            case _:
+                raise self._mismatch(later)
+
+    def _part(self, part: Tree) -> _Part:
+        match part:
+            case (torch.Tensor() as numbers, torch.Tensor() as norms) if (
+                numbers.dtype == torch.int64 and numbers.dim() == 1 and numbers.shape == norms.shape
+            ):
+                return numbers, norms
+            case _:
+                raise self._mismatch(part)
+
+    def _mismatch(self, given: Tree) -> GradientMismatch:
+        return GradientMismatch(
+            f"stage {self._stage} got {describe(given)} for the norms of later stages' gradients; expected pairs of "
+            f"numbers of parameters and norms"
+        )
+
+
+def numbers_of(parameters: Iterable[str], first_layer: int) -> dict[str, int]:
+    """Numbers of the `parameters` of layers from `first_layer` on: those of another stage's are lower, or higher."""
+    return {name: first_layer * 2**32 + place for place, name in enumerate(parameters)}
+
+
+def _norms_by_dtype(gradients: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[int]]]:
+    """The norm of each, on the CPU, and which each is of; computed as `clip_grad_norm_` does."""
+    if not gradients:
+        return
+    grouped = _group_tensors_by_device_and_dtype([list(gradients)], with_indices=True)
+    for (device, _), ([alike], places) in grouped.items():
+        same = [each for each in alike if each is not None]
+        together = _has_foreach_support(same, device) and len(_by_kind(same)) == 1
+        norms = torch._foreach_norm(same, 2.0) if together else [torch.linalg.vector_norm(each, 2.0) for each in same]
+        yield torch.stack([whole(norm) for norm in norms]).cpu(), places
+
+
+def _by_kind(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Those that are split over a group of processes apart from others: torch takes no list of both."""
+    split = [is_split(each) for each in tensors]
+    kinds = [[each for each, of in zip(tensors, split, strict=True) if of is kind] for kind in (False, True)]
+    return [alike for alike in kinds if alike]
+
+
+def _numbered(part: _Part) -> Iterator[tuple[int, torch.Tensor]]:
+    numbers, norms = part
+    return zip(numbers.tolist(), norms.unbind(), strict=True)

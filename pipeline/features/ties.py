@@ -9,6 +9,8 @@ With `leaving` the owner's `.grad` is what autograd accumulates for one paramete
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,11 +18,26 @@ import torch
 from stageline.pipeline.errors import GradientMismatch
 from stageline.pipeline.feature import Compute, Feature, Operation
 from stageline.pipeline.stage.layers.memory import copied
-from stageline.pipeline.stage.settings import SharedParameters
-from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe
 
 _Gradients = dict[str, torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParameters:
+    """What a stage shares with others. Each parameter is called by its name in the first stage that uses it.
+
+    `own` are those that this stage uses, with their names here; `above` those whose gradients come from a later stage,
+    and whose totals go there; `below` those whose gradients go to an earlier one. One that only passes through is in
+    both, and not the stage's own.
+    """
+
+    own: Mapping[str, str] = field(default_factory=dict)
+    above: frozenset[str] = frozenset()
+    below: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.above or self.below)
 
 
 class SharedGradients(Feature):
@@ -33,9 +50,9 @@ class SharedGradients(Feature):
     name = "ties"
 
     def __init__(self) -> None:
-        self._of: WeakKeyDictionary[Stage, TiedGradients] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[Any, TiedGradients] = WeakKeyDictionary()
 
-    def handlers(self, stage: Stage) -> Mapping[str, Compute]:
+    def handlers(self, stage: Any) -> Mapping[str, Compute]:
         if not stage.shared:
             return {}
         gradients = self.of(stage)
@@ -44,7 +61,7 @@ class SharedGradients(Feature):
             "S": lambda operation, received: gradients.subtotal(*received),
         }
 
-    def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+    def around(self, stage: Any, kind: str, compute: Compute) -> Compute:
         if not stage.shared or kind not in ("B", "W", "U"):
             return compute
         gradients, own = self.of(stage), 1 if kind == "B" else 0
@@ -60,14 +77,14 @@ class SharedGradients(Feature):
 
         return update if kind == "U" else backward
 
-    def of(self, stage: Stage) -> "TiedGradients":
+    def of(self, stage: Any) -> "TiedGradients":
         """Return the gradients that `stage` shares, on their way."""
         if stage not in self._of:
             self._of[stage] = TiedGradients(stage.index, stage.shared, stage.parameters())
         return self._of[stage]
 
 
-def copies_in(stages: Iterable[Stage]) -> dict[str, str]:
+def copies_in(stages: Iterable[Any]) -> dict[str, str]:
     """Return the parameters that `stages` share with an earlier one: their names here, each with that in the first."""
     own = (stage.shared.own for stage in stages)
     return {here: first for names in own for first, here in names.items() if here != first}

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.features.recompute import recomputable
 from stageline.pipeline.model_names import hint, matches, near, unmatched
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.plan.errors import Setting
-from stageline.pipeline.stage.backward.recompute import recomputable
 from stageline.pipeline.stage.layers.layer import joined
-from stageline.pipeline.stage.update.optimizer import ParameterGroup
+from stageline.pipeline.stage.stage_update import ParameterGroup
 from stageline.pipeline.tree import describe
 
 from .segment import Segment

@@ -12,7 +12,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.update.optimizer import OptimizerFactory
+from stageline.pipeline.stage.stage_update import OptimizerFactory
 
 from .load import base_folder, call, load_features, load_function, load_object
 from .patterns import groups_of

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from stageline.pipeline.features.ties import SharedParameters
 from stageline.pipeline.stage.layers.layer import BatchCheck, BoundLayer, joined, named_state, parts_of
-from stageline.pipeline.stage.settings import SharedParameters
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.update.optimizer import OptimizerFactory, ParameterGroup, make_optimizer
+from stageline.pipeline.stage.stage_update import OptimizerFactory, ParameterGroup, make_optimizer
 
 from .stage_layout import Form, StageLayout
 from .weights.stage_weights import StageWeights

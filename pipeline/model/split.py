@@ -59,7 +59,7 @@ def styles_of(part: Segment, styles: Mapping[str, str] | None) -> dict[str, tupl
 
 def split(part: Segment, plan: Plan, mesh: "DeviceMesh", device: torch.device) -> None:
     """Splits the layers of `part`, which have their weights, over the processes of `mesh`."""
-    from stageline.pipeline.stage.group.splitting import shard_layers, split_by_styles
+    from stageline.pipeline.stage.splitting import shard_layers, split_by_styles
 
     for layer in part.layers:
         layer.to(device)
@@ -72,7 +72,7 @@ def split(part: Segment, plan: Plan, mesh: "DeviceMesh", device: torch.device) -
 
 def watch_draws(part: Segment, plan: Plan, device: torch.device) -> None:
     """From now on, the layers of `part` raise for random numbers that are drawn for what is split."""
-    from stageline.pipeline.stage.group.draws import DrawWatch
+    from stageline.pipeline.stage.draws import DrawWatch
 
     found = styles_of(part, plan.stage_plan(part.index).styles)
     DrawWatch(part.layers, found, device)

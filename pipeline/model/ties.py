@@ -16,10 +16,10 @@ import torch
 from torch.fx import Graph
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.features.ties import SharedParameters
 from stageline.pipeline.program import Ties
 from stageline.pipeline.schedule import Mode
 from stageline.pipeline.stage.layers.memory import copied, parameter_like
-from stageline.pipeline.stage.settings import SharedParameters
 
 from .segment import Segment
 from .traced.layer import TracedPiece

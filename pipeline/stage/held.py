@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from .backward.offload import LEAST
+from stageline.pipeline.features.offload import LEAST
+
 from .stage import Stage
 
 

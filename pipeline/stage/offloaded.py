@@ -8,16 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from .backward.offload import ActivationOffload, Scratch
-from .backward.stash import InputNodes
+from stageline.pipeline.features.offload import ActivationOffload, Scratch
+
 from .layers.body import Body
-from .layers.fetching import LayersAhead
-from .layers.file_memory import FileMemory
+from .layers.file_memory import FileMemory, LayersAhead
 from .layers.memory import copied
-from .seeded_layers import SeededLayers
-from .state.versions import Version
-from .update.partial_steps import UpdatedFiles
-from .update.update import StageUpdate
+from .layers.seeded_layers import SeededLayers
+from .layers.stash import InputNodes, Version
+from .stage_update import StageUpdate, UpdatedFiles
 
 
 class OffloadedParts:

@@ -23,32 +23,25 @@ import torch
 
 from stageline.pipeline.errors import ForeignState, StageError
 from stageline.pipeline.feature import Feature, restore_states, states_of
+from stageline.pipeline.features.averages import WeightAverage
+from stageline.pipeline.features.clipping import GradientClip, numbers_of
+from stageline.pipeline.features.halves import Root, WaitingHalves
+from stageline.pipeline.features.offload import Scratch
+from stageline.pipeline.features.recompute import Recompute, recomputation_of
+from stageline.pipeline.features.ties import SharedParameters
+from stageline.pipeline.features.versions import InFlight, versions_of
 from stageline.pipeline.tree import Tree, map_tensors
 
-from .backward.arrivals import Arrivals
-from .backward.halves import WaitingHalves
-from .backward.offload import Scratch
-from .backward.recompute import Recompute, recomputation_of
-from .backward.split import Root
-from .backward.stash import InputNodes, Stash, Stashed, matched
-from .layers.activity import GRADIENTS, LOSS, Activity
 from .layers.body import Body, evaluating
 from .layers.file_memory import FileMemory
+from .layers.loss import Autocast, Loss, demand_gradient, precision_of, scalar_loss
 from .layers.memory import OutputGuard
-from .layers.precision import Autocast, precision_of
+from .layers.seeded_layers import GRADIENTS, LOSS, Activity, SeededLayers, Tap
 from .layers.skipped_calls import plain_layers
+from .layers.stash import PRESENT, Arrivals, InputNodes, Key, Stash, Stashed, Version, matched
 from .offloaded import OffloadedParts
-from .scalar_loss import Loss, demand_gradient, scalar_loss
-from .seeded_layers import SeededLayers, Tap
-from .settings import SharedParameters
-from .state.named_tensors import NamedTensors
-from .state.stage_state import InFlight, StageState, capture_state, restore_state
-from .state.two_versions import versions_of
-from .state.versions import PRESENT, Key, Version
-from .update.average import WeightAverage
-from .update.clipping import GradientClip, numbers_of
-from .update.optimizer import OptimizerFactory, ParameterGroup
-from .update.update import LrSchedulerFactory, StageUpdate
+from .stage_state import NamedTensors, StageState, capture_state, restore_state
+from .stage_update import LrSchedulerFactory, OptimizerFactory, ParameterGroup, StageUpdate
 
 
 class _NotGiven:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stageline.pipeline.features import offload
 from stageline.pipeline.plan import PlanRefused, read_plan
-from stageline.pipeline.stage.backward import offload
 from support.fine_tuning import FOLDER
 from support.fork_server import ForkServer, Kill
 from support.paths import EXAMPLES, ROOT
@@ -37,7 +37,7 @@ SMALL = {
 }
 KILLED_AFTER = {"digits": 24, "chargpt": 24, "gpt2": 8}  # actions of worker 1: in its second step
 EACH_TENSOR = """
-from stageline.pipeline.stage.backward import offload
+from stageline.pipeline.features import offload
 from stageline.pipeline.stage.layers import file_memory
 
 offload.LEAST = file_memory.LEAST = 1

@@ -23,7 +23,7 @@ from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind, Placement, make_schedule
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import (
     AHEAD,

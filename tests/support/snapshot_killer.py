@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from support.states import make_state

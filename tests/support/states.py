@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stageline.pipeline.features.versions import InFlight, Previous
 from stageline.pipeline.stage.layers.memory import skew_of
-from stageline.pipeline.stage.state.stage_state import InFlight, Previous, StageState
+from stageline.pipeline.stage.stage_state import StageState
 
 
 def difference(one: Any, other: Any, path: str = "") -> str:

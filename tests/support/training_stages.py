@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler as schedulers
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.alternating import alternate
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,7 +18,7 @@ import torch
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.model.stage_layout import Form, StageLayout
 from stageline.pipeline.plan.keys.key_types import nearest
-from stageline.pipeline.stage.state.stage_state import Settings, StageState
+from stageline.pipeline.stage.stage_state import Settings, StageState
 
 
 @dataclass(frozen=True, slots=True)

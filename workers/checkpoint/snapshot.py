@@ -21,9 +21,10 @@ from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.ledger.evaluations import fact_of, record_of
 from stageline.broker.stores.base import Fact
 from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.features.versions import InFlight, Previous
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.layers.memory import empty
-from stageline.pipeline.stage.state.stage_state import InFlight, Previous, StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.disk.atomic_file import sync
 from stageline.workers.disk.tensor_file import (
     BadStateTree,

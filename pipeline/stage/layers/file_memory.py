@@ -5,10 +5,18 @@ optimizer state         after each part of an update
 snapshots               their copies of both
 
 A tensor keeps its strides and its alignment, since kernels choose by these. Small ones stay where they are.
+
+While one layer computes, the weights of the next one that has any are read ahead:
+
+forward    layer 0     dropout     layer 2     layer 3
+fetched    0, 2                    3
+backward   layer 3                 layer 2     layer 0
+fetched    3, 2                    0                       with the gradients that there are: more is added to them
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -101,3 +109,43 @@ class FileMemory:
         if layout(tuple(tensor.shape), tensor.stride()).extent is None or tensor.data_ptr() % tensor.itemsize:
             return False
         return not self._files.has(tensor.untyped_storage())
+
+
+class LayersAhead:
+    """Those of one stage, of which `layers` are the layers in their order."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module], memory: FileMemory) -> None:
+        self._memory = memory
+        places = [place for place, layer in enumerate(layers) if any(True for _ in layer.parameters())]
+        self._weights = {place: [*layers[place].parameters()] for place in places}
+        self._wanted = {place: [following] for place, following in pairwise(places)}
+        self._wanted |= dict.fromkeys(places[:1], places[:2])
+        self._backward = _from_first_trained(list(self._weights.values()))
+        for two_before, weights in zip(self._backward, self._backward[2:], strict=False):
+            for trained in [each for each in weights if each.requires_grad][:1]:
+                trained.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, weights=two_before: memory.fetch(_with_gradients(weights))
+                )
+
+    def before_forward(self, place: int) -> None:
+        """The layer at `place` is about to run forward."""
+        for wanted in self._wanted.get(place, ()):
+            self._memory.fetch(self._weights[wanted])
+
+    def before_backward(self) -> None:
+        """The stage is about to run backward."""
+        for weights in reversed(self._backward[-2:]):
+            self._memory.fetch(_with_gradients(weights))
+
+
+def _from_first_trained(layers: Sequence[Sequence[torch.nn.Parameter]]) -> Sequence[Sequence[torch.nn.Parameter]]:
+    """Backward uses no weights of the layers before."""
+    trained = [number for number, weights in enumerate(layers) if any(each.requires_grad for each in weights)]
+    return layers[trained[0] :] if trained else []
+
+
+def _with_gradients(weights: Iterable[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
+    for parameter in weights:
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad

@@ -1,4 +1,4 @@
-"""How tensors lie in memory. Messages and snapshots keep it: kernels choose by strides and alignment, and bits follow.
+"""Layout of tensors in memory. Messages and snapshots keep it: kernels choose by strides and alignment.
 
     dense       one block without gaps, dimensions in any order (channels_last is one)
     with gaps   distinct elements, unused memory between them (one of the parts of `chunk`)
@@ -8,9 +8,12 @@ An expanded dimension (stride 0) is stored once. Shapes, strides and sizes are i
 
 The address of the first element counts too: kernels differ for a slice that begins off an alignment boundary. Its skew,
 the address modulo `ALIGNMENT` bytes, is kept with the layout.
+
+A process of a group has a part of some tensors (torch's `DTensor`), which `whole` gathers. Nothing here imports
+torch.distributed: a stage that one process computes has no such tensor, and need not load it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from math import prod
 from typing import NamedTuple
@@ -20,10 +23,35 @@ import torch
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.tree import Tree, leaves, map_tensors, tensors
 
-from .split_tensor import own_part
-
 Ints = tuple[int, ...]
 ALIGNMENT = 64  # bytes; what torch allocates on the CPU begins at a multiple of it
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or if it is split, all of it: then every process of its group has to call this at once."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or if it is split, the part that is in this process."""
+    part = getattr(tensor, "to_local", None)
+    return tensor if part is None else part()
+
+
+def split_like(model: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, which every process of the group has whole, split as `model` is; itself if `model` is not split, or has
+    another shape. The processes do not communicate."""
+    mesh = getattr(model, "device_mesh", None)
+    if mesh is None or model.shape != tensor.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(model.device), mesh, model.placements, src_data_rank=None)  # type: ignore[attr-defined]
 
 
 class Layout(NamedTuple):
@@ -169,3 +197,27 @@ class OutputGuard:
 
 def _address(tensor: torch.Tensor) -> int:
     return own_part(tensor).untyped_storage().data_ptr()
+
+
+def overlaps(named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
+    """The names of every two neighbours in memory, all of one device, of which the first ends after the second begins.
+
+    Elements of both may lie by turns between each other: that counts, too.
+    """
+    last, reached = "", 0
+    for begin, end, name in sorted(_span(tensor, name) for name, tensor in named.items() if _has_memory(tensor)):
+        if begin < reached:
+            yield last, name
+        if end > reached:
+            last, reached = name, end
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() > 0
+
+
+def _span(tensor: torch.Tensor, name: str) -> tuple[int, int, str]:
+    """The addresses of its first byte and of the one after its last."""
+    begin = tensor.data_ptr()
+    furthest = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (furthest + 1) * tensor.itemsize, name

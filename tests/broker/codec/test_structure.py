@@ -1,9 +1,19 @@
-"""A payload comes apart into a structure and its tensors, and together again."""
+"""A payload comes apart into a structure and its tensors, and together again; an emptied one keeps its checksums."""
 
 import pytest
 import torch
 
-from stageline.broker.codec.structure import ONE_TENSOR, count_tensors, flatten, unflatten
+from stageline.broker.codec.message import Flow, Header, Message, decode, encode, fingerprint, read_header
+from stageline.broker.codec.structure import (
+    ONE_TENSOR,
+    agree,
+    count_tensors,
+    emptied,
+    flatten,
+    is_emptied,
+    rest_of,
+    unflatten,
+)
 from stageline.broker.errors import BadMessage, Unsendable
 from stageline.pipeline.tree import Tree
 
@@ -35,3 +45,27 @@ def test_containers_nest_up_to_the_depth_on_both_sides() -> None:
     assert count_tensors(structure, depth=3) == 0
     with pytest.raises(BadMessage, match="nests deeper than the limit"):
         count_tensors(structure, depth=2)
+
+
+def header(payload: object) -> Header:
+    return read_header(encode(Message("run", Flow.CALL, 3, 0, 1, 1, 3, payload))[0])
+
+
+def test_an_emptied_message_agrees_with_what_it_was_and_with_nothing_else():
+    whole, other = header((torch.ones(3), "a")), header((torch.zeros(3), "a"))
+    left = fingerprint(header(emptied(fingerprint(whole), ("rest", 7))))
+    assert agree(left, fingerprint(whole))
+    assert agree(fingerprint(header(emptied(left))), left)
+    assert not agree(left, fingerprint(other))
+    assert not agree(fingerprint(whole), fingerprint(other))
+
+
+def test_one_that_never_had_its_content_agrees_with_any():
+    assert agree(fingerprint(header(emptied())), fingerprint(header(torch.ones(3))))
+
+
+def test_the_rest_arrives():
+    payload = decode(encode(Message("run", Flow.CALL, 3, 0, 1, 1, 3, emptied(rest=("train", {"rows": 7}))))).payload
+    assert is_emptied(payload)
+    assert rest_of(payload) == ("train", {"rows": 7})
+    assert not is_emptied({"stageline": "skip"})

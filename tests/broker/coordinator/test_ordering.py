@@ -119,7 +119,7 @@ def test_a_broker_that_was_restarted_knows_the_times_of_the_newest_review() -> N
     review = another.core.ordering.review
     assert review is not None
     assert review.times is not None
-    assert (review.times.forward, review.times.input) == (known.forward, (None, None))
+    assert (review.times.forward, review.times.input) == (known.times.forward, (None, None))
 
 
 def test_a_replacement_is_told_all_orders_and_the_closed_step_with_its_place() -> None:

@@ -99,3 +99,17 @@ def test_another_run_begins_with_an_empty_store(store: Store):
     store.begin()
     assert store.load() == StoredRun()
     assert store.record(0, 0) is None
+
+
+def test_a_fact_comes_back_as_json_types_whatever_the_caller_does_to_it_later():
+    store, stages = MemoryStore(), [0, 1]
+    store.put("registry", {"stages": stages, "place": (1, 2)})
+    stages.append(2)
+    assert store.load().facts == {"registry": {"stages": [0, 1], "place": [1, 2]}}
+
+
+def test_what_was_loaded_can_be_changed_without_changing_the_store():
+    store = MemoryStore()
+    store.put("run", {"id": "run-1"})
+    store.load().facts["run"]["id"] = "another"
+    assert store.load().facts["run"] == {"id": "run-1"}

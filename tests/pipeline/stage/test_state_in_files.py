@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.disk import memory as mapped_files
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.memory import MappedFiles

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed, SnapshotsDiffer
 from stageline.workers.checkpoint.snapshot import (
     AVERAGES,

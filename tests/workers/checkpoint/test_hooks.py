@@ -12,7 +12,7 @@ from stageline.broker.control.messages import Assigned
 from stageline.pipeline import retry
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import read_plan
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint import hooks as checkpoint_hooks
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
 from stageline.workers.checkpoint.hooks import LocalSnapshots, Rhythm, SnapshotHooks, restore

@@ -16,7 +16,7 @@ from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.model.segment import layouts_of
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.regroup import Contents, faults_of, regrouped, shares_of
 from support.states import difference

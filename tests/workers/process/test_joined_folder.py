@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stageline.pipeline.plan import Plan, read_plan
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.atomic_file import write_json

@@ -29,7 +29,7 @@ from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.weights.reading import listed, misformed, misnamed
 from stageline.pipeline.model.weights.stage_weights import unset_buffers
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.layers.generators import generators_kept
+from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint, source_in
 from stageline.workers.runs import folder as runs

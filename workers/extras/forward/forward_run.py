@@ -24,8 +24,8 @@ import torch
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused, StagelineError
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.scalar_loss import Loss
-from stageline.pipeline.stage.update.optimizer import OptimizerFactory
+from stageline.pipeline.stage.layers.loss import Loss
+from stageline.pipeline.stage.stage_update import OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed

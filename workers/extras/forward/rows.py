@@ -9,7 +9,7 @@ from stageline.pipeline.data import Batch, Feed
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.layers.loss import Loss
 from stageline.workers.extras.exchange.load import RunModel
 from stageline.workers.runtime.executor.metric_value import Metric
 from stageline.workers.script.arguments.arguments import Workers

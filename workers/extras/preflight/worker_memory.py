@@ -5,9 +5,9 @@ from functools import reduce
 from math import ceil
 
 from stageline.broker.codec.message import Flow
+from stageline.pipeline.features.offload import AHEAD
 from stageline.pipeline.plan import PlanError
 from stageline.pipeline.program import Queue
-from stageline.pipeline.stage.backward.offload import AHEAD
 from stageline.workers.disk.memory import BACKLOG
 from stageline.workers.extras.fitting import StageLoad, WorkerRoom
 from stageline.workers.extras.fitting.load import ample_limit_for, limit_for

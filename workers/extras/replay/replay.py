@@ -21,7 +21,7 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree, describe
 from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
 from stageline.workers.checkpoint.directory import SnapshotDirectory

@@ -21,9 +21,9 @@ from time import monotonic, sleep
 from stageline.broker.ledger.losses import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
 from stageline.pipeline.process.child import Fork
-from stageline.pipeline.stage.group.split_stage import LeadingStage, SplitStage, make_call
+from stageline.pipeline.stage.split_stage import LeadingStage, SplitStage, make_call
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.executor.forked_copy import without_copies
 from stageline.workers.runtime.job import Job
@@ -62,7 +62,7 @@ class StageGroups(AbstractContextManager["StageGroups"]):
         size = self._job.plan.stage_plan(self._job.schedule.replicas.stage(stage)).processes
         if size == 1:
             return self._job.stage(stage)
-        from stageline.pipeline.stage.group import splitting  # noqa: F401  # loads torch.distributed: members have it too
+        from stageline.pipeline.stage import splitting  # noqa: F401  # loads torch.distributed: members have it too
 
         timeout = PART_OF_ACTION * self._job.plan.recovery.longest_action
         group = Group(GroupPlace(self._job, stage, 0, size, meeting_file(), timeout))

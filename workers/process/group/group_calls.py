@@ -11,7 +11,7 @@ import msgspec
 
 from stageline.broker.codec.structure import Structure, flatten, unflatten
 from stageline.broker.codec.tensors import TensorHeader, buffer, pack, unpack
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.snapshot import state_of, training_of
 from stageline.workers.disk.tensor_file import decode_state, encode_state

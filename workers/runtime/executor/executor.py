@@ -23,12 +23,12 @@ from stageline.pipeline.errors import (
 from stageline.pipeline.feature import Compute, Feature, FeatureFailed, all_handlers, ordered
 from stageline.pipeline.features import BUILT_IN
 from stageline.pipeline.features.clipping import ClippedGradients
+from stageline.pipeline.features.halves import Root
 from stageline.pipeline.features.ties import SharedGradients
 from stageline.pipeline.model.load import demand_default_device
 from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import ONCE_PER_STEP
 from stageline.pipeline.schedule.replicas import Replicas
-from stageline.pipeline.stage.backward.split import Root
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed

@@ -23,16 +23,14 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.feature import Feature
+from stageline.pipeline.features.recompute import Recompute
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.errors import Wording, say, shown
 from stageline.pipeline.plan.keys.models import numbered
-from stageline.pipeline.stage.backward.recompute import Recompute
-from stageline.pipeline.stage.layers.precision import Autocast
-from stageline.pipeline.stage.scalar_loss import Loss
-from stageline.pipeline.stage.update.optimizer import OptimizerFactory
-from stageline.pipeline.stage.update.update import LrSchedulerFactory
+from stageline.pipeline.stage.layers.loss import Autocast, Loss
+from stageline.pipeline.stage.stage_update import LrSchedulerFactory, OptimizerFactory
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]

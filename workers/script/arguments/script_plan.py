@@ -18,7 +18,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.plan.tables import Key, nested
-from stageline.pipeline.stage.layers.generators import generators_kept
+from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 
 from .arguments import ARGUMENTS, LineOptions, Model
 

@@ -1,24 +1,36 @@
-"""How messages and announcements lie in Redis."""
+"""How messages and announcements lie in Redis, how they are added, and the digests of their steps."""
 
 import random
+from collections import deque
 from contextlib import ExitStack, closing
 
+import hiredis
 import pytest
 import torch
 
+from stageline.broker.codec.message import Flow, Frame
+from stageline.broker.codec.structure import FormerFingerprint, digest_of
+from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import BadMessage, Fenced
+from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Retention
 from stageline.broker.transports.redis.entries import (
     PIECE,
+    UNCOPIED,
+    Addition,
     Announcer,
     EntryId,
+    StepDigests,
     pour,
     read_credit,
     read_entry,
     read_retention,
 )
+from support.queue_pair import KEY
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all
 from support.redis_server import shared_server
+
+NAME = b"stageline:{run}:forward-1"
 
 
 def test_a_message_lies_under_its_number_with_its_header_last(stack: ExitStack) -> None:
@@ -114,3 +126,63 @@ def test_an_end_that_was_replaced_is_fenced() -> None:
     announcer = Announcer(b"stream", "forward-1 is taken", 4)
     with pytest.raises(Fenced, match="forward-1 is taken by incarnation 6 now; this worker is incarnation 4"):
         announcer.check([[announced(5, 9, None, incarnation=6)]])
+
+
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize("sizes", [(), (0,), (4,), (0, 12, 0), (UNCOPIED,), (UNCOPIED + 1, 4), (4, PIECE // 2, 9)])
+def test_a_message_is_packed_as_the_command_that_adds_it(sizes: tuple[int, ...], create: bool) -> None:
+    dice = random.Random(1)
+    frames: list[Frame] = [dice.randbytes(150), *(memoryview(dice.randbytes(size)) for size in sizes)]
+    for number in (0, 9, 10, 12345):
+        [packed] = Addition(NAME).pack(number, frames, 1_700_000_000_000, create=create)
+        content = [word for frame in frames[1:] if len(frame) for word in (b"d", frame)]
+        begin = (b"XADD", NAME, *(() if create else (b"NOMKSTREAM",)), b"%d-1" % number, b"t", b"1700000000000")
+        assert b"".join(packed) == hiredis.pack_command((*begin, *content, b"h", frames[0]))
+
+
+def test_a_large_tensor_is_not_copied() -> None:
+    tensor = memoryview(bytearray(UNCOPIED + 1))
+    [packed] = Addition(NAME).pack(0, [b"header", tensor], 0)
+    assert [chunk for chunk in packed if chunk is tensor] == [tensor]
+
+
+def steps(found: deque[StepDigest]) -> list[int]:
+    return [step for _, step, _ in found]
+
+
+def test_both_ends_of_a_queue_give_each_whole_step_the_same_digest(stack: ExitStack) -> None:
+    line = line_at(stack, shared_server().own_database())
+    tensors = payloads(10)
+    put_all(line, tensors)
+    take_all(line, tensors)
+    assert steps(line.producer.digests) == [0, 1]  # two messages of step 2 are not all
+    assert list(line.producer.digests) == list(line.consumer.digests)
+    assert {queue for queue, _, _ in line.consumer.digests} == {str(KEY)}
+
+
+def test_a_digest_tells_other_numbers_and_another_order_apart() -> None:
+    found: deque[StepDigest] = deque()
+    for tensors in ([1, 2], [2, 1], [1, 3]):
+        end = StepDigests(KEY, 2, found)
+        for number, value in enumerate(tensors):
+            end.add(number, value)
+    assert len({digest for _, _, digest in found}) == 3
+
+
+def test_messages_from_the_middle_of_a_step_on_and_without_content_have_none() -> None:
+    found: deque[StepDigest] = deque()
+    end = StepDigests(KEY, 2, found)
+    for number in (1, 2, 3, 5, 6, 8, 9):  # of step 0 the end, step 1 whole, of 2 the end, of 3 the beginning, 4 whole
+        end.add(number, number)
+    end.add(10, FormerFingerprint(None))
+    end.add(11, 11)
+    assert steps(found) == [1, 4]
+
+
+def test_what_is_left_of_a_message_without_content_has_the_digest_that_it_had() -> None:
+    found: deque[StepDigest] = deque()
+    fingerprint = (7, "float32", (3,), (1,), False)
+    end = StepDigests(QueueKey(Flow.CALL, 0), 4, found)
+    end.add(0, fingerprint)
+    end.add(0, FormerFingerprint(digest_of(fingerprint)))
+    assert found[0] == found[1]

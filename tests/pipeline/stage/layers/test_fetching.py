@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from stageline.pipeline.stage.layers.fetching import LayersAhead
-from stageline.pipeline.stage.layers.file_memory import FileMemory
+from stageline.pipeline.stage.layers.file_memory import FileMemory, LayersAhead
 
 SIDE = 160  # of a square of float32 that is large enough for a file
 

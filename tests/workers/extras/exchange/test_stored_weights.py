@@ -6,7 +6,7 @@ from shutil import rmtree
 import pytest
 import torch
 
-from stageline.pipeline.stage.state.stage_state import StageState
+from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.checkpoint.source import CheckpointSource, checkpoint_rows, snapshot_states, source_in
