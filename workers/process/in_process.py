@@ -18,8 +18,6 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BrokerError
-from stageline.broker.queues.base import Queues
-from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.errors import ExitCode
@@ -34,8 +32,7 @@ from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.queue_keys import queue_key
-from stageline.workers.runtime.turns import Stuck, take_turns
+from stageline.workers.runtime.turns import SharedQueues, Stuck, take_turns
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator
@@ -92,9 +89,7 @@ class _Local(AbstractContextManager["_Local"]):
         config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
-        self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
-        for queue in job.program.queues.values():
-            self._queues.inbound(queue_key(queue)).rewind(queue.begins)
+        self._queues = SharedQueues(job.program, run, job.windows())
         self._open = ExitStack()
         self._workers = [self._opened(index) for index in range(len(job.plan.workers))]
 
@@ -170,6 +165,4 @@ class _Local(AbstractContextManager["_Local"]):
             worker.reporter.confirmed(report.number)
         for _, message in self._coordinator.tick(time()):
             if isinstance(message, Trim):
-                position = self._job.calls.position(message.step)
-                for queue in self._job.program.queues.values():
-                    self._queues.outbound(queue_key(queue)).trim(queue.within(position.of(queue.per)))
+                self._queues.trim(self._job.calls.position(message.step))

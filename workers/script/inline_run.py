@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.segment import Segment
@@ -30,7 +29,7 @@ from stageline.workers.runtime.job import coded_queue
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.queue_keys import queue_key
-from stageline.workers.runtime.turns import take_turns
+from stageline.workers.runtime.turns import SharedQueues, take_turns
 from stageline.workers.script.arguments.arguments import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
 
@@ -61,12 +60,11 @@ class InlineRun:
         self.size = len(schedule.placement)
         self._names = names
         self._program = program.requeued(partial(coded_queue, plan, schedule))
-        self._queues = MemoryQueues(RUN, schedule.microbatches)
+        self._queues = SharedQueues(self._program, RUN)
         self._threads, self._device = options.threads, torch.device(options.device)
         self._calls = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
-        self._keys = {queue: queue_key(queue) for queue in self._program.queues.values()}
         calls = PlanCalls(self._program, ENDLESS)
         self._workers = [
             WorkerLoop(calls, index, executor, self._queues, run=RUN, incarnation=1)
@@ -137,14 +135,12 @@ class InlineRun:
         return done
 
     def _reply(self, queue: Queue) -> Tree:
-        message = self._queues.inbound(self._keys[queue]).take(0)
+        message = self._queues.inbound(queue_key(queue)).take(0)
         return None if message is None else message.payload
 
     def _forget(self) -> None:
         """Nothing before this call is needed again."""
-        position = self._calls.position
-        for queue, key in self._keys.items():
-            self._queues.outbound(key).trim(position.of(queue.per))
+        self._queues.trim(self._calls.position)
         for worker in self._workers:
             worker.progress.steps.clear()
 
