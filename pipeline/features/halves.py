@@ -240,6 +240,18 @@ def _require_divisible(stage: int, node: Node) -> None:
         )
 
 
+def demand_divisible(stage: int, *, recomputes: bool, stashes: bool) -> None:
+    """Raise `StageError` if stage number `stage` has features that do not go with halves of backwards."""
+    if recomputes:
+        raise StageError(
+            f"stage {stage} recomputes what backward needs, and would do so for each half of a backward, and for each "
+            f"of its weights in the second: take recompute out, or use a schedule that does not split backwards, such "
+            f"as 1f1b"
+        )
+    if stashes:
+        raise StageError(f"stage {stage} stashes weights, and cannot split a backward: use backward")
+
+
 class WaitingHalves:
     """Those of stage number `stage`; in `kept`, the oldest first."""
 

@@ -6,13 +6,7 @@
     update    optimizer step, gradients cleared, averages of the weights
     snapshot  all state, as a value; restore continues from it with the same bits
 
-In a loop of your own:
-
-    y = first.forward(x)
-    loss = last.forward(y, target)
-    first.backward(last.backward())
-    first.update()
-    last.update()
+In a loop of your own: `examples/two_stages.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +19,7 @@ from stageline.pipeline.errors import ForeignState, StageError
 from stageline.pipeline.feature import Feature, restore_states, states_of
 from stageline.pipeline.features.averages import WeightAverage
 from stageline.pipeline.features.clipping import GradientClip, numbers_of
-from stageline.pipeline.features.halves import Root, WaitingHalves
+from stageline.pipeline.features.halves import Root, WaitingHalves, demand_divisible
 from stageline.pipeline.features.offload import Scratch
 from stageline.pipeline.features.recompute import Recompute, recomputation_of
 from stageline.pipeline.features.ties import SharedParameters
@@ -264,14 +258,7 @@ class Stage(NamedTensors):
         Between the halves, what the forward has saved stays in memory. Raises `StageError` for a layer that cannot
         compute these gradients alone, with `stash_weights`, and with `recompute`.
         """
-        if self._recomputation is not None:
-            raise StageError(
-                f"stage {self.index} recomputes what backward needs, and would do so for each half of a backward, and "
-                f"for each of its weights in the second: take recompute out, or use a schedule that does not split "
-                f"backwards, such as 1f1b"
-            )
-        if self._versions.stashed:
-            raise StageError(f"stage {self.index} stashes weights, and cannot split a backward: use backward")
+        demand_divisible(self.index, recomputes=self._recomputation is not None, stashes=self._versions.stashed)
         key = self._stash.key(step, microbatch)
         stashed = self._stash.kept.pop(key, None)
         if stashed is None or not stashed.requires_grad:

@@ -17,19 +17,19 @@ THROUGH_A_PROXY = """
 import sys
 from pathlib import Path
 
-from stageline.workers.process import worker_process
+from stageline.workers.process import worker
 
 sys.path.append({tests!r})
 
 from support.wire_damage import BadWire
 from support.proxy import Proxy
 
-def _through_a_proxy(endpoint, broker, plain=worker_process.reachable):
+def _through_a_proxy(endpoint, broker, plain=worker.reachable):
     proxy = Proxy(plain(endpoint, broker))
     BadWire(proxy, {kind!r}, lambda: (Path(__file__).parent / "fired").open("a").write("x"))
     return proxy.endpoint
 
-worker_process.reachable = _through_a_proxy
+worker.reachable = _through_a_proxy
 """
 
 

@@ -16,16 +16,16 @@ RECORDING = """
 import sys
 from pathlib import Path
 
-from stageline.workers.process import worker_process
+from stageline.workers.process import worker
 
 sys.path.append({tests!r})
 
 from support.byte_tap import ByteTap
 
-def _tapped(endpoint, broker, plain=worker_process.reachable):
+def _tapped(endpoint, broker, plain=worker.reachable):
     return ByteTap(plain(endpoint, broker), Path({folder!r})).endpoint
 
-worker_process.reachable = _tapped
+worker.reachable = _tapped
 """
 
 

@@ -31,7 +31,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.signals import Signals
-from stageline.workers.extras.placement import HostFit, LayerTimes, fit, read_hosts
+from stageline.workers.extras.fitting import HostFit, LayerTimes, fit, read_hosts
 from stageline.workers.extras.preflight.transcript import agrees, repeats
 from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,

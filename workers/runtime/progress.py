@@ -135,8 +135,7 @@ class Progress:
         self.instruction, self.waits, self.since = instruction, False, now
 
     def waiting(self, lacking: Take | AwaitCredit) -> None:
-        """The loop needs a message for its next instruction, which may be here already, or credit for what that
-        gives."""
+        """The loop needs a message for its next instruction, which may be here already, or credit."""
         self.instruction, self.lacking, self.waits = lacking.instruction, lacking, True
 
     def waiting_for_order(self, step: int, now: float) -> None:
@@ -355,7 +354,10 @@ class Progress:
         if trouble is not None and (self.waits or self.full is not None):
             return f"{WAITS} for the server of its queues: {trouble.reason}"
         if self.waits and self.call is not None:
-            return _of_script(*self.call)
+            queue, number = self.call
+            if queue.per is not Per.CALL:
+                return f"{WAITS} for the script to take its replies: there is no room for the one to call {number}"
+            return f"{WAITS} for call {number} of the script"
         if self.unordered is not None:
             return f"{WAITS} for the broker to tell by which schedule step {self.unordered} goes"
         if instruction is None:
@@ -396,10 +398,3 @@ class Progress:
 
 
 _TIED = ("tied", "subtotal", "total")
-
-
-def _of_script(queue: Queue, number: int) -> str:
-    """What the loop waits for the script to do, in words."""
-    if queue.per is not Per.CALL:
-        return f"{WAITS} for the script to take its replies: there is no room for the one to call {number}"
-    return f"{WAITS} for call {number} of the script"

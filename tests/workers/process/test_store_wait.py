@@ -13,8 +13,8 @@ from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.run import run_of
 from stageline.broker.stores.base import MemoryStore, StoreUnusable
 from stageline.pipeline.process.signals import Signals
-from stageline.workers.process import store_wait
-from stageline.workers.process.store_wait import MOST, StoreWait
+from stageline.workers.process import broker_process as store_wait
+from stageline.workers.process.broker_process import MOST, StoreWait
 from support.conversation import PLAN, TERMS
 
 KEYS = RunKeys("run-1", b"k" * 32)

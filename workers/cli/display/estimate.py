@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from .output import counted, say, share, show, size, span
 
 if TYPE_CHECKING:
-    from stageline.workers.extras.placement import HostFit
+    from stageline.workers.extras.fitting import HostFit
     from stageline.workers.extras.preflight.trial_result import StageMemory, WorkerEstimate
 
 

@@ -27,7 +27,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.schedule.replicas import dealt
 from stageline.pipeline.tree import tensors
-from stageline.workers.extras.memory import (
+from stageline.workers.extras.fitting import (
     Moved,
     StageOption,
     Switches,

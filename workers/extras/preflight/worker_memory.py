@@ -9,8 +9,8 @@ from stageline.pipeline.features.offload import AHEAD
 from stageline.pipeline.plan import PlanError
 from stageline.pipeline.program import Queue
 from stageline.workers.disk.memory import BACKLOG
-from stageline.workers.extras.memory import StageLoad, WorkerRoom
-from stageline.workers.extras.memory.load import ample_limit_for, limit_for
+from stageline.workers.extras.fitting import StageLoad, WorkerRoom
+from stageline.workers.extras.fitting.load import ample_limit_for, limit_for
 from stageline.workers.runtime.job import Job
 
 from .dry_run import Carried

@@ -1,5 +1,6 @@
 """An argument sets a key of the plan, and what the plan refuses of that key is told of the argument."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from stageline.pipeline.plan.errors import Setting
 from stageline.workers.checkpoint.recut import needs_recut
 from stageline.workers.checkpoint.source import CheckpointSource
 from stageline.workers.script.arguments.arguments import ARGUMENTS, argument_of, in_arguments_words
+from support.paths import ROOT
 from support.small_plans import plan
 
 
@@ -57,3 +59,10 @@ def test_a_way_out_is_told_as_python_has_it() -> None:
     with pytest.raises(ModelRefused) as refused, in_arguments_words():
         raise ModelRefused("pass ", Setting("model.accept_difference", value=True), ", or leave it")
     assert str(refused.value) == "pass accept_difference = True, or leave it"
+
+
+def test_docs_name_the_key_of_each_argument() -> None:
+    page = " ".join((ROOT / "docs" / "api.md").read_text().split())
+    assert dict(re.findall(r"`(\w+)` \(`([\w.]+)`\)", page)).items() >= {
+        (name, row.key) for name, row in ARGUMENTS.items() if row.key
+    }

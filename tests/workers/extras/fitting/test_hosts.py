@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.plan import PlanRefused
-from stageline.workers.extras.placement import read_hosts
+from stageline.workers.extras.fitting import read_hosts
 
 RIGHT = """
 [hosts.desk]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.workers.extras.memory import (
+from stageline.workers.extras.fitting import (
     StageLoad,
     StageOption,
     Switches,
@@ -16,7 +16,7 @@ from stageline.workers.extras.memory import (
     shortfalls,
     tight_workers,
 )
-from stageline.workers.extras.memory.load import ample_limit_for, foreseen_within, limit_for
+from stageline.workers.extras.fitting.load import ample_limit_for, foreseen_within, limit_for
 
 MIB = 1 << 20
 NOTHING, RECOMPUTES, OFFLOADS = Switches(), Switches("stage"), Switches("nothing", ("activations",))

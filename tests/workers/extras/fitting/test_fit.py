@@ -5,8 +5,8 @@ from itertools import combinations, pairwise, product
 
 import pytest
 
-from stageline.workers.extras.placement import Hosts, LayerTimes, NoFit, fit
-from stageline.workers.extras.placement.chain import ChainSearch
+from stageline.workers.extras.fitting import Hosts, LayerTimes, NoFit, fit
+from stageline.workers.extras.fitting.chain import ChainSearch
 
 LINK = {"latency": 0.01, "bandwidth": 1000.0}
 
