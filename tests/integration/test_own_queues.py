@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
@@ -70,16 +68,18 @@ def norms(workspace: Workspace) -> list[list[float]]:
     return [json.loads(line) for line in (workspace.folder / "norms.json").read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_the_first_stage_has_the_norms_of_all_stages_of_each_step(
-    workspace: Workspace, fork_server: ForkServer, tmp_path: Path
-) -> None:
+def test_the_first_stage_has_the_norms_of_all_stages_of_each_step(workspace: Workspace, tmp_path: Path) -> None:
     job = prepare(read_plan(workspace.folder, sets=plan(workspace, "memory://")))
     assert run_memory(job, "alone", tmp_path / "alone").code == 0
-    alone = norms(workspace)
-    assert [len(each) for each in alone] == [3, 3, 3]
-    assert all(first > 0 and last > 0 for first, *_, last in alone)
-    (workspace.folder / "norms.json").unlink()
+    check(norms(workspace))
+
+
+def test_over_sockets_it_has_them_too(workspace: Workspace, fork_server: ForkServer, tmp_path: Path) -> None:
     outcome = fork_server.train(workspace.folder, *plan(workspace, "ipc://"), folder=tmp_path / "processes")
     assert outcome["code"] == 0, outcome["reason"]
-    assert norms(workspace)[-3:] == alone  # after those of the trial
+    check(norms(workspace)[-3:])  # after those of the trial
+
+
+def check(found: list[list[float]]) -> None:
+    assert [len(each) for each in found] == [3, 3, 3]
+    assert all(first > 0 and last > 0 for first, *_, last in found)
