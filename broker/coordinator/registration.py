@@ -115,7 +115,7 @@ def assign_again(run: RunState) -> None:
     These come first of all: what else the workers are told is sealed with secrets that come with these.
     """
     members = run.registry.reachable()
-    run.outgoing += [(member.sender, _place_of(run, member)) for member in members]
+    run.outgoing.extend((member.sender, _place_of(run, member)) for member in members)
     for member in members:
         _inform(run, member)
 

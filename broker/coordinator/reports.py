@@ -38,8 +38,8 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
         run.events.count("implausible", f"{member.label} reports what cannot be: {wrong}")
         return ()
     member.note_report(report, now)
-    if report.digests:
-        _compare_digests(run, report)
+    if report.digests and (place := run.digests.differing(report.digests)) is not None:
+        run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
     _note_length(run, member, report)
     holder = Holder(member.name, member.incarnation)
     found = run.ledger.ingest(report, member.stages, holder, counted=member.counted)
@@ -86,12 +86,6 @@ def implausible(report: Report) -> str:
 def is_due(step: int, every: int, ends: Iterable[int | None]) -> bool:
     """Return True if a snapshot of `step` is written: every so many steps, and of those that the run may end with."""
     return not every or step % every == 0 or step in ends
-
-
-def _compare_digests(run: RunState, report: Report) -> None:
-    """End the run if the two ends of a queue differ in what it carried."""
-    if (place := run.digests.differing(report.digests)) is not None:
-        run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
 
 
 def _note_length(run: RunState, member: Member, report: Report) -> None:
