@@ -180,7 +180,7 @@ REFUSED: tuple[Refusal, ...] = (
     physical(SKIPPING, INLINE, "inline workers have no files; leave out workers, or this setting"),
     # With queues in memory, one process runs all stages in turn and writes no checkpoint.
     physical(RECORDED, IN_MEMORY, BESIDE, ' does not support it; use record = "bad"'),
-    physical(KEEPS_BEST, IN_MEMORY, "with ", BESIDE, " no checkpoints are written; use another url, or leave it out"),
+    physical(KEEPS_BEST, IN_MEMORY, "with ", BESIDE, " no checkpoints are written: use another url, or leave it out"),
     physical(LIMIT, IN_MEMORY, "with ", BESIDE, " all workers share one process; use another url, or leave it out"),
     physical(GROUPS, IN_MEMORY, "with ", BESIDE, " one process computes all stages; use another url"),
     physical(

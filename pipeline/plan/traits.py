@@ -101,7 +101,7 @@ def _recomputed(plan: PlanTables) -> Asked:
     found = {f"stage.{stage}.recompute": frozenset({stage}) for stage, wanted in own.items() if wanted != "nothing"}
     others = _others(plan, own)
     given = plan.memory is not None and plan.memory.recompute is not None and others != frozenset()
-    return found | ({"memory.recompute": others} if given else {})
+    return ({"memory.recompute": others} if given else {}) | found
 
 
 def _others(plan: PlanTables, own: Mapping[int, object]) -> Stages:

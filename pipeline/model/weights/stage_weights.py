@@ -13,6 +13,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.family import StoredNames
+from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, state_of
 from stageline.pipeline.stage.layers.memory import parameter_like
 
@@ -103,7 +104,7 @@ class StageWeights:
                 )
 
     def _refused(self, reason: str) -> ModelRefused:
-        return ModelRefused(f'{self.key} = "{self.path}", for stage {self.index}: {reason}')
+        return ModelRefused(Setting(self.key), f' = "{self.path}", for stage {self.index}: {reason}')
 
 
 def variables_of(parts: Parts) -> dict[str, torch.Tensor]:
