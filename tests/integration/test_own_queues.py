@@ -6,6 +6,7 @@ from pathlib import Path
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
+from support.fork_server import ForkServer
 from support.workspace import Workspace
 
 FEATURE = """
@@ -71,6 +72,14 @@ def test_the_first_stage_has_the_norms_of_all_stages_of_each_step(workspace: Wor
     job = prepare(read_plan(workspace.folder, sets=plan(workspace, "memory://")))
     assert run_memory(job, "alone", tmp_path / "alone").code == 0
     check(norms(workspace))
+
+
+def test_over_sockets_it_has_them_too(workspace: Workspace, fork_server: ForkServer, tmp_path: Path) -> None:
+    outcome = fork_server.train(
+        workspace.folder, *plan(workspace, "ipc://"), f"run.dir={tmp_path}", folder=tmp_path / "run"
+    )
+    assert outcome["code"] == 0, outcome["reason"]
+    check(norms(workspace)[-3:])  # after those of the trial
 
 
 def check(found: list[list[float]]) -> None:
