@@ -102,7 +102,7 @@ REFUSED = {
     "evaluation.patience=0": r"evaluation.patience = 0: expected a whole number of at least 1",
     "evaluation={keep_best=true}": r"evaluation.keep_best = true: it requires several evaluations: add evaluation",
     "recovery.restarts=0": r"evaluation.keep_best = true: no checkpoints are written: use recovery.restarts = 5 and",
-    "queues.url=memory://": r'keep_best = true: with queues.url = "memory://" no checkpoints are written; use another',
+    "queues.url=memory://": r'keep_best = true: with queues.url = "memory://" no checkpoints are written: use another',
     "evaluation.metric=acuracy": r"evaluation.metric = \"acuracy\": it is not a metric of the run; use 'loss' or 'acc",
     "evaluation.metric=accuracy": r'evaluation.better: set which accuracy is better: better = "higher"',
     "evaluation.every=0": r'evaluation.every = 0: expected "epoch" or a number of steps of at least 1',
