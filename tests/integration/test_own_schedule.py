@@ -1,5 +1,7 @@
 """A schedule that a function in one file lists: what it trains, how the plan keeps it, and what is refused."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from contextlib import chdir
 from dataclasses import replace
@@ -19,10 +21,10 @@ from stageline.workers.runtime.job import prepare
 from support import reference
 from support.fork_server import ForkServer
 from support.pages import named_files
-from support.paths import DOCS
+from support.paths import DOCS, TESTS
 from support.plain_loop import differing
 from support.small_models import SMALL_MODELS
-from support.workspace import Workspace
+from support.workspace import Workspace, free_port
 
 MINE = named_files(DOCS / "schedules.md")["mine.py"]
 MICROBATCHES = 6
@@ -252,3 +254,59 @@ def test_it_is_drawn_from_the_plan(mine: Workspace, capfd: pytest.CaptureFixture
     assert "in flight at most 3 on stage 0, 3 on stage 1" in drawn
     assert mine.here("schedule", "show", "mine.toml", "--stages", "2") == 2
     assert "mine.toml says --stages itself" in capfd.readouterr().err
+
+
+REMOTE = f"""{MINE}
+
+if __name__ == "__main__":
+    import sys
+    from functools import partial
+
+    import torch
+
+    import net
+    from stageline import Line
+
+    terms = {{"workers": "inline"}} if sys.argv[1] == "inline" else {{"broker": sys.argv[1]}}
+    with Line(
+        net.build,
+        cut=[2],
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        schedule=reverse,
+        microbatches=6,
+        **terms,
+    ) as line:
+        for step in range(3):
+            x = torch.randn(17, 6, generator=torch.Generator().manual_seed(step))
+            line.step(x, x[:, :3].argmax(1))
+        print(sum(weight.double().sum().item() for weight in line.state_dict().values()))
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_join_a_script_need_not_have_the_function(
+    workspace: Workspace, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    (tmp_path / "there").mkdir()
+    address, said = f"tcp://127.0.0.1:{free_port()}", []
+    with Workspace(tmp_path / "there", fork_server) as there:
+        for machine in (workspace, there):
+            shutil.copy(TESTS / "support" / "script" / "net.py", machine.folder)
+        workspace.write("script.py", REMOTE)
+        workers = [there.start("worker", "--join", address) for _ in range(2)]
+        for terms in ("inline", address):
+            script = workspace.start("script", str(workspace.folder / "script.py"), terms)
+            printed, errors = script.communicate()
+            assert script.returncode == 0, errors
+            said.append(printed.splitlines()[-1])
+        assert [worker.wait() for worker in workers] == [0, 0]
+    assert said[0] == said[1]
+
+
+def test_what_the_function_prints_is_not_part_of_a_result(mine: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
+    mine.write("mine.py", f'print("loaded")\n{MINE}')
+    assert mine.here("plan", ".", "--json", *(each for text in sets() for each in ("--set", text))) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)
+    assert "loaded" in err

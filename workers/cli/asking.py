@@ -124,7 +124,8 @@ def _find(where: str | None) -> Whereabouts:
 def _find_by_plan(config: str) -> Whereabouts:
     from stageline.pipeline.model.own_schedule import read_plan
 
-    plan = read_plan(config, environment=os.environ)
+    with options.user_prints_to_stderr():
+        plan = read_plan(config, environment=os.environ)
     found = [each for each in runs.all_in(plan.run.dir) if each.name.startswith(f"{plan.run.name}-")]
     return Whereabouts(
         found[-1] if found else None,

@@ -139,7 +139,8 @@ def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
     script which this process was forked from."""
     if is_of_script(config):
         return cast("plans.Plan", script_object(config, "CONFIG"))
-    plan = read_plan(config, sets=sets, environment=os.environ)
+    with user_prints_to_stderr():  # a function may list its schedule
+        plan = read_plan(config, sets=sets, environment=os.environ)
     warn(plan.warnings)
     return plan
 
