@@ -6,14 +6,14 @@ they descend. May import
 a schedule.
 """
 
-from .actions.action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
-from .actions.shape import Placement, ScheduleRefused, Shape
+from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
+from .shape import Placement, ScheduleRefused, Shape
 from .alternating import window_for
 from .catalogue import WINDOWED, forward_only, make_schedule, schedule_names
-from .listed.faults import faults, told_by
-from .listed.rows import LISTED, rows_of
-from .multi_stage.greedy_v import Times
-from .multi_stage.v_shaped import v_shaped
+from .faults import faults, told_by
+from .rows import LISTED, rows_of
+from .greedy_v import Times
+from .v_shaped import v_shaped
 from .value import DELAYED, Mode, Schedule
 
 __all__ = [

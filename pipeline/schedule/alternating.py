@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from .actions.action import Action, Kind
-from .actions.shape import Shape
+from .action import Action, Kind
+from .shape import Shape
 
 
 def gpipe(stages: int, microbatches: int) -> list[int]:

@@ -3,16 +3,16 @@
 import difflib
 from collections.abc import Iterator, Sequence
 
-from .actions.action import Action, Kind, Lists
-from .actions.shape import Placement, ScheduleRefused, Shape
+from .action import Action, Kind, Lists
+from .shape import Placement, ScheduleRefused, Shape
 from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
-from .listed.faults import descends, faults
-from .listed.rows import LISTED, listed
+from .faults import descends, faults
+from .rows import LISTED, listed
 from .merge import merge
-from .multi_stage.breadth_first import breadth_first
-from .multi_stage.greedy_v import Times, timed_zb_v
-from .multi_stage.interleaved import interleaved
-from .multi_stage.v_shaped import dualpipe_v, zb_v
+from .breadth_first import breadth_first
+from .greedy_v import Times, timed_zb_v
+from .interleaved import interleaved
+from .v_shaped import dualpipe_v, zb_v
 from .replicas import Shares, replicas_of
 from .replicated import NAMES as REPLICATED
 from .replicated import forwards, replicated

@@ -23,8 +23,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .actions.action import Action, Kind
-from .actions.shape import Shape
+from .action import Action, Kind
+from .shape import Shape
 from .replicas import Replicas
 
 NAMES = ("gpipe", "1f1b", "eager-1f1b", "window")

@@ -14,7 +14,7 @@ until I, it defers K[0] - K[r], so that each holds K[0]. Four stages (F, I and W
 
 from collections.abc import Iterator
 
-from .actions.action import Action, Kind
+from .action import Action, Kind
 
 
 def with_deferred_weights(

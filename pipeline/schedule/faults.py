@@ -7,11 +7,11 @@ is in a wrong order, then workers that wait for each other for ever: each is loo
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 
-from stageline.pipeline.schedule.actions.action import Action, Kind
-from stageline.pipeline.schedule.actions.precedence import AFTER_PREVIOUS, BUILDS_ON
-from stageline.pipeline.schedule.actions.shape import Placement, ScheduleRefused, Shape
+from stageline.pipeline.schedule.action import Action, Kind
+from stageline.pipeline.schedule.precedence import AFTER_PREVIOUS, BUILDS_ON
+from stageline.pipeline.schedule.shape import Placement, ScheduleRefused, Shape
 
-from .rows import Listed, listed, place_of, unknown_cells
+from stageline.pipeline.schedule.rows import Listed, listed, place_of, unknown_cells
 from .waits import deadlock
 
 _Rows = Sequence[Sequence[Listed]]

@@ -1,6 +1,6 @@
 """Placements in which stages loop over the workers: worker r of P owns r, P + r, 2P + r, ..."""
 
-from stageline.pipeline.schedule.actions.shape import Shape
+from stageline.pipeline.schedule.shape import Shape
 
 
 def check_looped(shape: Shape) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from stageline.pipeline.schedule.actions.action import Action, Kind
+from stageline.pipeline.schedule.action import Action, Kind
 
-from .rows import Listed
+from stageline.pipeline.schedule.rows import Listed
 
 _Rows = Sequence[Sequence[Listed]]
 

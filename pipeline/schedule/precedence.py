@@ -1,6 +1,6 @@
 """What an action of a microbatch comes after, in the list of its stage's worker."""
 
-from .action import Kind
+from stageline.pipeline.schedule.action import Kind
 
 # These actions of its stage on the previous microbatch, so that messages are numbered and gradients added in the order
 # of microbatches.

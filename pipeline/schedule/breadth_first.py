@@ -10,8 +10,8 @@ here; the paper's bubble does not depend on it. Two workers with two stages each
     worker 1  ... 1F0 1F1 3F0 3F1 3B0 === 3B1 === 1B0 === 1B1 ===
 """
 
-from stageline.pipeline.schedule.actions.action import Action, Kind, Lists
-from stageline.pipeline.schedule.actions.shape import Shape
+from stageline.pipeline.schedule.action import Action, Kind, Lists
+from stageline.pipeline.schedule.shape import Shape
 
 from .looped import check_looped
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stageline.pipeline.schedule.actions.action import Action, Kind
+from stageline.pipeline.schedule.action import Action, Kind
 
 LISTED = "csv"  # the name of the schedule that such rows are
 

@@ -10,8 +10,8 @@ Two workers with two stages each, groups of two (stage before, microbatch after 
 
 from collections.abc import Iterator
 
-from stageline.pipeline.schedule.actions.action import Action, Kind, Lists
-from stageline.pipeline.schedule.actions.shape import Shape
+from stageline.pipeline.schedule.action import Action, Kind, Lists
+from stageline.pipeline.schedule.shape import Shape
 
 from .looped import check_looped
 
