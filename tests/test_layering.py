@@ -22,9 +22,6 @@ PURE, TENSORS, DOING = "pure", "pure but for tensors", "doing"
 LADDER = {
     "pipeline": TENSORS,
     "pipeline/process": DOING,
-    "pipeline/schedule/actions": PURE,
-    "pipeline/schedule/multi_stage": PURE,
-    "pipeline/schedule/listed": PURE,
     "pipeline/schedule": PURE,
     "pipeline/program": PURE,
     "pipeline/schedule/check": PURE,

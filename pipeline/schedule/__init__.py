@@ -1,18 +1,16 @@
 """Schedules as data: for every worker, the list of actions it runs in a step, decided before the run.
 
 Every schedule runs a stage's forwards in ascending order of microbatches, and its backwards too, unless it says that
-they descend. May import
-`actions`, `listed`, `multi_stage` and `errors`. Read `value.py`, then `catalogue.py`; `check` proves what is true of
-a schedule.
+they descend. May import `errors`. Read `action.py`, `value.py`, then `catalogue.py`; `check` proves what is true of a
+schedule.
 """
 
 from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
-from .shape import Placement, ScheduleRefused, Shape
 from .alternating import window_for
 from .catalogue import WINDOWED, forward_only, make_schedule, schedule_names
-from .faults import faults, told_by
-from .rows import LISTED, rows_of
 from .greedy_v import Times
+from .listed import LISTED, faults, rows_of, told_by
+from .shape import Placement, ScheduleRefused, Shape
 from .v_shaped import v_shaped
 from .value import DELAYED, Mode, Schedule
 

@@ -79,3 +79,22 @@ class Action(NamedTuple):
 
 
 Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
+
+
+# These actions of its stage on the previous microbatch, so that messages are numbered and gradients added in the order
+# of microbatches.
+AFTER_PREVIOUS: dict[str, tuple[Kind, ...]] = {
+    Kind.FORWARD: (Kind.FORWARD,),
+    Kind.BACKWARD: (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.TIED),
+    Kind.INPUT: (Kind.BACKWARD, Kind.INPUT),
+    Kind.WEIGHT: (Kind.BACKWARD, Kind.WEIGHT, Kind.TIED),
+    Kind.TIED: (Kind.TIED,),
+}
+
+# These actions of its stage on the same microbatch, since it builds on them.
+BUILDS_ON: dict[str, tuple[Kind, ...]] = {
+    Kind.BACKWARD: (Kind.FORWARD,),
+    Kind.INPUT: (Kind.FORWARD,),
+    Kind.WEIGHT: (Kind.INPUT,),
+    Kind.TIED: (Kind.BACKWARD, Kind.WEIGHT),
+}

@@ -10,9 +10,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
-from stageline.pipeline.schedule.action import Action, Kind, Lists
-from stageline.pipeline.schedule.shape import Shape
-
+from .action import Action, Kind, Lists
+from .shape import Shape
 from .v_shaped import v_shaped, zb_v
 
 _NEVER = float("inf")

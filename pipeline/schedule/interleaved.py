@@ -6,14 +6,33 @@ Two workers with two stages each, groups of two (stage before, microbatch after 
 
     worker 0  0F0 0F1 2F0 2F1 0F2 ... 2B0 === 0F3 2B1 === 2F2 0B0 === 2F3 0B1 === ... 2B2 === ...
     worker 1  ... 1F0 1F1 3F0 3B0 === 3F1 3B1 === 1F2 1B0 === 1F3 1B1 === 3F2 3B2 === 3F3 3B3 ...
+
+**Breadth first** (arXiv 2211.05953): each worker runs all microbatches through one of its stages before it turns to the
+next. A stage is so in use once in a forward pass and once in a backward pass, in one piece: right where other weights
+are elsewhere meanwhile. It has the bubble of interleaved 1F1B, (P - 1)(F + B) / V with V stages a worker and F
+and B the times of a worker, and the memory of GPipe. Backwards are in ascending order of microbatches, as everywhere
+here; the paper's bubble does not depend on it. Two workers with two stages each (B takes twice as long):
+
+    worker 0  0F0 0F1 2F0 2F1 ... ... ... 2B0 === 2B1 === 0B0 === 0B1 ===
+    worker 1  ... 1F0 1F1 3F0 3F1 3B0 === 3B1 === 1B0 === 1B1 ===
 """
 
 from collections.abc import Iterator
 
-from stageline.pipeline.schedule.action import Action, Kind, Lists
-from stageline.pipeline.schedule.shape import Shape
+from .action import Action, Kind, Lists
+from .shape import Shape
 
-from .looped import check_looped
+
+def check_looped(shape: Shape) -> None:
+    """Raises `ScheduleRefused` unless the stages loop over the workers."""
+    placement = [sorted(stages) for stages in shape.placement]
+    looped = [list(range(worker, shape.stages, shape.workers)) for worker in range(shape.workers)]
+    multiple = shape.stages % shape.workers == 0
+    if not multiple or placement != looped:
+        way_out = f"place the stages as {looped}" if multiple else f"use a multiple of {shape.workers} stages"
+        raise shape.refused(
+            f"its stages must loop over the workers (worker r of P owns r, P + r, ...); {way_out}, or use 1f1b"
+        )
 
 
 def interleaved(shape: Shape) -> Lists:
@@ -59,4 +78,19 @@ def _not_in_groups(shape: Shape) -> str:
     return (
         f"the microbatches do not divide into {microbatches // workers} equal groups; "
         f"the nearest numbers that work on {workers} workers are {below} and {above}"
+    )
+
+
+def breadth_first(shape: Shape) -> Lists:
+    """Each worker's list for one step, without updates. Raises `ScheduleRefused` if the stages do not loop."""
+    check_looped(shape)
+    return tuple(_fills_and_drains(shape, sorted(stages)) for stages in shape.placement)
+
+
+def _fills_and_drains(shape: Shape, stages: list[int]) -> tuple[Action, ...]:
+    numbers = range(shape.microbatches)
+    trained = [stage for stage in reversed(stages) if stage >= shape.first_trainable]
+    return (
+        *(Action(Kind.FORWARD, stage, number) for stage in stages for number in numbers),
+        *(Action(Kind.BACKWARD, stage, number) for stage in trained for number in numbers),
     )

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .action import Action, Kind
-from .shape import Shape
 from .replicas import Replicas
+from .shape import Shape
 
 NAMES = ("gpipe", "1f1b", "eager-1f1b", "window")
 

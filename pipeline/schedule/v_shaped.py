@@ -16,8 +16,8 @@ backward of a pair comes right after the forward: nothing computes two actions a
 from collections import Counter, deque
 from collections.abc import Iterator
 
-from stageline.pipeline.schedule.action import Action, Kind, Lists
-from stageline.pipeline.schedule.shape import Shape
+from .action import Action, Kind, Lists
+from .shape import Shape
 
 
 def zb_v(shape: Shape) -> Lists:

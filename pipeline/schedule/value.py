@@ -6,10 +6,10 @@ from itertools import chain, repeat
 from typing import Literal
 
 from .action import Action, Kind, Lists
-from .shape import Placement, ScheduleRefused, Shape
 from .alternating import alternate, one_f_one_b
 from .merge import merge
 from .replicas import Replicas, Shares, replicas_of
+from .shape import Placement, ScheduleRefused, Shape
 
 Mode = Literal["sync", "async"]
 

@@ -10,7 +10,7 @@ from itertools import chain
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.program import Op, Per, Program
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule
-from stageline.pipeline.schedule.precedence import AFTER_PREVIOUS, BUILDS_ON
+from stageline.pipeline.schedule.action import AFTER_PREVIOUS, BUILDS_ON
 
 Listed = Sequence[tuple[int, Op]]  # a worker's operations, each after its step
 

@@ -1,23 +1,154 @@
-"""What is wrong with a schedule that is written down, each with its line and cell.
+"""A schedule that is written down: for each worker a row of cells, in the compute-only format of
+torch.distributed.pipelining's CSV files.
 
-Cells that are no actions, then rows that are not those of the placement, then what is missing or repeated, then what
-is in a wrong order, then workers that wait for each other for ever: each is looked for where those before are right.
+    0F0,0F1,,,0B0,0B1     worker 0, with stage 0; while a cell is empty it waits
+    ,1F0,1B0,1F1,1B1,     worker 1, with stage 1
+
+Stages are numbered over the whole model, microbatches over the step. What ends a step stands in no cell. Of a forward
+and a backward in one cell, `(0F3;3B1)OVERLAP_F_B`, the first one runs first: nothing computes two actions at once here.
+`0REDUCE_GRAD`, with which torch ends some lists, counts as empty: gradients are summed where a step ends.
+
+Faults are looked for in this order, each where those before are absent: cells that are no actions, rows that are not
+those of the placement, what is missing or repeated, what is in a wrong order, workers that wait for each other for
+ever. A fault is told with its line and cell.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
+from typing import NamedTuple
 
-from stageline.pipeline.schedule.action import Action, Kind
-from stageline.pipeline.schedule.precedence import AFTER_PREVIOUS, BUILDS_ON
-from stageline.pipeline.schedule.shape import Placement, ScheduleRefused, Shape
+from .action import AFTER_PREVIOUS, BUILDS_ON, Action, Kind
+from .shape import Placement, ScheduleRefused, Shape
 
-from stageline.pipeline.schedule.rows import Listed, listed, place_of, unknown_cells
-from .waits import deadlock
+LISTED = "csv"  # the name of the schedule that such rows are
+
+_ACTION = re.compile(r"(0|[1-9]\d{0,5})([FBIW])(0|[1-9]\d{0,5})")
+_PAIR = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+_END = re.compile(r"\d+REDUCE_GRAD")
+_COMMUNICATION = re.compile(r"\d+(UNSHARD|RESHARD|SEND_[FB]|RECV_[FB])\d*")
+_SHOWN = 3  # actions that one fault names
+_BACKWARDS = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+
+
+class Listed(NamedTuple):
+    """An action as it is written down: in which row and which cell of it, both from 0."""
+
+    action: Action
+    row: int
+    cell: int
+
+    def __str__(self) -> str:
+        return f"{place_of(self.row, self.cell)}: {self.action}"
+
 
 _Rows = Sequence[Sequence[Listed]]
 
-_SHOWN = 3  # actions that one fault names
-_BACKWARDS = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+
+def place_of(row: int, cell: int) -> str:
+    """A cell for people: "line 1, cell 3", both from 1."""
+    return f"line {row + 1}, cell {cell + 1}"
+
+
+def rows_of(text: str) -> tuple[str, ...]:
+    """The rows of a CSV file, one for each line up to the last that is not empty; cells without quotes and spaces."""
+    rows = [",".join(cell.strip().strip('"').strip() for cell in line.split(",")) for line in text.splitlines()]
+    while rows and not rows[-1].strip(","):
+        rows.pop()
+    return tuple(rows)
+
+
+def listed(rows: Sequence[str]) -> tuple[tuple[Listed, ...], ...]:
+    """The actions of each row, without cells that are none."""
+    return tuple(tuple(_actions(number, row)) for number, row in enumerate(rows))
+
+
+def unknown_cells(rows: Sequence[str]) -> Iterator[str]:
+    """Each cell that is neither empty nor an action, with its place."""
+    for number, row in enumerate(rows):
+        for place, cell in enumerate(row.split(",")):
+            if any(_ACTION.fullmatch(part) is None for part in _parts(cell)):
+                yield f'{place_of(number, place)}: "{cell}" {_meant(cell)}'
+
+
+def _actions(number: int, row: str) -> Iterator[Listed]:
+    for place, cell in enumerate(row.split(",")):
+        for part in _parts(cell):
+            if found := _ACTION.fullmatch(part):
+                yield Listed(Action(Kind(found[2]), int(found[1]), int(found[3])), number, place)
+
+
+def _parts(cell: str) -> Sequence[str]:
+    pair = _PAIR.fullmatch(cell)
+    empty = not cell or _END.fullmatch(cell)
+    return pair[1].split(";") if pair else [cell] * (not empty)
+
+
+def _meant(cell: str) -> str:
+    if _COMMUNICATION.fullmatch(cell):
+        return 'is a communication, which follows from the computations here; write the file as "compute_only"'
+    return "is no action; write the stage, one of F, B, I and W, and the microbatch, such as 0F0, or leave it empty"
+
+
+def deadlock(rows: _Rows) -> Iterator[str]:
+    """The circle in which workers wait, as a chain of actions; nothing if there is none. The rows have every action of
+    every stage."""
+    places = {each.action: each for row in rows for each in row}
+    heads = _stuck(rows, places)
+    if heads:
+        yield _chain(_circle(heads, places), places)
+
+
+def _stuck(rows: _Rows, places: Mapping[Action, Listed]) -> dict[int, Listed]:
+    """By worker, the action at which it waits for ever."""
+    ran: set[Action] = set()
+    heads = [0] * len(rows)
+    moves = True
+    while moves:
+        moves = False
+        for worker, row in enumerate(rows):
+            while heads[worker] < len(row) and _source(row[heads[worker]].action, places) in {None} | ran:
+                ran.add(row[heads[worker]].action)
+                heads[worker] += 1
+                moves = True
+    return {worker: row[heads[worker]] for worker, row in enumerate(rows) if heads[worker] < len(row)}
+
+
+def _source(action: Action, places: Mapping[Action, Listed]) -> Action | None:
+    """The action of a neighbouring stage whose message it takes; None for none."""
+    if action.kind is Kind.WEIGHT:
+        return None
+    forward = action.kind is Kind.FORWARD
+    kinds = [Kind.FORWARD] if forward else [Kind.BACKWARD, Kind.INPUT]
+    stage = action.stage - 1 if forward else action.stage + 1
+    found = (action._replace(kind=kind, stage=stage) for kind in kinds)
+    return next((each for each in found if each in places), None)
+
+
+def _circle(heads: Mapping[int, Listed], places: Mapping[Action, Listed]) -> list[Listed]:
+    """The actions at which workers wait, each for the worker of the next one, the last for that of the first."""
+    way: list[int] = []
+    worker = min(heads)
+    while worker not in way:
+        way.append(worker)
+        worker = _wanted_by(heads[worker], places).row
+    return [heads[each] for each in way[way.index(worker) :]]
+
+
+def _wanted_by(head: Listed, places: Mapping[Action, Listed]) -> Listed:
+    source = _source(head.action, places)
+    if source is None:
+        raise AssertionError(f"{head} takes no message, so no worker waits at it")
+    return places[source]
+
+
+def _chain(circle: Sequence[Listed], places: Mapping[Action, Listed]) -> str:
+    parts = []
+    for head, following in zip(circle, (*circle[1:], circle[0]), strict=True):
+        wanted = _wanted_by(head, places)
+        behind = "" if wanted == following else f", which comes after {following.action} on worker {following.row}"
+        parts.append(f"waits for {wanted.action}{behind}")
+    return f"{circle[0]} {', which '.join(parts)}: none of them ever runs; change their order"
 
 
 def faults(rows: Sequence[str], shape: Shape) -> list[str]:

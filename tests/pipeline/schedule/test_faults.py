@@ -17,7 +17,7 @@ from stageline.pipeline.schedule import (
     v_shaped,
 )
 from stageline.pipeline.schedule.check import check_schedule
-from stageline.pipeline.schedule.faults import faults
+from stageline.pipeline.schedule.listed import faults
 from support.shapes import looped
 from support.torch_schedules import TORCHS, dumped
 
