@@ -2,14 +2,15 @@
 
 text -> tables -> settings, the later over the earlier -> keys, one by one -> checks of the whole -> plan
 
-What `schedule.file` says is part of the plan, as `schedule.rows`: all processes of a run have the same.
+What `schedule.file` says is part of the plan, as `schedule.rows`: all processes of a run have the same. So are the
+rows that a function of the user's returns, once all else of the plan is found right.
 
 All that is wrong is found at once: every key by its model, then the keys with each other.
 """
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -49,9 +50,10 @@ PREFIX = "STAGELINE_"
 _MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
 _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
 _TABLES = [name for name in TABLES if name not in ("stage", "workers")]  # those have a number
-_FILE, _ROWS = ("schedule", "file"), ("schedule", "rows")
+_NAME, _FILE, _ROWS = ("schedule", "name"), ("schedule", "file"), ("schedule", "rows")
 _SHORT: dict[Key, Key] = {("memory",): ("memory", "limit")}  # what a table means that is written as one value
 _MOST_FAULTS = 100  # that are named: reading more helps as little as their number
+RowsOf = Callable[[Plan], Sequence[str]]  # the rows of the schedule that a function of the user's lists
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
@@ -78,11 +80,19 @@ class GivenValue:
     text: str | None = None
 
 
-def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING) -> Plan:
+def read_plan(
+    path: str | Path,
+    *,
+    sets: Sequence[str] = (),
+    environment: Mapping[str, str] = _NOTHING,
+    rows_of_function: RowsOf | None = None,
+) -> Plan:
     """The plan that the TOML file at `path` (or stageline.toml in that folder), `environment` and `sets` make.
 
     `sets` are the arguments of `--set`, `section.key=value`, and overrule `environment` (STAGELINE_SECTION__KEY),
-    which overrules the file. Raises `PlanRefused`, which names all that is wrong.
+    which overrules the file. `rows_of_function` is called for a schedule that a function lists, which is refused
+    without it; `pipeline.model.own_schedule` has the one that loads the function. Raises `PlanRefused`, which names
+    all that is wrong.
     """
     file = Path(path)
     try:
@@ -97,7 +107,7 @@ def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mappin
         raise _refused(file, f"it cannot be read: {error.strerror}") from error
     except ValueError as error:  # also of a name that no file can have
         raise _refused(file, str(error)) from error
-    return _plan(tables, file, lines_of(text), sets, environment, reads=True)
+    return _plan(tables, file, lines_of(text), sets, environment, rows_of_function, reads=True)
 
 
 def from_mapping(
@@ -106,12 +116,14 @@ def from_mapping(
     file: str | Path | None = None,
     sets: Sequence[str] = (),
     environment: Mapping[str, str] = _NOTHING,
+    rows_of_function: RowsOf | None = None,
 ) -> Plan:
-    """The plan that `tables`, shaped like a plan file, make. No file is read; `file` is what paths start from.
+    """The plan that `tables`, shaped like a plan file, make. No file is read; `file` is what paths start from;
+    `rows_of_function` is as for `read_plan`.
 
     Takes what `Plan.as_mapping` gives. Raises `PlanRefused`, which names all that is wrong.
     """
-    return _plan(tables, None if file is None else Path(file), {}, sets, environment)
+    return _plan(tables, None if file is None else Path(file), {}, sets, environment, rows_of_function)
 
 
 def _plan(
@@ -120,6 +132,7 @@ def _plan(
     lines: Mapping[Key, int],
     sets: Sequence[str],
     environment: Mapping[str, str],
+    rows_of_function: RowsOf | None,
     *,
     reads: bool = False,
 ) -> Plan:
@@ -135,8 +148,8 @@ def _plan(
     settings = _merged(default, written, [*_from_environment(environment), *chosen])
     if reads and path is not None:
         settings, unread = _with_rows(settings, path.parent)
-        return _Given(settings, name, lines).plan(path, errors, unread)
-    return _Given(settings, name, lines).plan(path, errors)
+        return _Given(settings, name, lines).plan(path, rows_of_function, errors, unread)
+    return _Given(settings, name, lines).plan(path, rows_of_function, errors)
 
 
 def _with_rows(settings: dict[Key, GivenValue], folder: Path) -> tuple[dict[Key, GivenValue], dict[Key, PlanError]]:
@@ -233,10 +246,12 @@ class _Given:
     def plan(
         self,
         file: Path | None,
+        rows_of_function: RowsOf | None,
         errors: Iterable[PlanError] = (),
         unread: Mapping[Key, PlanError] = MappingProxyType({}),
     ) -> Plan:
-        """The plan read from `file`. Raises `PlanRefused` with `errors`, those of keys `unread`, and all others."""
+        """The plan read from `file`. Raises `PlanRefused` with `errors`, those of keys `unread`, and all others, and
+        what `rows_of_function` raises."""
         tables = {
             **{name: {} for name in _REQUIRED},
             **nested((key, setting.value) for key, setting in self.settings.items()),
@@ -244,18 +259,31 @@ class _Given:
         faults = {**self._faults(tables), **unread}
         sound = self._sound_part(tables, faults).with_known_stages()
         plan = Plan.model_construct(**dict(sound), file=file)
+        found, refused = [*errors, *faults.values()], [dotted(key) for key in faults]
+        if rows_of_function and plan.schedule.is_function and plan.schedule.rows is None:
+            self._demand_agreement(plan, [*refused, dotted(_ROWS)], found)
+            rows = tuple(rows_of_function(plan))
+            plan = plan.model_copy(update={"schedule": plan.schedule.model_copy(update={"rows": rows})})
+        self._demand_agreement(plan, refused, found)
         values = flat(plan.as_mapping())
-        disagreements = [
-            self._error(tuple(problem.key.split(".")), problem.told, values.get(problem.key))
-            for problem in problems(plan, [dotted(key) for key in faults])
-        ]
-        if found := [*errors, *faults.values(), *disagreements]:
-            raise PlanRefused(found)
         set_by = {dotted(key): setting.origin for key, setting in self.settings.items()}
+        if plan.schedule.is_function:
+            set_by.setdefault(dotted(_ROWS), set_by[dotted(_NAME)])
         origins = {key: set_by.get(key, "default") for key in values}
         tables_at = {dotted(key): place(self.name, self.lines, key) for key in self.lines}
         set_at = {dotted(key): setting.where for key, setting in self.settings.items() if setting.where}
         return plan.model_copy(update={"origins": origins, "places": {**tables_at, **set_at}})
+
+    def _demand_agreement(self, plan: Plan, refused: Sequence[str], found: Sequence[PlanError]) -> None:
+        """Raises `PlanRefused` with what was `found`, and what of `plan` does not agree, keys that are `refused` left
+        out."""
+        values = flat(plan.as_mapping())
+        wrong = [
+            self._error(tuple(problem.key.split(".")), problem.told, values.get(problem.key))
+            for problem in problems(plan, refused)
+        ]
+        if found or wrong:
+            raise PlanRefused([*found, *wrong])
 
     def _faults(self, tables: dict[str, Any]) -> dict[Key, PlanError]:
         """All keys that are refused. Changes `tables` where typed text only looked like something else: run.name=7."""

@@ -61,18 +61,21 @@ def timed(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def listed(plan: PlanTables) -> Iterator[PlanError]:
-    """Rows, or a file of them, belong to the schedule that is written down."""
+    """Rows, or a file of them, belong to the schedule that is written down; rows alone to one that a function lists."""
     choice = plan.schedule
-    key = "schedule.file" if choice.file is not None else "schedule.rows"
-    if choice.name != schedule.LISTED and (choice.file, choice.rows) != (None, None):
+    given = (choice.file,) if choice.is_function else (choice.file, choice.rows)
+    if choice.name != schedule.LISTED and any(each is not None for each in given):
+        key = "schedule.rows" if choice.file is None else "schedule.file"
         yield PlanError(key, f'name = "{choice.name}" does not use it; use name = "csv", or leave it out')
+    elif choice.is_function and choice.rows is None:
+        yield PlanError("schedule.name", "it is called only where a plan file is read; pass its rows as schedule.rows")
     elif choice.name == schedule.LISTED and choice.rows is None:
         needs = 'name = "csv" requires it: a row of actions for each worker, such as file = "schedule.csv"'
         unread = "it is read only for a plan that is a file itself; pass its lines as schedule.rows"
         yield PlanError("schedule.file", needs if choice.file is None else unread)
     elif choice.rows is not None and sum(map(len, choice.rows)) > MOST_LISTED:
         yield PlanError(
-            key,
+            choice.rows_key,
             f"expected rows of at most {MOST_LISTED} characters together, got {sum(map(len, choice.rows))}; leave "
             "empty cells out, or use fewer microbatches",
         )
@@ -130,7 +133,7 @@ def _faults_of_rows(plan: PlanTables) -> Iterator[PlanError]:
     choice = plan.schedule
     if choice.rows is None:
         return
-    found = schedule.faults(choice.rows, schedule.Shape(choice.name, plan.placement, choice.in_step))
+    found = schedule.faults(choice.rows, schedule.Shape(choice.begins_with, plan.placement, choice.in_step))
     shown = found[:_SHOWN_FAULTS] + ([f"and {len(found) - _SHOWN_FAULTS} more"] if len(found) > _SHOWN_FAULTS else [])
     for fault in shown:
-        yield PlanError("schedule.file" if choice.file is not None else "schedule.rows", fault)
+        yield PlanError(choice.rows_key, f"in the rows that it returned, {fault}" if choice.is_function else fault)

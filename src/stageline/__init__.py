@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     )
     from stageline.pipeline.feature import Feature, FeatureFailed, FeatureRefused
     from stageline.pipeline.model.families.layers import Layer, Layers
+    from stageline.pipeline.model.own_schedule import read_plan
     from stageline.pipeline.model.traced.traced_layers import traced
-    from stageline.pipeline.plan import Plan, PlanRefused, read_plan
+    from stageline.pipeline.plan import Plan, PlanRefused
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
     from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.stage.stage import Stage
@@ -135,12 +136,9 @@ _MODULES = {  # where each name is defined
         "Layer",
         "Layers",
     ),
+    "stageline.pipeline.model.own_schedule": ("read_plan",),
     "stageline.pipeline.model.traced.traced_layers": ("traced",),
-    "stageline.pipeline.plan": (
-        "Plan",
-        "PlanRefused",
-        "read_plan",
-    ),
+    "stageline.pipeline.plan": ("Plan", "PlanRefused"),
     "stageline.pipeline.schedule": (
         "Schedule",
         "ScheduleRefused",

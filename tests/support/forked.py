@@ -229,7 +229,7 @@ def _outcome_of_trial(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial(request: dict[str, Any]) -> dict[str, Any]:
-    from stageline.pipeline.plan import read_plan
+    from stageline.pipeline.model.own_schedule import read_plan
     from stageline.workers.launch.children import LocalRun
     from stageline.workers.launch.supervisor import supervise
     from stageline.workers.runtime.job import prepare

@@ -37,6 +37,7 @@ class Recipe:
     seed: int
     steps: int
     microbatches: int
+    descending: bool = False  # adds up gradients from the last microbatch to the first
 
 
 @dataclass(frozen=True)
@@ -144,14 +145,16 @@ def weights_sha256(state: dict[str, Tensor]) -> str:
 
 def _accumulate(recipe: Recipe, model: nn.Sequential, step: int) -> float | None:
     inputs, targets = recipe.batch(step)
-    count, losses = len(inputs), []
+    count, losses, whole = len(inputs), [], []
     slices = zip(inputs.tensor_split(recipe.microbatches), targets.tensor_split(recipe.microbatches), strict=True)
     for microbatch, (x, target) in enumerate(slices):
         loss = recipe.loss(_run(model, x, f"{recipe.seed}/{step}/{microbatch}"), target)
         loss = loss * (len(x) / count if count else 1.0)
-        torch.autograd.backward(loss)
+        whole.append(loss)
         if len(x):
             losses.append(loss.detach())
+    for loss in reversed(whole) if recipe.descending else whole:
+        torch.autograd.backward(loss)
     return reduce(torch.add, losses).item() if losses else None
 
 

@@ -122,7 +122,7 @@ def _find(where: str | None) -> Whereabouts:
 
 
 def _find_by_plan(config: str) -> Whereabouts:
-    from stageline.pipeline.plan import read_plan  # imports pydantic
+    from stageline.pipeline.model.own_schedule import read_plan
 
     plan = read_plan(config, environment=os.environ)
     found = [each for each in runs.all_in(plan.run.dir) if each.name.startswith(f"{plan.run.name}-")]

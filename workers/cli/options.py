@@ -19,6 +19,7 @@ from stageline.pipeline import plan as plans  # pydantic is imported when a plan
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.model.object_names import is_of_script, script_object
+from stageline.pipeline.model.own_schedule import read_plan
 from stageline.workers.runs import folder as runs
 
 from .display.output import say
@@ -138,7 +139,7 @@ def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
     script which this process was forked from."""
     if is_of_script(config):
         return cast("plans.Plan", script_object(config, "CONFIG"))
-    plan = plans.read_plan(config, sets=sets, environment=os.environ)
+    plan = read_plan(config, sets=sets, environment=os.environ)
     warn(plan.warnings)
     return plan
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stageline.pipeline.plan import read_plan
+from stageline.pipeline.model.own_schedule import read_plan
 from stageline.workers.checkpoint.saved import load_weights
 from stageline.workers.errors import RunFailed
 from stageline.workers.launch import template

@@ -37,6 +37,7 @@ _TIMES = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _RATES = {"kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
 _CODED_QUEUE = re.compile(r"(forward|backward)(-(0|[1-9][0-9]*))?")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+(?:/s)?)")
+_REFERENCE = r".+\.py:\w+|\w+(\.\w+)+|script:\w+"
 STYLES = ("colwise", "rowwise")  # how the weights of a layer are split over the processes of a group
 _TYPES: tuple[tuple[type, str], ...] = (
     (type(None), "None"),
@@ -122,6 +123,14 @@ def one_of(names: Sequence[str]) -> Accepts:
     return Accepts(_either([f'"{name}"' for name in names]), core_schema.literal_schema(list(names)), tuple(names))
 
 
+def one_of_or_function(names: Sequence[str]) -> Accepts:
+    """One of `names`, or the name of a function of the user's, such as "mine.py:reverse"."""
+    function = core_schema.str_schema(strict=True, pattern=_whole_text(_REFERENCE), regex_engine="python-re")
+    schema = core_schema.union_schema([core_schema.literal_schema(list(names)), function], mode="left_to_right")
+    allowed = [*(f'"{name}"' for name in names), 'a function in a file, such as "mine.py:reverse"']
+    return Accepts(_either(allowed), schema, tuple(names))
+
+
 def address(schemes: Mapping[str, str], *names: str) -> Accepts:
     """An address of one of `schemes`, each given with an example; or one of `names`. It is dumped without password."""
     return Accepts(
@@ -135,9 +144,13 @@ def address(schemes: Mapping[str, str], *names: str) -> Accepts:
 
 
 def _matching(pattern: str, what: str) -> Accepts:
-    # Python's engine, by which the default names of runs are made: its \w is not that of pydantic's own. Its $ would
-    # let a last line feed pass.
-    return Accepts(what, core_schema.str_schema(strict=True, pattern=rf"^({pattern})(?!\n)$", regex_engine="python-re"))
+    # Python's engine, by which the default names of runs are made: its \w is not that of pydantic's own.
+    return Accepts(what, core_schema.str_schema(strict=True, pattern=_whole_text(pattern), regex_engine="python-re"))
+
+
+def _whole_text(pattern: str) -> str:
+    """A pattern that all of a text must match: Python's $ alone would let a last line feed pass."""
+    return rf"^({pattern})(?!\n)$"
 
 
 def _either(names: Sequence[str]) -> str:
@@ -270,7 +283,7 @@ Name = Annotated[str, _matching(r"\w[\w.-]*", "a name of letters, digits and - _
 Reference = Annotated[
     str,
     _matching(
-        r".+\.py:\w+|\w+(\.\w+)+|script:\w+",
+        _REFERENCE,
         'a name in a file or a package, such as "model.py:build" or "torch.optim.SGD"',
     ),
 ]

@@ -23,6 +23,7 @@ from .key_types import (
     Unset,
     Workers,
     one_of,
+    one_of_or_function,
     whole,
 )
 
@@ -109,12 +110,14 @@ AUTO_BEGINS_WITH = "1f1b"  # it holds the fewest microbatches of all that keep e
 class SchedulePlan(Section):
     """The order of the work."""
 
-    name: Annotated[str, one_of((*schedule_names(), DELAYED, LISTED, AUTO))] = Field(
+    name: Annotated[str, one_of_or_function((*schedule_names(), DELAYED, LISTED, AUTO))] = Field(
         default="1f1b",
         description='The order in which a stage runs forwards and backwards. "csv": that of `file`. "auto": the run '
         'measures its first steps, and takes the fastest for which `memory` has room. "2bw" (PipeDream-2BW): for '
-        'mode = "async", with an update after `microbatches`, of which there are at least as many as stages.',
-        examples=["gpipe", "auto"],
+        'mode = "async", with an update after `microbatches`, of which there are at least as many as stages. '
+        '"mine.py:reverse": the one that this function lists, for the stages of each worker and the number of '
+        "microbatches.",
+        examples=["gpipe", "auto", "mine.py:reverse"],
     )
     file: Unset[ListPath] = Field(
         default=None,
@@ -124,7 +127,7 @@ class SchedulePlan(Section):
     )
     rows: Unset[Annotated[tuple[Annotated[str, Field(strict=True)], ...], Accepts("a list of rows of text")]] = Field(
         default=None,
-        description="What `file` says, for each worker; or given in its place.",
+        description="What `file` says, or the function that `name` names, for each worker; or given in its place.",
         examples=[["0F0,0F1,,0B0,0B1", ",1F0,1B0,1F1,1B1"]],
     )
     memory: Unset[Size] = Field(
@@ -185,9 +188,19 @@ class SchedulePlan(Section):
         return self.name == AUTO
 
     @property
+    def is_function(self) -> bool:
+        """Whether a function of the user's lists the schedule."""
+        return ":" in self.name or "." in self.name
+
+    @property
     def begins_with(self) -> str:
         """The name of the schedule that the run begins with."""
-        return AUTO_BEGINS_WITH if self.is_auto else self.name
+        return AUTO_BEGINS_WITH if self.is_auto else LISTED if self.is_function else self.name
+
+    @property
+    def rows_key(self) -> str:
+        """The key by which the plan has its rows."""
+        return "schedule.name" if self.is_function else "schedule.rows" if self.file is None else "schedule.file"
 
     @property
     def in_step(self) -> int:

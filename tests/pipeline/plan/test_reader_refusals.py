@@ -170,7 +170,7 @@ WRONG = [
     ({"model__stages": 10**9}, "model.stages", "expected a whole number from 1 to 1024"),
     ({"workers__0__stages": [0, 10**9]}, "workers.0.stages", "expected a whole number from 0 to 1023"),
     ({"schedule__microbatches": 10**9}, "schedule.microbatches", "expected a whole number from 1 to 65536"),
-    ({"schedule__name": "1f1bb"}, "schedule.name", 'or "auto"; did you mean "1f1b"?'),
+    ({"schedule__name": "1f1bb"}, "schedule.name", 'such as "mine.py:reverse"; did you mean "1f1b"?'),
     ({"schedule__mode": "asink"}, "schedule.mode", 'expected "sync" or "async"; did you mean'),
     (
         {"schedule__name": "window", "schedule__window": [2, 0]},

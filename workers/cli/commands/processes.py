@@ -10,7 +10,6 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from stageline.pipeline import plan as plans
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
@@ -212,10 +211,11 @@ def trial(
     """Try the plan CONFIG: load the model and the data, train one microbatch, and write the result to the log."""
     faulthandler.dump_traceback_later(bound + GRACE, exit=True)  # even if user code holds the interpreter's lock
     Lifeline(lifeline).end_process_when_cut(after=0.0)
+    from stageline.pipeline.model.own_schedule import read_plan
     from stageline.workers.extras.preflight.trial import TrialWriter, carry_out_trial
 
     with options.user_prints_to_stderr():
-        plan = plans.read_plan(config, sets=sets, environment=os.environ)
+        plan = read_plan(config, sets=sets, environment=os.environ)
         carry_out_trial(plan, TrialWriter(mark), layouts=layouts, costs=costs)
     faulthandler.cancel_dump_traceback_later()
     return ExitCode.OK

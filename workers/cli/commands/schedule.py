@@ -64,9 +64,13 @@ def from_file(file: Path, mode: Mode, first_trainable: int) -> Schedule:
 
 
 def _known(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and value not in ABOUT:
+    if value is not None and value not in ABOUT and not _is_plan(value):
         raise click.BadParameter(f"there is no schedule {value}; {suggestion(value, ABOUT)}")
     return value
+
+
+def _is_plan(name: str) -> bool:
+    return name.endswith(".toml") and Path(name).is_file()
 
 
 def _completed(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
@@ -169,13 +173,23 @@ def show_(
     svg: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw the schedule NAME for a shape, or the one in --file; print its bubble and the microbatches each stage
-    holds."""
+    """Draw the schedule NAME for a shape, that of the plan NAME, such as mine.toml, or the one in --file; print its
+    bubble and the microbatches each stage holds."""
+    shape = {
+        "--stages": stages,
+        "--workers": workers,
+        "--placement": placement,
+        "--microbatches": microbatches,
+        "--window": window,
+        "--times": times,
+    }
     try:
         if file is not None:
-            given = {"NAME": name, "--stages": stages, "--workers": workers, "--placement": placement}
-            _demand_alone(given | {"--microbatches": microbatches, "--window": window, "--times": times})
+            _demand_alone("--file", {"NAME": name, **shape})
             found = from_file(file, mode, first_trainable)
+        elif name is not None and _is_plan(name):
+            _demand_alone(name, shape)
+            found = options.plan_of(name, ()).make_schedule(first_trainable=first_trainable)
         else:
             name, microbatches = _demanded(name, microbatches)
             placed = _placed(name, stages, workers, placement, microbatches)
@@ -200,10 +214,10 @@ def show_(
             click.echo(f"smallest window that hides this latency: {','.join(map(str, window))}")
 
 
-def _demand_alone(given: Mapping[str, object]) -> None:
-    """Raise `click.UsageError` for what a file says itself."""
+def _demand_alone(file: str, given: Mapping[str, object]) -> None:
+    """Raise `click.UsageError` for what `file` says itself."""
     if names := [name for name, value in given.items() if value is not None]:
-        raise click.UsageError(f"--file says {', '.join(names)} itself: leave one of the two out")
+        raise click.UsageError(f"{file} says {', '.join(names)} itself: leave one of the two out")
 
 
 def _demanded(name: str | None, microbatches: int | None) -> tuple[str, int]:

@@ -25,6 +25,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.features.recompute import Recompute
 from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.own_schedule import ScheduleFunction
 from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.errors import Wording, say, shown
@@ -162,7 +163,10 @@ class LineOptions:
     placement: Annotated[
         Sequence[Sequence[int]] | None, Argument("workers.N.stages", _PLACEMENT, _listed, told=("workers",))
     ] = None
-    schedule: Annotated[str, Argument("schedule.name")] = "1f1b"
+    schedule: Annotated[
+        str | ScheduleFunction,
+        Argument("schedule.name", write=lambda given: f"script:{_own_name(given)}" if callable(given) else given),
+    ] = "1f1b"
     microbatches: Annotated[int, Argument("schedule.microbatches", further=("data.batch_size",))] = 1
     accumulate: Annotated[int, Argument("schedule.accumulate")] = 1
     window: Annotated[

@@ -6,6 +6,7 @@ forked from the script have them.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from stageline.pipeline.model.cut import make_segments
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.object_names import OBJECTS
+from stageline.pipeline.model.own_schedule import loaded_rows, rows_by
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
@@ -61,7 +63,7 @@ def registered(model: Model, options: LineOptions) -> Iterator[None]:
 
 def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] | None = None) -> Plan:
     """The plan of a run of `stages` stages that a script drives; with `remote`, these keys are as given there. Raises
-    `PlanRefused`."""
+    `PlanRefused`, and `ModelRefused` for a function that lists the schedule."""
     pairs = list(_written(options, options.placement or [(stage,) for stage in range(stages)]))
     pairs += [(("model", "factory"), "script:model"), (("data", "source"), SCRIPT_BATCHES)]
     if options.cut is None:
@@ -70,7 +72,9 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] | No
     for table, keys in (remote or {}).items():
         tables[table] = {**tables.get(table, {}), **keys} if isinstance(keys, Mapping) else keys
     sets = [f"{key}={_as_toml(value)}" for key, value in options.other_keys.items()]
-    return from_mapping(tables, sets=sets).resolved(stages)
+    own = callable(options.schedule) and "schedule.name" not in options.other_keys
+    rows = partial(rows_by, options.schedule) if own else loaded_rows
+    return from_mapping(tables, sets=sets, rows_of_function=rows).resolved(stages)
 
 
 def _written(options: LineOptions, placement: Sequence[Sequence[int]]) -> Iterator[tuple[Key, object]]:
