@@ -32,7 +32,7 @@ from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
 from .failures import failures_reported, plain, withheld
-from .group.group import StageGroups
+from .group import StageGroups
 from .join import note_own
 from .open_queues import open_queues, reachable
 from .stand_ins import StandIns, elastic_stages

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.process.group.group_calls import encode_call, receive_call, send_call
+from stageline.workers.process.group_calls import encode_call, receive_call, send_call
 
 
 def handed_over(name: str, *arguments: Any) -> tuple[str, tuple[Any, ...]] | None:

@@ -13,7 +13,7 @@ from torch import distributed
 from stageline.pipeline.errors import GroupLost
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.process.child import Fork
-from stageline.workers.process.group.group import StageGroups, _is_of_group
+from stageline.workers.process.group import StageGroups, _is_of_group
 from stageline.workers.runtime.job import Job, prepare
 from support import reference
 
