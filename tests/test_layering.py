@@ -128,7 +128,7 @@ PUBLIC = (
     "workers/runs/folder.py",  # the folder of a run
     "workers/runs/notes.py",
     "workers/runs/owner.py",
-    "workers/runtime/executor/metric_value.py",
+    "workers/runtime/metric_value.py",
     "workers/runtime/worker_feature.py",  # the protocol of a worker's features
 )
 

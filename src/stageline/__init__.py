@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
-    from stageline.workers.runtime.executor.losses import ComputeFailed
+    from stageline.workers.runtime.losses import ComputeFailed
     from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
     from stageline.workers.script.calls.page import Timetable
     from stageline.workers.script.line import Line
@@ -179,7 +179,7 @@ _MODULES = {  # where each name is defined
     ),
     "stageline.workers.runs.folder": ("NoSuchRun",),
     "stageline.workers.runs.result": ("Result",),
-    "stageline.workers.runtime.executor.losses": ("ComputeFailed",),
+    "stageline.workers.runtime.losses": ("ComputeFailed",),
     "stageline.workers.script.callbacks": (
         "Callback",
         "Fitted",

@@ -25,7 +25,7 @@ from stageline.pipeline.stage.split_stage import LeadingStage, SplitStage, make_
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.executor.forked_copy import without_copies
+from stageline.workers.runtime.forked_copy import without_copies
 from stageline.workers.runtime.job import Job
 
 from .group_calls import encode_call, receive_call, send_call

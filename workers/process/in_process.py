@@ -28,7 +28,7 @@ from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.progress import Progress

@@ -50,8 +50,8 @@ from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed
-from .executor.executor import Executor
-from .executor.metric_value import Metric
+from .executor import Executor
+from .metric_value import Metric
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
 from .queue_keys import queue_key
 from .sample_order import made_order, order_of

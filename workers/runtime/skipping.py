@@ -27,8 +27,8 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
 
-from .executor.executor import Executor
-from .executor.losses import BadMicrobatch, ComputeFailed, Culprit
+from .executor import Executor
+from .losses import BadMicrobatch, ComputeFailed, Culprit
 from .job import Job
 from .worker_feature import WorkerFeature, WorkerPlace
 

@@ -19,8 +19,8 @@ from stageline.pipeline.schedule.check import check_schedule
 from stageline.pipeline.stage.layers.memory import own_copy
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
-from stageline.workers.runtime.executor.executor import Executor
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 
 from .trial_result import MeasuredCut, MeasuredLayers

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from stageline.pipeline.errors import GradientMismatch
-from stageline.workers.runtime.executor.losses import MicrobatchLoss
-from stageline.workers.runtime.executor.replicas import ReplicaPart, changes_of, losses_of, total_of
+from stageline.workers.runtime.losses import MicrobatchLoss
+from stageline.workers.runtime.replicas import ReplicaPart, changes_of, losses_of, total_of
 
 BIG, SMALL = torch.tensor([1e8]), torch.tensor([1.0])
 

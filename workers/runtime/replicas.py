@@ -22,7 +22,7 @@ from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe
 
-from .losses import ComputeFailed, MicrobatchLoss, StepLosses
+from stageline.workers.runtime.losses import ComputeFailed, MicrobatchLoss, StepLosses
 
 _Gradients = Mapping[str, torch.Tensor | None]
 

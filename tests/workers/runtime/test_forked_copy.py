@@ -7,7 +7,7 @@ import pytest
 
 COMES_BACK = """
 import os, sys
-from stageline.workers.runtime.executor.forked_copy import without_copies
+from stageline.workers.runtime.forked_copy import without_copies
 
 @without_copies
 def forward():

@@ -10,8 +10,8 @@ from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.runtime.executor.executor import Executor
-from stageline.workers.runtime.executor.losses import BadMicrobatch, ComputeFailed
+from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.losses import BadMicrobatch, ComputeFailed
 from support.programs import calls_of
 from support.shapes import line
 
