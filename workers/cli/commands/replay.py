@@ -9,7 +9,7 @@ import msgspec
 
 from stageline.pipeline.errors import ExitCode, cause_of, traceback_text
 from stageline.workers.cli import options
-from stageline.workers.cli.display.output import counted, say
+from stageline.workers.cli.output import counted, say
 from stageline.workers.cli.errors import CommandFailed
 
 if TYPE_CHECKING:  # loads torch

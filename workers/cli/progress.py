@@ -23,8 +23,8 @@ from stageline.workers.runs.folder import read_broker_url
 from stageline.workers.runs.result import Facts
 from stageline.workers.script.calls.news import ask
 
-from .news import News
-from .output import say, share
+from stageline.workers.cli.news import News
+from stageline.workers.cli.output import say, share
 
 INTERVAL = 5.0  # seconds between two lines
 WINDOW = 3.0  # seconds over which the rate is measured

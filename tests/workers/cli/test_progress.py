@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from stageline.workers.cli.display import progress
-from stageline.workers.cli.display.news import News
-from stageline.workers.cli.display.progress import INTERVAL, Lines, Pace, finished_loss, progress_of, stage_activity
+from stageline.workers.cli import progress
+from stageline.workers.cli.news import News
+from stageline.workers.cli.progress import INTERVAL, Lines, Pace, finished_loss, progress_of, stage_activity
 
 LAUNCH = SimpleNamespace(
     steps=100,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.cli.display.output import counted, duration, share, show, size, summary
+from stageline.workers.cli.output import counted, duration, share, show, size, summary
 from stageline.workers.runs.result import Result
 
 
