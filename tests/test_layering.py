@@ -89,7 +89,7 @@ DECIDING = {
     "broker/queues/base.py": TENSORS,
     "broker/queues/delivery.py": TENSORS,
     "broker/queues/requests.py": PURE,
-    "pipeline/data/datasets/parts.py": TENSORS,
+    "pipeline/data/parts.py": TENSORS,
     "pipeline/addresses.py": PURE,
     "pipeline/evaluation.py": PURE,
     "workers/checkpoint/regroup.py": TENSORS,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stageline.pipeline.data import Batch, Rows, Source, split_batch
-    from stageline.pipeline.data.datasets.loader import Loader, StreamLoader
+    from stageline.pipeline.data.loader import Loader, StreamLoader
     from stageline.pipeline.errors import (
         DataError,
         GradientMismatch,
@@ -119,7 +119,7 @@ _MODULES = {  # where each name is defined
         "Source",
         "split_batch",
     ),
-    "stageline.pipeline.data.datasets.loader": (
+    "stageline.pipeline.data.loader": (
         "Loader",
         "StreamLoader",
     ),

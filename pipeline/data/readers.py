@@ -30,7 +30,7 @@ from stageline.pipeline.process.child import Fork
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.tree import Tree
 
-from . import frames
+from stageline.pipeline.data import frames
 
 AHEAD = 2  # steps that each reader has been asked for
 _STEP = 8  # bytes of a request

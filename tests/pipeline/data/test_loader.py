@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from stageline.pipeline.data import Rows
-from stageline.pipeline.data.datasets.loader import Loader
+from stageline.pipeline.data.loader import Loader
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import tensors
 

@@ -22,7 +22,7 @@ from stageline.pipeline.data.memory import Order
 from stageline.pipeline.data.source import called
 from stageline.pipeline.errors import DataError
 
-from .parts import Target, form, split_parts
+from stageline.pipeline.data.parts import Target, form, split_parts
 
 Collate = Callable[[list[Any]], Any]
 

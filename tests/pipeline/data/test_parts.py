@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stageline.pipeline.data.datasets.parts import as_tree, split_parts
+from stageline.pipeline.data.parts import as_tree, split_parts
 from stageline.pipeline.errors import DataError
 
 X, Y, Z = torch.zeros(4, 3), torch.zeros(4), torch.ones(4, 2)

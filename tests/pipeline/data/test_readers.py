@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.data.batch import Batch
-from stageline.pipeline.data.datasets.readers import Readers
+from stageline.pipeline.data.readers import Readers
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.retry import passing_fault
 
