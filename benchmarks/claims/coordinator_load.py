@@ -13,7 +13,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import Leases
-from stageline.broker.stores.base import MemoryStore
+from stageline.broker.control.store import MemoryStore
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 
 STAGES = (10, 100, 1000)

@@ -25,7 +25,7 @@ from stageline.broker.ledger.losses import Replacement, Replacements, Standstill
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch, lost_attempts
 from stageline.broker.ledger.registry import Member, MemberStatus, Registry
-from stageline.broker.stores.base import Fact, Store, StoredRun
+from stageline.broker.control.store import Fact, Store, StoredRun
 
 from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
 from .state import KEPT_LOSSES, RunState

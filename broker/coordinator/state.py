@@ -35,7 +35,7 @@ from stageline.broker.ledger.losses import Replacements, StandbyWorkers, Standst
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
 from stageline.broker.ledger.registry import Member, MemberStatus, Registry
-from stageline.broker.stores.base import Store
+from stageline.broker.control.store import Store
 from stageline.pipeline.evaluation import Rounds, Standing
 
 from .run import RunConfig, RunOutcome, RunPhase, StopPlan

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stageline.broker.stores.sqlite import SqliteStore
+from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runs import folder as runs

@@ -14,7 +14,7 @@ from stageline.broker.control.records import StepRecord
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.state import Life, Outgoing
-from stageline.broker.stores.base import Fact, MemoryStore
+from stageline.broker.control.store import Fact, MemoryStore
 
 TICK = 0.1  # seconds
 

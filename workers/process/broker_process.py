@@ -27,7 +27,7 @@ from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, ru
 from stageline.broker.coordinator.state import EventLog, Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
-from stageline.broker.stores.base import StoreUnusable
+from stageline.broker.control.store import StoreUnusable
 from stageline.broker.transports.base import backend_of, open_server
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode

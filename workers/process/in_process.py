@@ -18,8 +18,8 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BrokerError
-from stageline.broker.stores.base import Store
-from stageline.broker.stores.sqlite import SqliteStore
+from stageline.broker.control.store import Store
+from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.features.ties import copies_in
 from stageline.workers.checkpoint.saved import save_weights

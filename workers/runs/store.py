@@ -8,8 +8,8 @@ from contextlib import closing
 
 from stageline.broker.errors import BrokerError
 from stageline.broker.ledger.ledger import timed_actions
-from stageline.broker.stores.base import Store
-from stageline.broker.stores.sqlite import SqliteStore
+from stageline.broker.control.store import Store
+from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline import retry
 from stageline.pipeline.plan import Plan

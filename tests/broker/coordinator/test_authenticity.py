@@ -28,7 +28,7 @@ from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.state import Life
 from stageline.broker.errors import BadMessage
 from stageline.broker.ledger.losses import MOST
-from stageline.broker.stores.base import MemoryStore
+from stageline.broker.control.store import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, finished, hello, name, report, steps
 
 KEYS = RunKeys("run-1", b"k" * 32)

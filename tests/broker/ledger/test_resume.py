@@ -9,7 +9,7 @@ from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.state import Life
 from stageline.broker.ledger.recovery import CheckpointPoll, ResumePoint
 from stageline.broker.ledger.registry import Member, Registry
-from stageline.broker.stores.base import MemoryStore
+from stageline.broker.control.store import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, Conversation, having_read, hello, name, steps
 
 BOTH = ((0,), (1,))

@@ -31,7 +31,7 @@ import msgspec
 from stageline.broker.control.records import StepRecord
 from stageline.pipeline.retry import ResourceFault, passing_fault, persist, reason_of
 
-from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable
+from stageline.broker.control.store import KEPT_STEPS, Fact, StoredRun, StoreUnusable
 
 FORMAT = 1  # of the tables below; kept as the file's user_version
 _TABLES = """

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.stores.base import StoredRun, StoreUnusable
-from stageline.broker.stores.sqlite import SqliteReader, SqliteStore
+from stageline.broker.control.store import StoredRun, StoreUnusable
+from stageline.broker.control.sqlite_store import SqliteReader, SqliteStore
 
 
 def record(stage: int, step: int) -> StepRecord:
@@ -25,7 +25,7 @@ def test_what_sqlite_has_kept_outlives_a_killed_process(tmp_path: Path):
     lines = [
         "import os, pathlib, signal",
         "from stageline.broker.control.messages import StepRecord",
-        "from stageline.broker.stores.sqlite import SqliteStore",
+        "from stageline.broker.control.sqlite_store import SqliteStore",
         f"store = SqliteStore(pathlib.Path({str(path)!r}))",
         "store.append([StepRecord(1, 4, b'times')], {4: 0.25})",
         "store.put('run', {'id': 'a'})",
