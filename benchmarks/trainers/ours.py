@@ -14,8 +14,8 @@ from statistics import median
 from benchmarks.measuring import redis_server
 from benchmarks.workload import MICROBATCHES, Timing, Workload
 from stageline.broker.control.records import ScheduleOrder
-from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.control.sqlite_store import SqliteStore
+from stageline.broker.ledger.orders import OrderBook
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Kind, Schedule

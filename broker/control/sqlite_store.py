@@ -29,9 +29,8 @@ from urllib.parse import quote
 import msgspec
 
 from stageline.broker.control.records import StepRecord
-from stageline.pipeline.retry import ResourceFault, passing_fault, persist, reason_of
-
 from stageline.broker.control.store import KEPT_STEPS, Fact, StoredRun, StoreUnusable
+from stageline.pipeline.retry import ResourceFault, passing_fault, persist, reason_of
 
 FORMAT = 1  # of the tables below; kept as the file's user_version
 _TABLES = """

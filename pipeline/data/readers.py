@@ -24,13 +24,12 @@ from functools import partial
 
 import torch
 
+from stageline.pipeline.data import frames
 from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.errors import DataError, describe_error
 from stageline.pipeline.process.child import Fork
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.tree import Tree
-
-from stageline.pipeline.data import frames
 
 AHEAD = 2  # steps that each reader has been asked for
 _STEP = 8  # bytes of a request

@@ -19,10 +19,9 @@ from torch.utils.data import IterableDataset
 
 from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.data.memory import Order
+from stageline.pipeline.data.parts import Target, form, split_parts
 from stageline.pipeline.data.source import called
 from stageline.pipeline.errors import DataError
-
-from stageline.pipeline.data.parts import Target, form, split_parts
 
 Collate = Callable[[list[Any]], Any]
 

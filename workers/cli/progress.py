@@ -18,13 +18,12 @@ from stageline.broker.control.messages import WAITS
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import TRIED
+from stageline.workers.cli.news import News
+from stageline.workers.cli.output import say, share
 from stageline.workers.launch.launch import Launch
 from stageline.workers.runs.folder import read_broker_url
 from stageline.workers.runs.result import Facts
 from stageline.workers.script.calls.news import ask
-
-from stageline.workers.cli.news import News
-from stageline.workers.cli.output import say, share
 
 INTERVAL = 5.0  # seconds between two lines
 WINDOW = 3.0  # seconds over which the rate is measured

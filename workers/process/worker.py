@@ -25,8 +25,8 @@ from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import Position
-from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of

@@ -6,10 +6,10 @@ Of a run that is over, it gives the measured timetable: when each action began a
 from collections.abc import Callable
 from contextlib import closing
 
+from stageline.broker.control.sqlite_store import SqliteStore
+from stageline.broker.control.store import Store
 from stageline.broker.errors import BrokerError
 from stageline.broker.ledger.ledger import timed_actions
-from stageline.broker.control.store import Store
-from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline import retry
 from stageline.pipeline.plan import Plan

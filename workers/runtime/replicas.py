@@ -21,7 +21,6 @@ from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe
-
 from stageline.workers.runtime.losses import ComputeFailed, MicrobatchLoss, StepLosses
 
 _Gradients = Mapping[str, torch.Tensor | None]

@@ -28,8 +28,8 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
 
 from .executor import Executor
-from .losses import BadMicrobatch, ComputeFailed, Culprit
 from .job import Job
+from .losses import BadMicrobatch, ComputeFailed, Culprit
 from .worker_feature import WorkerFeature, WorkerPlace
 
 FOLDER = "skipped"

@@ -25,9 +25,9 @@ from stageline.workers.runs.metrics_file import MetricsFile
 
 from .call_sequence import Keep, SaveStages
 from .executor import Executor
-from .losses import ComputeFailed
 from .job import Job
 from .loop import PATIENCE, WorkerLoop
+from .losses import ComputeFailed
 from .orders import StepOrders
 from .progress import Progress
 

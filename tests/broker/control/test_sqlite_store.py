@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.control.store import StoredRun, StoreUnusable
 from stageline.broker.control.sqlite_store import SqliteReader, SqliteStore
+from stageline.broker.control.store import StoredRun, StoreUnusable
 
 
 def record(stage: int, step: int) -> StepRecord:

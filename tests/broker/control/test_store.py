@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.control.store import MemoryStore, Store, StoredRun
 from stageline.broker.control.sqlite_store import SqliteStore
+from stageline.broker.control.store import MemoryStore, Store, StoredRun
 from stageline.broker.transports.base import Backend
 from support.transports import queues_url, registered
 

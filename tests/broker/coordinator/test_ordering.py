@@ -6,8 +6,8 @@ import pytest
 
 from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder, StepRecord
-from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.control.store import MemoryStore
+from stageline.broker.ledger.ledger import packed_times
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.schedule.check import Costs, check_schedule
 from support.conversation import SNAPSHOTS, Conversation, Sends, hello, name, report

@@ -25,8 +25,8 @@ from stageline.pipeline.schedule import (
 )
 from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from stageline.workers.cli import options
-from stageline.workers.cli.output import counted, share, show
 from stageline.workers.cli.errors import suggestion
+from stageline.workers.cli.output import counted, share, show
 from stageline.workers.extras import drawing as timetable
 
 MAX_FORWARDS = 20_000  # drawing and measuring more takes minutes

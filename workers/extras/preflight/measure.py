@@ -20,8 +20,8 @@ from stageline.pipeline.stage.layers.memory import own_copy
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor import Executor
-from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.losses import ComputeFailed
 
 from .trial_result import MeasuredCut, MeasuredLayers
 from .trial_stages import TrialStages
