@@ -1,7 +1,7 @@
 """(seed, step) -> batch -> microbatches, the same on every machine.
 
-May import `process`, and the files of `pipeline` itself. Read `source.py`, then `batch.py`; `loader.py`, `samples.py` and
-`readers.py` make sources of torch's datasets, in which each sample has random numbers of its own.
+May import `process`, and the files of `pipeline` itself. Read `source.py`, then `batch.py`; `loader.py`, `samples.py`
+and `readers.py` make sources of torch's datasets, in which each sample has random numbers of its own.
 """
 
 from .batch import Batch, Microbatch, cut, cut_step, rows, split_batch
