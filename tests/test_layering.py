@@ -24,7 +24,6 @@ LADDER = {
     "pipeline/process": DOING,
     "pipeline/schedule": PURE,
     "pipeline/program": PURE,
-    "pipeline/schedule/check": PURE,
     "pipeline/choice": PURE,
     "pipeline/plan/keys": PURE,
     "pipeline/plan": PURE,

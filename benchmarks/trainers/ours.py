@@ -18,8 +18,8 @@ from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.ledger.orders import OrderBook
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import read_plan
+from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Kind, Schedule
-from stageline.pipeline.schedule.check import Timed
 from stageline.workers.launch.launch import LaunchResult, prepare_launch, run_launch
 from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs

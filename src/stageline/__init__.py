@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from stageline.pipeline.model.own_schedule import read_plan
     from stageline.pipeline.model.traced.traced_layers import traced
     from stageline.pipeline.plan import Plan, PlanRefused
+    from stageline.pipeline.program import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
-    from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.stage.stage import Stage
     from stageline.workers.checkpoint.saved import NotSaved, load_weights
     from stageline.workers.errors import LineClosed, RunFailed
@@ -146,7 +146,7 @@ _MODULES = {  # where each name is defined
         "schedule_names",
         "window_for",
     ),
-    "stageline.pipeline.schedule.check": (
+    "stageline.pipeline.program": (
         "Costs",
         "UnsoundSchedule",
         "Verdict",

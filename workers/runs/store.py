@@ -13,8 +13,8 @@ from stageline.broker.ledger.ledger import timed_actions
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline import retry
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Schedule
-from stageline.pipeline.schedule.check import Timed
 
 from . import folder as runs
 

@@ -34,6 +34,7 @@ from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.keys.models import function_of, numbered
 from stageline.pipeline.program import (
+    Costs,
     Evaluation,
     NormClipping,
     Pass,
@@ -43,10 +44,11 @@ from stageline.pipeline.program import (
     ScriptCalls,
     SumExchange,
     TiedStages,
+    Verdict,
+    check_schedule,
     compile_program,
 )
 from stageline.pipeline.schedule import Schedule
-from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from stageline.pipeline.program import Costs, check_schedule
 from stageline.pipeline.schedule import Action, Kind, Schedule, ScheduleRefused, make_schedule
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from support.shapes import accepted, drawn, looped
 
 SHAPES = [(workers, turns) for workers in range(1, 6) for turns in range(1, 5)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.pipeline.program import NormClipping, TiedStages, compile_program
+from stageline.pipeline.program import NormClipping, TiedStages, check_schedule, compile_program
 from stageline.pipeline.schedule import (
     Kind,
     Schedule,
@@ -16,7 +16,6 @@ from stageline.pipeline.schedule import (
     told_by,
     v_shaped,
 )
-from stageline.pipeline.schedule.check import check_schedule
 from stageline.pipeline.schedule.listed import faults
 from support.shapes import looped
 from support.torch_schedules import TORCHS, dumped

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from stageline.pipeline.program import Costs, check_schedule
 from stageline.pipeline.schedule import Kind, Schedule, ScheduleRefused, make_schedule, v_shaped
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from support.shapes import accepted, drawn, line
 
 WORKERS = range(1, 7)

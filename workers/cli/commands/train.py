@@ -11,7 +11,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
-from stageline.pipeline.schedule.check import Timed
+from stageline.pipeline.program import Timed
 from stageline.workers.cli import options
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.estimate import chosen_lines, tight_lines

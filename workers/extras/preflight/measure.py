@@ -14,8 +14,8 @@ from stageline.pipeline.features.ties import SharedParameters
 from stageline.pipeline.model.edges import EACH_LAYER
 from stageline.pipeline.model.layer_costs import CutWish, LayerCost, chosen_edges
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.program import check_schedule
 from stageline.pipeline.schedule import DELAYED, Action, Kind, ScheduleRefused, make_schedule
-from stageline.pipeline.schedule.check import check_schedule
 from stageline.pipeline.stage.layers.memory import own_copy
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from stageline.pipeline.program import compile_program
+from stageline.pipeline.program import Costs, Disordered, Verdict, check_schedule, compile_program
 from stageline.pipeline.schedule import (
     Action,
     Kind,
@@ -16,7 +16,6 @@ from stageline.pipeline.schedule import (
     v_shaped,
     window_for,
 )
-from stageline.pipeline.schedule.check import Costs, Disordered, Verdict, check_schedule
 from support.paths import DOCS
 from support.shapes import accepted, line, looped, random_costs, scattered, times
 

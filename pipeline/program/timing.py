@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Self
 
-from stageline.pipeline.program import Op, Program, Queue
+from stageline.pipeline.program.complete import UnsoundSchedule
 from stageline.pipeline.schedule import Action, Kind, Schedule
 
-from .complete import UnsoundSchedule
+from .instruction import Op
+from .program import Program
+from .queue import Queue
 
 
 @dataclass(frozen=True, slots=True)

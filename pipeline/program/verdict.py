@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from stageline.pipeline.program import Program, compile_program
+from stageline.pipeline.program.complete import Listed, check_complete, check_order, check_queues
+from stageline.pipeline.program.timing import Costs, Timed, simulate
 from stageline.pipeline.schedule import ENDS_MICROBATCH, Kind, Schedule
 
-from .complete import Listed, check_complete, check_order, check_queues
-from .timing import Costs, Timed, simulate
+from .base import compile_program
+from .program import Program
 
 
 @dataclass(frozen=True, slots=True)

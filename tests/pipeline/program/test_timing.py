@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stageline.pipeline.program import Costs, Deadlock, UnsoundSchedule, Verdict, check_schedule
 from stageline.pipeline.schedule import Action, Kind, Schedule, ScheduleRefused, make_schedule, schedule_names
 from stageline.pipeline.schedule.alternating import alternate
-from stageline.pipeline.schedule.check import Costs, Deadlock, UnsoundSchedule, Verdict, check_schedule
 from support.shapes import line, parsed, random_costs, scattered, times
 
 

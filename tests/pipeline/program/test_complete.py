@@ -3,8 +3,16 @@
 import pytest
 from msgspec import structs
 
-from stageline.pipeline.program import Op, Program, TiedStages, compile_program
-from stageline.pipeline.schedule.check import Costs, Disordered, Incomplete, check_schedule
+from stageline.pipeline.program import (
+    Costs,
+    Disordered,
+    Incomplete,
+    Op,
+    Program,
+    TiedStages,
+    check_schedule,
+    compile_program,
+)
 from support.shapes import by_hand, times
 
 

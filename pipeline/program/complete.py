@@ -8,9 +8,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.program import Op, Per, Program
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule
 from stageline.pipeline.schedule.action import AFTER_PREVIOUS, BUILDS_ON
+
+from .instruction import Op
+from .program import Program
+from .queue import Per
 
 Listed = Sequence[tuple[int, Op]]  # a worker's operations, each after its step
 
