@@ -9,11 +9,11 @@ from benchmarks.measuring.finding import BenchmarkResult, Table
 from stageline.broker.control.messages import CONTROL_VERSION, FromBroker, Hello, Peers, Report
 from stageline.broker.control.protocol import encode
 from stageline.broker.control.records import StepRecord
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import Leases
-from stageline.broker.stores.base import MemoryStore
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 
 STAGES = (10, 100, 1000)

@@ -22,8 +22,8 @@ from statistics import median
 from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.measuring.rounds import Spread, alternate
 from stageline.pipeline.plan import read_plan
+from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Kind, make_schedule
-from stageline.pipeline.schedule.check import Timed
 from stageline.workers.runs.store import measured, open_store
 
 STEPS, WARM = 60, 20

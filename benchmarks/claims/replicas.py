@@ -13,8 +13,8 @@ from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.measuring.rounds import Spread, alternate
 from benchmarks.trainers import ours
 from benchmarks.workload import Timing, demand_equal_work
+from stageline.pipeline.program import Costs, check_schedule
 from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from stageline.workers.launch.template import Template
 
 FORWARD, LONGER = 0.004, 0.012  # seconds that the forward of a fast stage waits; a backward waits twice as long

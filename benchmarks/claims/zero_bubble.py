@@ -20,8 +20,8 @@ from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.measuring.rounds import Spread, alternate
 from benchmarks.trainers import gloo, ours
 from benchmarks.workload import MICROBATCHES, Timing, Workload, demand_equal_work
+from stageline.pipeline.program import Costs, check_schedule
 from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from stageline.workers.launch.template import Template
 
 WORKLOADS = (Workload(width=256, layers=2, sequence=64, rows=4, warm=1, timed=6),)  # layers for two stages a process

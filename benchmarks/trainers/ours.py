@@ -14,12 +14,12 @@ from statistics import median
 from benchmarks.measuring import redis_server
 from benchmarks.workload import MICROBATCHES, Timing, Workload
 from stageline.broker.control.records import ScheduleOrder
+from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.ledger.orders import OrderBook
-from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import read_plan
+from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Kind, Schedule
-from stageline.pipeline.schedule.check import Timed
 from stageline.workers.launch.launch import LaunchResult, prepare_launch, run_launch
 from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs

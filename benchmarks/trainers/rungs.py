@@ -47,7 +47,7 @@ from stageline.broker.transports.sockets.zeromq_queues import ZERO_COPY, ZeroMQQ
 from stageline.pipeline.data import Feed
 from stageline.pipeline.program import compile_program
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.plan_calls import PlanCalls
 

@@ -1,4 +1,4 @@
-"""The control messages that workers, the broker and the commands exchange, and the promise of their channels.
+"""The control messages that workers, the broker and the commands exchange, their channels, and what the broker keeps.
 
-May import `codec`. Read `messages.py` first, then `channel.py`.
+May import `codec`. Read `messages.py` first, then `channel.py`, `store.py`.
 """

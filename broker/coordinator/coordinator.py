@@ -28,7 +28,7 @@ from stageline.broker.control.messages import (
     ToBroker,
 )
 from stageline.broker.control.protocol import SealedMessage
-from stageline.broker.stores.base import Store
+from stageline.broker.control.store import Store
 
 from . import queries, records, registration, reports, restart, shutdown, supervision
 from .authenticity import Authenticity, refusal_to

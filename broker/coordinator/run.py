@@ -12,10 +12,10 @@ import msgspec
 from stageline.broker.control.messages import Stop, StopRun
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import RunLength
+from stageline.broker.control.store import Fact, Store
 from stageline.broker.errors import BrokerError
 from stageline.broker.ledger.losses import Leases
 from stageline.broker.ledger.recovery import EarlierRun
-from stageline.broker.stores.base import Fact, Store
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Placement, Schedule

@@ -29,13 +29,13 @@ import msgspec
 from stageline.broker.control.messages import Declined, FromBroker, Hello, Trim
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import LONGEST_NAME, RunLength
+from stageline.broker.control.store import Store
 from stageline.broker.ledger.evaluations import Evaluations
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.losses import Replacements, StandbyWorkers, Standstill
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
 from stageline.broker.ledger.registry import Member, MemberStatus, Registry
-from stageline.broker.stores.base import Store
 from stageline.pipeline.evaluation import Rounds, Standing
 
 from .run import RunConfig, RunOutcome, RunPhase, StopPlan

@@ -10,8 +10,8 @@ from math import isfinite
 import msgspec
 
 from stageline.broker.control.records import EvaluationRecord
+from stageline.broker.control.store import Fact
 from stageline.broker.errors import BrokerError
-from stageline.broker.stores.base import Fact
 from stageline.pipeline.evaluation import Criterion, Standing
 
 _PREFIX = "evaluation-"  # of the names under which rounds are stored

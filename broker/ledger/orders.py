@@ -14,7 +14,7 @@ import msgspec
 
 from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder
-from stageline.broker.stores.base import Fact
+from stageline.broker.control.store import Fact
 from stageline.pipeline.choice import ChosenSchedule
 
 _FACT = "orders"  # its name in a store

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stageline.broker.control.channel import ClientChannel, ServerChannel
+from stageline.broker.control.store import KEPT_STEPS, Store
 from stageline.broker.errors import AddressUnusable
-from stageline.broker.stores.base import KEPT_STEPS, Store
 from stageline.pipeline.addresses import Transport, masked, transport_of
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from stageline.pipeline.program import Costs, check_schedule
 from stageline.pipeline.schedule import Schedule, make_schedule, v_shaped, window_for
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from stageline.workers.extras.drawing import draw_svg
 
 FOUR = ((0,), (1,), (2,), (3,))

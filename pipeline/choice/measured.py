@@ -13,8 +13,8 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, Self
 
+from stageline.pipeline.program import Costs
 from stageline.pipeline.schedule import Action, Kind, Placement
-from stageline.pipeline.schedule.check import Costs
 
 _QUEUED = 1.25  # times the interval between two that were sent, from which on those that arrive held each other up
 _SEEN = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.UPDATE)

@@ -9,8 +9,8 @@ are measured it is simulated as if they took as long as the whole, which says wh
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from stageline.pipeline.program import check_schedule
 from stageline.pipeline.schedule import Placement, Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
-from stageline.pipeline.schedule.check import check_schedule
 
 from .measured import MeasuredTimes
 

@@ -1,6 +1,7 @@
 """(seed, step) -> batch -> microbatches, the same on every machine.
 
-Imports the files of `pipeline` alone. Read `source.py`, then `batch.py`; `datasets` makes sources of torch's datasets.
+May import `process`, and the files of `pipeline` itself. Read `source.py`, then `batch.py`; `loader.py`, `samples.py`
+and `readers.py` make sources of torch's datasets, in which each sample has random numbers of its own.
 """
 
 from .batch import Batch, Microbatch, cut, cut_step, rows, split_batch

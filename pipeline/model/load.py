@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from stageline.pipeline.data import Source
-from stageline.pipeline.data.datasets.loader import Loader
+from stageline.pipeline.data.loader import Loader
 from stageline.pipeline.data.source import OwnTargets
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.feature import Feature, naming, ordered

@@ -10,11 +10,15 @@ A schedule is compiled by passes, each of which holds all that one feature adds 
     replays.py      steps that replay what leaves the frozen first stages
     script.py       a script's calls, losses and replies
 
+`verdict.py` proves that a schedule's program is complete, in order and free of deadlock, and computes its times and its
+peaks in memory (`complete.py`, `timing.py`).
+
 May import `pipeline/schedule`. Read `queue.py`, `program.py` and `base.py` first.
 """
 
 from .base import compile_program
 from .clipping import NormClipping
+from .complete import Disordered, Incomplete, UnsoundSchedule
 from .evaluation import Evaluation
 from .instruction import Instruction, Op
 from .program import OpLists, Pass, Program, StepLists
@@ -23,10 +27,16 @@ from .replays import CacheUse, Replays
 from .script import ScriptCalls
 from .sums import SumExchange
 from .ties import Tied, TiedStages, Ties
+from .timing import Costs, Deadlock, Timed
+from .verdict import Verdict, check_schedule
 
 __all__ = [
     "CacheUse",
+    "Costs",
+    "Deadlock",
+    "Disordered",
     "Evaluation",
+    "Incomplete",
     "Instruction",
     "NormClipping",
     "Op",
@@ -42,5 +52,9 @@ __all__ = [
     "Tied",
     "TiedStages",
     "Ties",
+    "Timed",
+    "UnsoundSchedule",
+    "Verdict",
+    "check_schedule",
     "compile_program",
 ]

@@ -1,19 +1,17 @@
 """Schedules as data: for every worker, the list of actions it runs in a step, decided before the run.
 
 Every schedule runs a stage's forwards in ascending order of microbatches, and its backwards too, unless it says that
-they descend. May import
-`actions`, `listed`, `multi_stage` and `errors`. Read `value.py`, then `catalogue.py`; `check` proves what is true of
-a schedule.
+they descend. May import `errors`. Read `action.py`, `value.py`, then `catalogue.py`; `pipeline/program` proves what is
+true of a schedule.
 """
 
-from .actions.action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
-from .actions.shape import Placement, ScheduleRefused, Shape
+from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
 from .alternating import window_for
 from .catalogue import WINDOWED, forward_only, make_schedule, schedule_names
-from .listed.faults import faults, told_by
-from .listed.rows import LISTED, rows_of
-from .multi_stage.greedy_v import Times
-from .multi_stage.v_shaped import v_shaped
+from .greedy_v import Times
+from .listed import LISTED, faults, rows_of, told_by
+from .shape import Placement, ScheduleRefused, Shape
+from .v_shaped import v_shaped
 from .value import DELAYED, Mode, Schedule
 
 __all__ = [

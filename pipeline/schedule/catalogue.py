@@ -3,21 +3,18 @@
 import difflib
 from collections.abc import Iterator, Sequence
 
-from .actions.action import Action, Kind, Lists
-from .actions.shape import Placement, ScheduleRefused, Shape
-from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
-from .listed.faults import descends, faults
-from .listed.rows import LISTED, listed
+from .action import Action, Kind, Lists
+from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b, with_deferred_weights
+from .greedy_v import Times, timed_zb_v
+from .interleaved import breadth_first, interleaved
+from .listed import LISTED, descends, faults, listed
 from .merge import merge
-from .multi_stage.breadth_first import breadth_first
-from .multi_stage.greedy_v import Times, timed_zb_v
-from .multi_stage.interleaved import interleaved
-from .multi_stage.v_shaped import dualpipe_v, zb_v
 from .replicas import Shares, replicas_of
 from .replicated import NAMES as REPLICATED
 from .replicated import forwards, replicated
+from .shape import Placement, ScheduleRefused, Shape
+from .v_shaped import dualpipe_v, zb_v
 from .value import DELAYED, Mode, Schedule
-from .zero_bubble import with_deferred_weights
 
 _NAMES: dict[Mode, tuple[str, ...]] = {
     "sync": ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v"),
@@ -59,7 +56,7 @@ def make_schedule(
             that it has run forward and whose gradients it has not sent.
         times: Times of F, I and W of a stage in one unit, for "zb-v", if not equally long.
         rows: What each worker runs in a step, for "csv": "0F0,0F1,,0B0,0B1", without what ends the step
-            (`listed/rows.py`).
+            (`listed.py`).
         first_trainable: First stage that trains. Those below run no backward; those of `rows` are left out.
         shares: Shares of every stage's replicas. Empty where no stage has several.
 

@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from .actions.action import Action, Kind
+from .action import Action, Kind
 
 _COST: dict[str, int] = {
     Kind.FORWARD: 1,

@@ -23,9 +23,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .actions.action import Action, Kind
-from .actions.shape import Shape
+from .action import Action, Kind
 from .replicas import Replicas
+from .shape import Shape
 
 NAMES = ("gpipe", "1f1b", "eager-1f1b", "window")
 

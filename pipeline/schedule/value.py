@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Literal
 
-from .actions.action import Action, Kind, Lists
-from .actions.shape import Placement, ScheduleRefused, Shape
+from .action import Action, Kind, Lists
 from .alternating import alternate, one_f_one_b
 from .merge import merge
 from .replicas import Replicas, Shares, replicas_of
+from .shape import Placement, ScheduleRefused, Shape
 
 Mode = Literal["sync", "async"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stageline.pipeline.data import Batch, Rows, Source, split_batch
-    from stageline.pipeline.data.datasets.loader import Loader, StreamLoader
+    from stageline.pipeline.data.loader import Loader, StreamLoader
     from stageline.pipeline.errors import (
         DataError,
         GradientMismatch,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from stageline.pipeline.model.own_schedule import read_plan
     from stageline.pipeline.model.traced.traced_layers import traced
     from stageline.pipeline.plan import Plan, PlanRefused
+    from stageline.pipeline.program import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
-    from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.stage.stage import Stage
     from stageline.workers.checkpoint.saved import NotSaved, load_weights
     from stageline.workers.errors import LineClosed, RunFailed
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
-    from stageline.workers.runtime.executor.losses import ComputeFailed
+    from stageline.workers.runtime.losses import ComputeFailed
     from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
     from stageline.workers.script.calls.page import Timetable
     from stageline.workers.script.line import Line
@@ -119,7 +119,7 @@ _MODULES = {  # where each name is defined
         "Source",
         "split_batch",
     ),
-    "stageline.pipeline.data.datasets.loader": (
+    "stageline.pipeline.data.loader": (
         "Loader",
         "StreamLoader",
     ),
@@ -146,7 +146,7 @@ _MODULES = {  # where each name is defined
         "schedule_names",
         "window_for",
     ),
-    "stageline.pipeline.schedule.check": (
+    "stageline.pipeline.program": (
         "Costs",
         "UnsoundSchedule",
         "Verdict",
@@ -179,7 +179,7 @@ _MODULES = {  # where each name is defined
     ),
     "stageline.workers.runs.folder": ("NoSuchRun",),
     "stageline.workers.runs.result": ("Result",),
-    "stageline.workers.runtime.executor.losses": ("ComputeFailed",),
+    "stageline.workers.runtime.losses": ("ComputeFailed",),
     "stageline.workers.script.callbacks": (
         "Callback",
         "Fitted",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stageline.broker.control.sqlite_store import SqliteReader
 from stageline.broker.coordinator.records import OBSERVED
-from stageline.broker.stores.sqlite import SqliteReader
 from support.redis_server import RedisServer
 from support.workspace import MODEL, Workspace, free_port, until, wait_for
 

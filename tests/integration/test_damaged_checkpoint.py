@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stageline.broker.stores.sqlite import SqliteStore
+from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin
 from stageline.workers.runs import folder as runs

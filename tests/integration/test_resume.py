@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.stores.sqlite import SqliteStore
+from stageline.broker.control.sqlite_store import SqliteStore
 from support.workspace import DATA, Command, Workspace, free_port, until, wait_for
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=40")

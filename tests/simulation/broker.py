@@ -11,10 +11,10 @@ from simulation.process import SimulatedProcess
 from stageline.broker.control.messages import Answer, Ask, ToBroker
 from stageline.broker.control.protocol import decode_to_broker
 from stageline.broker.control.records import StepRecord
+from stageline.broker.control.store import Fact, MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.state import Life, Outgoing
-from stageline.broker.stores.base import Fact, MemoryStore
 
 TICK = 0.1  # seconds
 

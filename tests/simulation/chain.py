@@ -28,7 +28,7 @@ from stageline.pipeline.schedule import Kind, Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.call_sequence import CallSequence
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers, encode_call
-from stageline.workers.runtime.executor.executor import Sums
+from stageline.workers.runtime.executor import Sums
 from stageline.workers.runtime.plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
 from support.programs import calls_of
 

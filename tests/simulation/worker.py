@@ -19,8 +19,7 @@ from simulation.scenario import Scenario
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, FromBroker, Hello, Refused
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.ends import QueueOptions
-from stageline.pipeline.program import Instruction, Per, Program
-from stageline.pipeline.schedule.check import check_schedule
+from stageline.pipeline.program import Instruction, Per, Program, check_schedule
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import Announced, Rhythm, SnapshotHooks, restore
 from stageline.workers.control.commands import CommandHandler, SavedWeights

@@ -19,11 +19,11 @@ from stageline.broker.control.messages import (
     ToBroker,
 )
 from stageline.broker.control.records import Inspection, StepRecord
+from stageline.broker.control.store import MemoryStore, Store
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import Leases
-from stageline.broker.stores.base import MemoryStore, Store
 from stageline.pipeline.schedule import make_schedule
 
 PLAN = "d" * 64

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from stageline.broker.control.messages import CONTROL_VERSION, Exited, FromBroker, Hello, Report, Stop, Trim
+from stageline.broker.control.store import Store
 from stageline.broker.coordinator.run import RunConfig
 from stageline.broker.ledger.losses import EXIT_GRACE
-from stageline.broker.stores.base import Store
 from support.conversation import TERMS, Conversation, name, steps
 
 REPLACING = replace(TERMS, restarts=2, snapshots=True)

@@ -6,7 +6,7 @@ import msgspec
 
 from stageline.broker.control.messages import Hello, Report
 from stageline.broker.control.records import Wait, WorkerRecord
-from stageline.broker.stores.base import Store
+from stageline.broker.control.store import Store
 from support.conversation import SNAPSHOTS, Conversation, hello, name, report, steps
 
 SCRIPT = 2

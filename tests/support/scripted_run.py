@@ -35,9 +35,9 @@ from stageline.workers.runtime.calls import (
     encode_call,
     settled_call,
 )
-from stageline.workers.runtime.executor.executor import Executor
-from stageline.workers.runtime.executor.metric_value import Metric
+from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop
+from stageline.workers.runtime.metric_value import Metric
 from stageline.workers.runtime.plan_calls import ENDLESS
 from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import take_turns

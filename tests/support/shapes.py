@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+from stageline.pipeline.program import Costs, Timed, Verdict, check_schedule
 from stageline.pipeline.schedule import Action, Kind, Placement, Schedule, ScheduleRefused, make_schedule
-from stageline.pipeline.schedule.check import Costs, Timed, Verdict, check_schedule
 
 
 def line(stages: int) -> Placement:

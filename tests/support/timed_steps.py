@@ -2,9 +2,8 @@
 
 from stageline.pipeline.choice import StepActions
 from stageline.pipeline.choice.measured import ActionTimes
-from stageline.pipeline.program import Program
+from stageline.pipeline.program import Costs, Program, check_schedule
 from stageline.pipeline.schedule import Schedule
-from stageline.pipeline.schedule.check import Costs, check_schedule
 
 
 def steps_of(checked: Schedule | Program, costs: Costs, *, clocks: float = 100.0) -> list[StepActions]:

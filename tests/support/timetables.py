@@ -2,8 +2,8 @@
 
 from random import Random
 
+from stageline.pipeline.program import Timed, check_schedule
 from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.schedule.check import Timed, check_schedule
 from support.shapes import line
 
 

@@ -18,8 +18,8 @@ import msgspec
 import torch
 
 from stageline.broker.control.records import EvaluationRecord
+from stageline.broker.control.store import Fact
 from stageline.broker.ledger.evaluations import fact_of, record_of
-from stageline.broker.stores.base import Fact
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.features.versions import InFlight, Previous
 from stageline.pipeline.retry import passing_fault

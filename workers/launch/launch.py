@@ -18,8 +18,8 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Spawn
 from stageline.pipeline.process.signals import Signals
+from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Schedule
-from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.disk.owned_folder import demand_short_socket_paths
 from stageline.workers.extras.preflight.transcript import FirstBatches, Transcript, goes_on

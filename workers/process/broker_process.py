@@ -21,13 +21,13 @@ from stageline.broker.control.channel import Envelope, Received, ServerChannel
 from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Exited, Failed, Goodbye, Refused, StopRun
 from stageline.broker.control.protocol import KEY_BYTES, decode_to_broker, encode
 from stageline.broker.control.records import RunLength
+from stageline.broker.control.store import StoreUnusable
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.state import EventLog, Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
-from stageline.broker.stores.base import StoreUnusable
 from stageline.broker.transports.base import backend_of, open_server
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode

@@ -21,7 +21,7 @@ from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs.metrics_file import MetricsNotWritten
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.losses import ComputeFailed
 
 RESUME_AS_A_WHOLE = (
     "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "

@@ -14,12 +14,12 @@ from time import monotonic, sleep, time
 import torch
 
 from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, Trim
+from stageline.broker.control.sqlite_store import SqliteStore
+from stageline.broker.control.store import Store
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BrokerError
-from stageline.broker.stores.base import Store
-from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.features.ties import copies_in
 from stageline.workers.checkpoint.saved import save_weights
@@ -28,9 +28,9 @@ from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome
-from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.turns import SharedQueues, Stuck, take_turns
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of

@@ -25,14 +25,14 @@ from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import Position
-from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
 from .failures import failures_reported, plain, withheld
-from .group.group import StageGroups
+from .group import StageGroups
 from .join import note_own
 from .open_queues import open_queues, reachable
 from .stand_ins import StandIns, elastic_stages

@@ -34,8 +34,8 @@ from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.disk.memory import give_back_memory, keep_freed_memory
 from stageline.workers.disk.owned_folder import OwnedFolder
-from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.losses import ComputeFailed
 
 from .failures import lacks_resources, why_it_leaves
 from .join import tell_script, why_not_own

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stageline.broker.stores.sqlite import LONGEST_PATH
+from stageline.broker.control.sqlite_store import LONGEST_PATH
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.errors import Afresh, EachOnce

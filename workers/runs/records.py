@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
+from stageline.broker.control.sqlite_store import SqliteReader
+from stageline.broker.control.store import MemoryStore, Store, StoredRun
 from stageline.broker.coordinator.records import OBSERVED
 from stageline.broker.coordinator.run import RunOutcome, RunPhase
-from stageline.broker.stores.base import MemoryStore, Store, StoredRun
-from stageline.broker.stores.sqlite import SqliteReader
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError

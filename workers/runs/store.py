@@ -6,15 +6,15 @@ Of a run that is over, it gives the measured timetable: when each action began a
 from collections.abc import Callable
 from contextlib import closing
 
+from stageline.broker.control.sqlite_store import SqliteStore
+from stageline.broker.control.store import Store
 from stageline.broker.errors import BrokerError
 from stageline.broker.ledger.ledger import timed_actions
-from stageline.broker.stores.base import Store
-from stageline.broker.stores.sqlite import SqliteStore
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline import retry
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Schedule
-from stageline.pipeline.schedule.check import Timed
 
 from . import folder as runs
 

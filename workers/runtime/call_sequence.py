@@ -17,7 +17,7 @@ from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree
 
 from .calls import Call, CallFeed, CallKind, CallRefused, Position, answers, decode_call, instructions_of
-from .executor.executor import Executor
+from .executor import Executor
 
 SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
 Keep = Callable[[int], object]  # saves the state after so many steps

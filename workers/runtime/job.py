@@ -34,6 +34,7 @@ from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.keys.models import function_of, numbered
 from stageline.pipeline.program import (
+    Costs,
     Evaluation,
     NormClipping,
     Pass,
@@ -43,15 +44,16 @@ from stageline.pipeline.program import (
     ScriptCalls,
     SumExchange,
     TiedStages,
+    Verdict,
+    check_schedule,
     compile_program,
 )
 from stageline.pipeline.schedule import Schedule
-from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed
-from .executor.executor import Executor
-from .executor.metric_value import Metric
+from .executor import Executor
+from .metric_value import Metric
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
 from .queue_keys import queue_key
 from .sample_order import made_order, order_of

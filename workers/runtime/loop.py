@@ -27,7 +27,7 @@ from stageline.workers.runs.metrics import MetricsLine, StepMetrics, evaluation_
 
 from .call_sequence import CallSequence, Keep, SaveStages
 from .calls import CallKind, Position
-from .executor.executor import Executor
+from .executor import Executor
 from .machine import AwaitCredit, AwaitOrder, Command, Compute, Finish, Machine, Take
 from .orders import LONGEST, OrderMissing, StepOrders
 from .outbound_queues import OutboundQueues

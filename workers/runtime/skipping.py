@@ -27,9 +27,9 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
 
-from .executor.executor import Executor
-from .executor.losses import BadMicrobatch, ComputeFailed, Culprit
+from .executor import Executor
 from .job import Job
+from .losses import BadMicrobatch, ComputeFailed, Culprit
 from .worker_feature import WorkerFeature, WorkerPlace
 
 FOLDER = "skipped"

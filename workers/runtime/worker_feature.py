@@ -24,10 +24,10 @@ from stageline.workers.runs.metrics import MetricsLine
 from stageline.workers.runs.metrics_file import MetricsFile
 
 from .call_sequence import Keep, SaveStages
-from .executor.executor import Executor
-from .executor.losses import ComputeFailed
+from .executor import Executor
 from .job import Job
 from .loop import PATIENCE, WorkerLoop
+from .losses import ComputeFailed
 from .orders import StepOrders
 from .progress import Progress
 

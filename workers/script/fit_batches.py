@@ -15,7 +15,7 @@ from itertools import count, islice
 from typing import Any
 
 from stageline.pipeline.data import Batch
-from stageline.pipeline.data.datasets.loader import Loader, StreamLoader
+from stageline.pipeline.data.loader import Loader, StreamLoader
 from stageline.pipeline.errors import DataError
 from stageline.workers.script.calls.batch_record import DiffersFrom
 

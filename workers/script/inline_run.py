@@ -23,10 +23,10 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers
-from stageline.workers.runtime.executor.executor import Executor
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import coded_queue
 from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import SharedQueues, take_turns

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from stageline.broker.control.channel import ClientChannel, ServerChannel
-from stageline.broker.stores.base import KEPT_STEPS, Store
+from stageline.broker.control.store import KEPT_STEPS, Store
 from stageline.broker.transports.base import Backend
 from stageline.pipeline.addresses import is_elsewhere, register, unclear_password
 

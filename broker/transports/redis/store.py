@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.stores.base import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
+from stageline.broker.control.store import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
 
 from .answers import RedisAway, RedisKeyTaken, RedisRefusal, RedisUnfit, sound
 from .connection import RedisLink

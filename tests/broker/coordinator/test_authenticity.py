@@ -22,13 +22,13 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.protocol import RunKeys, decode_to_broker, encode
 from stageline.broker.control.records import WorkerRecord
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator, Reception
 from stageline.broker.coordinator.records import facts_of
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.state import Life
 from stageline.broker.errors import BadMessage
 from stageline.broker.ledger.losses import MOST
-from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, finished, hello, name, report, steps
 
 KEYS = RunKeys("run-1", b"k" * 32)

@@ -6,10 +6,10 @@ import pytest
 
 from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder, StepRecord
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.ledger.ledger import packed_times
-from stageline.broker.stores.base import MemoryStore
+from stageline.pipeline.program import Costs, check_schedule
 from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from support.conversation import SNAPSHOTS, Conversation, Sends, hello, name, report
 from support.shapes import line
 

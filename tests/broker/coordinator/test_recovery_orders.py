@@ -22,10 +22,10 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.records import StepRecord, WorkerRecord
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.records import facts_of
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.state import Life
-from stageline.broker.stores.base import MemoryStore
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Conversation
 

@@ -18,10 +18,10 @@ from stageline.broker.control.messages import (
     StopRun,
 )
 from stageline.broker.control.records import WorkerRecord
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.state import Life
 from stageline.broker.ledger.recovery import EarlierRun
-from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, hello, name, steps
 
 MEMORY = WorkerRecord("run-1", 0, 40, 47)

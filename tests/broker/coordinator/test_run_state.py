@@ -8,10 +8,10 @@ import pytest
 
 from stageline.broker.control.messages import Exited, Failed, StopRun
 from stageline.broker.control.records import WorkerRecord
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.run import run_of
 from stageline.broker.coordinator.state import OVER, TRANSITIONS, IllegalRunEvent, Life, RunEvent, RunLifecycle
 from stageline.broker.ledger.losses import PARTING
-from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, Conversation, finished, having_read, hello, name, report, steps
 
 S, E = Life, RunEvent

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from stageline.broker.control.messages import Assigned, FromBroker, Hello, Refused, Standby, Stop, Trim
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.state import Life
-from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, Conversation, having_read, hello, name, report
 from support.scripted import (
     SCRIPT,

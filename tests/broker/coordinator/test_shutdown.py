@@ -4,10 +4,10 @@ import pytest
 
 from stageline.broker.control.messages import Exited, Goodbye, Refused, Report, Stop, StopRun
 from stageline.broker.control.records import EvaluationRecord
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import DELAY, OtherRun, RunConfig, RunPhase, run_of
 from stageline.broker.ledger.losses import PARTING
-from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, name, report, steps
 
 INTERRUPT = StopRun("interrupted", at_step_end=True)

@@ -24,9 +24,9 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.records import WorkerRecord
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.state import Life
-from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, TERMS, Conversation, name, steps
 
 REPLACING = replace(TERMS, restarts=2, snapshots=True)

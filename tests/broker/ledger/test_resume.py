@@ -5,11 +5,11 @@ import pytest
 
 from stageline.broker.control.messages import Answer, Ask, Assigned, FromBroker, Hello, Refused, Report, Standby, Stop
 from stageline.broker.control.records import Inspection, WorkerRecord
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.state import Life
 from stageline.broker.ledger.recovery import CheckpointPoll, ResumePoint
 from stageline.broker.ledger.registry import Member, Registry
-from stageline.broker.stores.base import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, Conversation, having_read, hello, name, steps
 
 BOTH = ((0,), (1,))

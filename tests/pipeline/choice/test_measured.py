@@ -6,9 +6,8 @@ import pytest
 
 from stageline.pipeline.choice import MeasuredTimes, StepActions
 from stageline.pipeline.choice.measured import ActionTimes
-from stageline.pipeline.program import Program, TiedStages, Ties, compile_program
+from stageline.pipeline.program import Costs, Program, TiedStages, Ties, check_schedule, compile_program
 from stageline.pipeline.schedule import Action, Kind, Placement, Schedule, make_schedule
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from support.shapes import line, looped
 from support.timed_steps import steps_of
 

@@ -3,8 +3,8 @@
 import pytest
 
 from stageline.pipeline.choice import MeasuredTimes, RankedSchedule, Ranking, StageBytes
+from stageline.pipeline.program import Costs
 from stageline.pipeline.schedule import Placement, make_schedule, schedule_names
-from stageline.pipeline.schedule.check import Costs
 from support.shapes import line, looped
 from support.timed_steps import steps_of
 

@@ -6,8 +6,8 @@ import pytest
 
 from stageline.pipeline.choice import ChosenSchedule, MeasuredTimes, ScheduleReview, StageBytes
 from stageline.pipeline.choice.review import REVIEW
+from stageline.pipeline.program import Costs
 from stageline.pipeline.schedule import make_schedule, schedule_names
-from stageline.pipeline.schedule.check import Costs
 from support.shapes import line
 from support.timed_steps import steps_of
 

@@ -6,7 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from stageline.pipeline.program import NormClipping, Op, Program, TiedStages, Ties, compile_program
+from stageline.pipeline.program import (
+    Costs,
+    NormClipping,
+    Op,
+    Program,
+    TiedStages,
+    Ties,
+    UnsoundSchedule,
+    check_schedule,
+    compile_program,
+)
 from stageline.pipeline.schedule import (
     Action,
     Kind,
@@ -16,7 +26,6 @@ from stageline.pipeline.schedule import (
     make_schedule,
     schedule_names,
 )
-from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, check_schedule
 from support.shapes import accepted, line, looped, scattered
 
 SHAPES: list[Placement] = [((0,),), line(2), line(4), looped(2, 2), ((0, 3), (1,), (2,)), scattered(5, 1)]

@@ -8,9 +8,8 @@ import pytest
 from msgspec import structs
 
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.program import CacheUse, Instruction, Op, Program, TiedStages, compile_program
+from stageline.pipeline.program import CacheUse, Instruction, Op, Program, TiedStages, check_schedule, compile_program
 from stageline.pipeline.schedule import Action, Kind, forward_only, make_schedule
-from stageline.pipeline.schedule.check import check_schedule
 from stageline.workers.runtime.calls import Call, CallKind, Position, answers, instructions_of
 from stageline.workers.runtime.plan_calls import PlanCalls
 from support.programs import calls_of

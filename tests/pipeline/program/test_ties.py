@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from stageline.pipeline.program import Program, Tied, TiedStages, Ties, compile_program
+from stageline.pipeline.program import Costs, Program, Tied, TiedStages, Ties, check_schedule, compile_program
 from stageline.pipeline.schedule import (
     Action,
     Kind,
@@ -14,7 +14,6 @@ from stageline.pipeline.schedule import (
     make_schedule,
     schedule_names,
 )
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from support.shapes import accepted, by_hand, line, looped, scattered, times
 
 SHAPES: list[Placement] = [line(2), line(4), looped(2, 2), ((0, 3), (1,), (2,)), scattered(5, 1)]

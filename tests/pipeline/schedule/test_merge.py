@@ -2,11 +2,11 @@
 
 import pytest
 
+from stageline.pipeline.program import Timed, check_schedule
 from stageline.pipeline.schedule import (
     Kind,
     make_schedule,
 )
-from stageline.pipeline.schedule.check import Timed, check_schedule
 from support.shapes import drawn, line, scattered
 
 

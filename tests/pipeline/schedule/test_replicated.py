@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.pipeline.program import Program, SumExchange, compile_program
+from stageline.pipeline.program import Costs, Program, SumExchange, check_schedule, compile_program
 from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from stageline.pipeline.schedule.replicated import NAMES
 
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from stageline.pipeline.program import TiedStages, compile_program
+from stageline.pipeline.program import Costs, TiedStages, check_schedule, compile_program
 from stageline.pipeline.schedule import ONCE_PER_STEP, Kind, Schedule, make_schedule
-from stageline.pipeline.schedule.check import Costs, check_schedule
 from support.shapes import accepted, drawn, line
 
 SPLITS = [(1, 1, 1), (2, 2, 1), (3, 2, 2), (4, 3, 2), (2, 5, 2)]  # times of F, I and W, none shorter than W

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.coordinator.run import run_of
-from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import PlanRefused
 from stageline.workers.checkpoint.recut import continued, needs_recut
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged

@@ -38,12 +38,12 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.protocol import RunKeys, decode_from_broker, encode, sealed
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import Leases
-from stageline.broker.stores.base import MemoryStore
 from stageline.broker.transports.base import open_server
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import Action, Kind, make_schedule
@@ -408,7 +408,7 @@ from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.transports.base import open_server
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import (Leases)
-from stageline.broker.stores.sqlite import SqliteStore
+from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.process.broker_process import serve_channel
 

@@ -13,7 +13,7 @@ from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.session import Stopped
 from stageline.workers.process.failures import failures_reported, withheld
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.losses import ComputeFailed
 
 
 class SentMessages(list):

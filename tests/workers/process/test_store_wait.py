@@ -9,9 +9,9 @@ import pytest
 from stageline.broker.control.channel import Envelope, Received
 from stageline.broker.control.messages import Ask, Exited, Failed, Goodbye, StopRun, ToBroker
 from stageline.broker.control.protocol import RunKeys, encode
+from stageline.broker.control.store import MemoryStore, StoreUnusable
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.run import run_of
-from stageline.broker.stores.base import MemoryStore, StoreUnusable
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.process import broker_process as store_wait
 from stageline.workers.process.broker_process import MOST, StoreWait

@@ -14,8 +14,8 @@ from stageline.pipeline.plan import read_plan
 from stageline.workers.process import worker_process as process
 from stageline.workers.process.worker import Worker, WorkerOptions
 from stageline.workers.process.worker_process import run_worker, warm_up
-from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import prepare
+from stageline.workers.runtime.losses import ComputeFailed
 from support.paths import EXAMPLES
 from support.workspace import Workspace
 

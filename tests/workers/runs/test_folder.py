@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.stores.sqlite import LONGEST_PATH, SqliteStore
+from stageline.broker.control.sqlite_store import LONGEST_PATH, SqliteStore
 from stageline.pipeline.plan import Plan, PlanRefused, read_plan
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs

@@ -5,9 +5,9 @@ from contextlib import closing
 import pytest
 
 from stageline.broker.control.records import StepRecord
+from stageline.broker.control.sqlite_store import SqliteStore
+from stageline.broker.control.store import MemoryStore
 from stageline.broker.ledger.ledger import packed_times
-from stageline.broker.stores.base import MemoryStore
-from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.runs import folder as runs

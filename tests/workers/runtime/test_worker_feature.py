@@ -15,8 +15,8 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.disk.background_writer import BackgroundWriter
-from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import prepare
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import REGISTERED, WorkerFeature, composed, explained, has_room
 from support.workspace import Workspace

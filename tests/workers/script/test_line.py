@@ -13,7 +13,7 @@ from torch.nn import functional
 import stageline
 from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
 from stageline.pipeline.stage.layers.seeded_layers import layer_seed
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.script.arguments.arguments import LineOptions
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)

@@ -14,7 +14,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.workers.cli import options
-from stageline.workers.cli.display.output import say
+from stageline.workers.cli.output import say
 
 if TYPE_CHECKING:
     from stageline.pipeline.process.child import Child

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from stageline.workers.cli.display.output import say
+from stageline.workers.cli.output import say
 
 SCHEMA = ".stageline.schema.json"
 TEMPLATES = ("stageline.toml", "model.py", "data.py")

@@ -12,8 +12,8 @@ import msgspec
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
-from stageline.workers.cli.display.estimate import show_chosen, tight_lines
-from stageline.workers.cli.display.output import counted, say, share, show, size, span
+from stageline.workers.cli.estimate import show_chosen, tight_lines
+from stageline.workers.cli.output import counted, say, share, show, size, span
 
 if TYPE_CHECKING:  # slow to import
     from stageline.workers.extras.preflight.trial_result import Estimate
@@ -47,7 +47,7 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
         return
     read = options.plan_of(config, sets)
     if hosts is not None:
-        from stageline.workers.cli.display.estimate import show_fit
+        from stageline.workers.cli.estimate import show_fit
         from stageline.workers.launch.trials import fitted
 
         found_fit = fitted(read, options.plan_arguments(config, sets), hosts)

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from stageline.workers.cli import options
-from stageline.workers.cli.display.output import counted, say, show
+from stageline.workers.cli.output import counted, say, show
 
 if TYPE_CHECKING:  # loads torch
     from stageline.workers.extras.taps.probe import ProbeReport

@@ -14,8 +14,8 @@ from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import options
-from stageline.workers.cli.display.output import say
 from stageline.workers.cli.logs import log_to_stderr
+from stageline.workers.cli.output import say
 
 if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan

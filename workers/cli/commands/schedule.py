@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from stageline.pipeline.plan.tables import LONGEST_SCHEDULE, FileUnreadable, read_text
+from stageline.pipeline.program import Costs, Verdict, check_schedule
 from stageline.pipeline.schedule import (
     LISTED,
     Mode,
@@ -23,10 +24,9 @@ from stageline.pipeline.schedule import (
     v_shaped,
     window_for,
 )
-from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from stageline.workers.cli import options
-from stageline.workers.cli.display.output import counted, share, show
 from stageline.workers.cli.errors import suggestion
+from stageline.workers.cli.output import counted, share, show
 from stageline.workers.extras import drawing as timetable
 
 MAX_FORWARDS = 20_000  # drawing and measuring more takes minutes

@@ -11,12 +11,12 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
-from stageline.pipeline.schedule.check import Timed
+from stageline.pipeline.program import Timed
 from stageline.workers.cli import options
-from stageline.workers.cli.display.estimate import chosen_lines, tight_lines
-from stageline.workers.cli.display.output import counted, say, summary
 from stageline.workers.cli.errors import CommandFailed
+from stageline.workers.cli.estimate import chosen_lines, tight_lines
 from stageline.workers.cli.logs import log_to_stderr
+from stageline.workers.cli.output import counted, say, summary
 from stageline.workers.extras import drawing as timetable
 from stageline.workers.runs.folder import RESULT
 from stageline.workers.runs.owner import StartingRun
@@ -85,7 +85,7 @@ def _train(
         exit_at_once(number)
 
     with starting, Signals(on_first=leave):
-        from stageline.workers.cli.display.progress import progress_of
+        from stageline.workers.cli.progress import progress_of
         from stageline.workers.launch.launch import prepare_launch, run_launch
 
         launch = prepare_launch(plan, arguments, processes, resume, spares, starting.id)

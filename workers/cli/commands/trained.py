@@ -13,7 +13,7 @@ import msgspec
 
 from stageline.pipeline.process.signals import as_interrupts
 from stageline.workers.cli import options
-from stageline.workers.cli.display.output import counted, say, show
+from stageline.workers.cli.output import counted, say, show
 
 if TYPE_CHECKING:
     from stageline.workers.extras.exchange.load import RunModel

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import ONCE_PER_STEP, Kind
-from stageline.pipeline.schedule.check import Timed
 
 WORDS: dict[str, str] = {
     Kind.FORWARD: "forward",

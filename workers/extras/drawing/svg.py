@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
+from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import ONCE_PER_STEP, Kind
-from stageline.pipeline.schedule.check import Timed
 
 from .sheet import OTHER, WORDS, Sheet
 

@@ -8,8 +8,8 @@ worker 1     F0 B0███ F1 B1███        33%
 import math
 from collections.abc import Callable, Sequence
 
+from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Kind
-from stageline.pipeline.schedule.check import Timed
 
 from .sheet import OTHER, WORDS, Sheet
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.program import Costs, check_schedule
 from stageline.pipeline.schedule import make_schedule, window_for
-from stageline.pipeline.schedule.check import Costs, check_schedule
 
 from .chain import ChainSearch, HostChain, LayerTimes, carried
 from .hosts import Hosts

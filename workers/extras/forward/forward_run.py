@@ -31,8 +31,8 @@ from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
 from stageline.workers.runtime.calls import AHEAD, CallKind
-from stageline.workers.runtime.executor.losses import ComputeFailed
-from stageline.workers.runtime.executor.metric_value import Metric
+from stageline.workers.runtime.losses import ComputeFailed
+from stageline.workers.runtime.metric_value import Metric
 from stageline.workers.script.arguments.arguments import LineOptions, Workers
 from stageline.workers.script.arguments.checks import demand_batch
 from stageline.workers.script.arguments.model_weights import ModelWeights

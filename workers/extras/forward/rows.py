@@ -11,7 +11,7 @@ from stageline.pipeline.model.load import base_folder, load_function, load_sourc
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.loss import Loss
 from stageline.workers.extras.exchange.load import RunModel
-from stageline.workers.runtime.executor.metric_value import Metric
+from stageline.workers.runtime.metric_value import Metric
 from stageline.workers.script.arguments.arguments import Workers
 
 from .forward_run import ForwardRun, Measured, Tell

@@ -17,9 +17,9 @@ from stageline.pipeline.program import Program
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.executor.executor import Executor
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.losses import ComputeFailed
 
 from .cache import PrefixCacheFailed
 

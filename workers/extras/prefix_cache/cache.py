@@ -28,7 +28,7 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.retry import Note, persist, reason_of
 from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.disk.atomic_file import make_folder, sync
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.losses import ComputeFailed
 
 from .header import CachedLeaf, CacheHeader, difference, read_header, write_header
 from .row_file import RowFile

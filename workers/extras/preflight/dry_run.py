@@ -37,8 +37,8 @@ from stageline.pipeline.stage.layers.file_memory import LEAST
 from stageline.pipeline.stage.layers.memory import own_copy
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
-from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.queue_keys import queue_key
 
 from .trial_result import StageEstimate

@@ -13,8 +13,8 @@ from math import ceil
 from stageline.broker.queues.log import SPILL
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
+from stageline.pipeline.program import check_schedule
 from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names
-from stageline.pipeline.schedule.check import check_schedule
 from stageline.workers.runtime.job import Job, prepare
 
 from .dry_run import UNWATCHED, TrialWatch, dry_run, further_copies

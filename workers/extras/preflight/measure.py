@@ -14,14 +14,14 @@ from stageline.pipeline.features.ties import SharedParameters
 from stageline.pipeline.model.edges import EACH_LAYER
 from stageline.pipeline.model.layer_costs import CutWish, LayerCost, chosen_edges
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.program import check_schedule
 from stageline.pipeline.schedule import DELAYED, Action, Kind, ScheduleRefused, make_schedule
-from stageline.pipeline.schedule.check import check_schedule
 from stageline.pipeline.stage.layers.memory import own_copy
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
-from stageline.workers.runtime.executor.executor import Executor
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.losses import ComputeFailed
 
 from .trial_result import MeasuredCut, MeasuredLayers
 from .trial_stages import TrialStages

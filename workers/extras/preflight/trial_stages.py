@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree, leaves, tensors
-from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.stage_memory import offload_state
 

@@ -37,8 +37,8 @@ from stageline.workers.disk.atomic_file import draft_of, publish, sync, write_js
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.disk.tensor_file import Unsaveable
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.executor.losses import ComputeFailed, Culprit
 from stageline.workers.runtime.loop import PATIENCE
+from stageline.workers.runtime.losses import ComputeFailed, Culprit
 from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 

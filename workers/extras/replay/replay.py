@@ -26,8 +26,8 @@ from stageline.pipeline.tree import Tree, describe
 from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_snapshot
-from stageline.workers.runtime.executor.losses import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.skipping import SkipLog, Skipping, leaves_out
 from stageline.workers.runtime.worker_feature import composed
 

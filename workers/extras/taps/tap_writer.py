@@ -27,7 +27,7 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, write_json
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter, WriteFailed
 from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
-from stageline.workers.runtime.executor.executor import Executor
+from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.skipping import MARK

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from stageline.pipeline.program import Timed, check_schedule
 from stageline.pipeline.schedule import Action, Kind, Schedule
-from stageline.pipeline.schedule.check import Timed, check_schedule
 from stageline.workers.extras.drawing import draw_svg, draw_text
 
 from .seen import Seen, draw_losses

@@ -9,7 +9,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from stageline.broker.stores.base import StoreUnusable
+from stageline.broker.control.store import StoreUnusable
 from stageline.broker.transports.redis import answers as redis_sizes
 from stageline.broker.transports.redis.answers import MOST_ELEMENTS, AnnouncedSizes, RedisGarbled, SizeRefused
 from stageline.broker.transports.redis.channel import RedisClientChannel, RedisServerChannel

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.stores.base import StoreUnusable
+from stageline.broker.control.store import StoreUnusable
 from stageline.broker.transports.redis.store import RedisStore
 from support.redis_server import shared_server
 

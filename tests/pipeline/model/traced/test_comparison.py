@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from stageline import Line, ModelRefused, PlanRefused, read_plan, traced
 from stageline.pipeline.model.cut import build_segments, cut_model
 from stageline.pipeline.model.weights.unallocated import made_without_memory
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.losses import ComputeFailed
 from support.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

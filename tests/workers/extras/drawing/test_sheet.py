@@ -2,8 +2,8 @@
 
 import pytest
 
+from stageline.pipeline.program import Timed, check_schedule
 from stageline.pipeline.schedule import Action, Kind, make_schedule
-from stageline.pipeline.schedule.check import Timed, check_schedule
 from stageline.workers.extras.drawing import draw_text
 from support.shapes import line, looped
 

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from stageline.pipeline.program import Costs, Timed, check_schedule
 from stageline.pipeline.schedule import Action, Kind, make_schedule, schedule_names, v_shaped
-from stageline.pipeline.schedule.check import Costs, Timed, check_schedule
 from stageline.workers.extras.drawing import draw_svg
 from support.paths import DOCS
 from support.shapes import looped

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stageline.pipeline.program import Costs, Timed, check_schedule
 from stageline.pipeline.schedule import Action, Kind, make_schedule
-from stageline.pipeline.schedule.check import Costs, Timed, check_schedule
 from stageline.workers.extras.drawing import draw_text
 from support.shapes import line
 from support.timetables import measured, planned

@@ -5,7 +5,7 @@ import pytest
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.extras.replay.records import Reason
 from stageline.workers.extras.replay.replay import Replayed, ReplayOutcome, ReplayTarget
-from stageline.workers.runtime.executor.losses import ComputeFailed
+from stageline.workers.runtime.losses import ComputeFailed
 from support.programs import calls_of
 
 RAISED = Reason(action="1F5", raised=True, reason="ValueError: one row only")

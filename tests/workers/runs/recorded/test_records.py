@@ -7,8 +7,8 @@ from time import time
 import msgspec
 import pytest
 
+from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.coordinator.records import OBSERVED
-from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.workers.runs.listing import ending_of, run_rows
 from stageline.workers.runs.owner import RunOwner, read_owner, write_owner

@@ -3,8 +3,8 @@
 import base64
 import re
 
+from stageline.pipeline.program import check_schedule
 from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.schedule.check import check_schedule
 from stageline.workers.script.calls.page import planned, timed_in, timetable_of
 
 SCHEDULE = make_schedule("1f1b", placement=[[0], [1]], microbatches=2)

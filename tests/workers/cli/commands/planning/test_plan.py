@@ -7,7 +7,7 @@ import pytest
 
 from stageline.pipeline import schedule
 from stageline.pipeline.plan.tables import flat
-from stageline.pipeline.schedule.check import check_schedule
+from stageline.pipeline.program import check_schedule
 
 
 def test_a_plan_is_shown_with_who_decided_each_key_and_what_the_stages_take(workspace, capsys):

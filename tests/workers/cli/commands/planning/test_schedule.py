@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from stageline.pipeline import schedule
-from stageline.pipeline.schedule.check import check_schedule
+from stageline.pipeline.program import check_schedule
 from stageline.workers.cli.app import run
 from stageline.workers.cli.commands.schedule import ABOUT
 

@@ -1,0 +1,255 @@
+"""Simulates a schedule's workers, given what actions and messages cost: when does each action start, and does any
+worker wait for ever?
+
+Each worker runs its list in order. It waits for the message that an action takes and, if the queue of the result has a
+window, for room in it. The result does not depend on the order in which the workers are visited.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Self
+
+from stageline.pipeline.program.complete import UnsoundSchedule
+from stageline.pipeline.schedule import Action, Kind, Schedule
+
+from .instruction import Op
+from .program import Program
+from .queue import Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Times, all in one unit: of each stage's actions for one microbatch, and of a message over each hop.
+
+    A backward takes as long as its two halves, `input` and `weight`. `latency[h]` is the one-way latency between stages
+    h and h+1; between two stages of one worker there is none, whatever its value, and between two that share parameters
+    it is that of the slowest hop on the way. To send and add gradients of those, and to clip, takes a stage no time.
+    """
+
+    forward: tuple[float, ...]
+    input: tuple[float, ...]
+    weight: tuple[float, ...]
+    update: tuple[float, ...]
+    latency: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` unless all are for the same stages."""
+        lengths = [len(each) for each in (self.forward, self.input, self.weight, self.update)]
+        if set(lengths) != {self.stages} or len(self.latency) != max(0, self.stages - 1):
+            raise ValueError(
+                f"costs are needed for every stage, and latencies for one hop less; forward, input, weight and update "
+                f"have {lengths}, latency has {len(self.latency)}"
+            )
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return len(self.forward)
+
+    @classmethod
+    def even(
+        cls,
+        stages: int,
+        *,
+        forward: float = 1,
+        backward: float = 2,
+        update: float = 0,
+        latency: float = 0,
+        frozen: Collection[int] = (),
+    ) -> Self:
+        """Return equal times for every stage and every hop. The halves of a backward take equally long; a `frozen`
+        stage, of which nothing is trained, has no second half."""
+        half = (backward / 2,) * stages
+        weight = tuple(0 if stage in frozen else each for stage, each in enumerate(half))
+        return cls((forward,) * stages, half, weight, (update,) * stages, (latency,) * (stages - 1))
+
+    def of(self, action: Action) -> float:
+        """The time that `action` takes."""
+        match action.kind:
+            case Kind.FORWARD:
+                return self.forward[action.stage]
+            case Kind.BACKWARD:
+                return self.input[action.stage] + self.weight[action.stage]
+            case Kind.INPUT:
+                return self.input[action.stage]
+            case Kind.WEIGHT:
+                return self.weight[action.stage]
+            case Kind.UPDATE:
+                return self.update[action.stage]
+            case _:
+                return 0
+
+
+class Deadlock(UnsoundSchedule):
+    """Workers wait for each other for ever; the text names what each of them waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An action that `worker` ran from `start` to `end`, planned or measured."""
+
+    worker: int
+    action: Action
+    start: float
+    end: float
+    step: int = 0
+
+
+def simulate(
+    program: Program, costs: Costs, steps: range, windows: Mapping[str, int]
+) -> tuple[list[Timed], dict[str, int]]:
+    """Returns every action with its times, and for each queue the most messages that can be put and not yet taken.
+
+    The times are for these costs; the numbers of messages hold for any costs, since they follow from the order of
+    actions alone. `windows` limits the messages in a queue (named "forward-1", "backward-0": what it carries, and the
+    stage that takes from it); a worker that would put more waits. Raises `Deadlock` if a worker waits for ever,
+    `ValueError` if the costs or windows do not fit the schedule.
+    """
+    pipeline = _Pipeline(program, costs, windows)
+    pipeline.run(steps)
+    return (
+        sorted(pipeline.timed, key=lambda timed: timed.start),
+        {name: queue.most for name, queue in pipeline.queues.items()},
+    )
+
+
+_Wait = tuple[int, Op, str]  # a step and its operation, and the queue that it can neither take from nor put into yet
+
+
+@dataclass(slots=True)
+class _TimedQueue:
+    """The messages that a queue has carried, numbered by their place in the lists."""
+
+    number: int  # among the queues
+    latency: float
+    window: int | None
+    puts: list[tuple[float, list[int]]] = field(default_factory=list)  # time, and the takes that the producer knew of
+    takes: list[float] = field(default_factory=list)
+    most: int = 0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What time it is at a worker, and of how many takes of each queue it knows."""
+
+    number: int
+    known: list[int]
+    time: float = 0
+
+
+class _Pipeline:
+    def __init__(self, program: Program, costs: Costs, windows: Mapping[str, int]) -> None:
+        self._program = program
+        self._schedule = program.schedule
+        self._costs = costs
+        used = {name for op in chain.from_iterable(program.step) for name in (*op.takes, *op.gives)}
+        queues = [queue for name, queue in program.queues.items() if name in used]
+        _check_fit(program.schedule, costs, windows, [queue.name for queue in queues])
+        self.queues = {
+            queue.name: _TimedQueue(
+                number,
+                latency=_latency(costs, program.schedule, queue),
+                window=windows.get(queue.name),
+            )
+            for number, queue in enumerate(queues)
+        }
+        self._stage = program.schedule.replicas.stage
+        self.timed: list[Timed] = []
+
+    def run(self, steps: range) -> None:
+        workers = range(len(self._schedule.placement))
+        runs = [self._run(_Worker(number, [0] * len(self.queues)), steps) for number in workers]
+        waits: list[_Wait | tuple[()] | None] = [() for _ in workers]  # (): not begun yet, None: at its end
+
+        def advances(worker: int) -> bool:
+            before = waits[worker]
+            waits[worker] = next(runs[worker], None)
+            return waits[worker] != before
+
+        while any(map(advances, workers)):
+            pass
+        if found := [self._described(worker, *wait) for worker, wait in enumerate(waits) if wait]:
+            raise Deadlock(f"schedule {self._schedule.name} deadlocks: {'; '.join(found)}")
+
+    def _run(self, worker: _Worker, steps: range) -> Iterator[_Wait]:
+        """Runs the worker's list; yields whenever it has to wait."""
+        for step, op in self._program.ops(worker.number, steps):
+            action = op.action
+            for wanted in op.takes:
+                while not _take(worker, self.queues[wanted]):
+                    yield step, op, wanted
+            end = worker.time + self._costs.of(action._replace(stage=self._stage(action.stage)))
+            self.timed.append(Timed(worker.number, action, worker.time, end, step))
+            worker.time = end
+            for target in op.gives:
+                while not _put(worker, self.queues[target]):
+                    yield step, op, target
+
+    def _described(self, worker: int, step: int, op: Op, name: str) -> str:
+        queue = self._program.queues[name]
+        at = f"worker {worker} waits at {op.name} of step {step}"
+        if name in op.takes:
+            return f"{at} for the {_CARRIED.get(queue.flow, f'message of {name}')} from {self._at(queue.source)}"
+        taken = len(self.queues[name].takes)
+        return f"{at} for room in {name}, of which {self._at(queue.target)} has taken {taken} messages"
+
+    def _at(self, stage: int | None) -> str:
+        if stage is None:
+            return "the script"
+        return f"stage {self._schedule.label(stage)} on worker {self._schedule.owner(stage)}"
+
+
+_CARRIED = {
+    "forward": "activation",
+    "backward": "gradient",
+    "tied": "gradient of shared parameters",
+    "subtotal": "gradient of shared parameters",
+    "sum": "sums of gradients",
+    "total": "total gradient of shared parameters",
+    "norms": "norms of gradients",
+    "clip": "norm to clip by",
+}
+
+
+def _latency(costs: Costs, schedule: Schedule, queue: Queue) -> float:
+    """A message within a worker takes no time; one between replicas as long as over the slowest hop of their stage."""
+    if queue.producer == queue.consumer or queue.source is None or queue.target is None:
+        return 0
+    one, other = schedule.replicas.stage(queue.source), schedule.replicas.stage(queue.target)
+    if one == other:
+        return max(costs.latency[max(0, one - 1) : one + 1], default=0)
+    return max(costs.latency[min(one, other) : max(one, other)])
+
+
+def _take(worker: _Worker, queue: _TimedQueue) -> bool:
+    if len(queue.takes) == len(queue.puts):
+        return False
+    put_at, known = queue.puts[len(queue.takes)]
+    worker.time = max(worker.time, put_at + queue.latency)
+    queue.takes.append(worker.time)
+    worker.known = list(map(max, worker.known, known))
+    worker.known[queue.number] = len(queue.takes)
+    return True
+
+
+def _put(worker: _Worker, queue: _TimedQueue) -> bool:
+    if queue.window is not None and (taken := len(queue.puts) + 1 - queue.window) > 0:
+        if len(queue.takes) < taken:
+            return False
+        worker.time = max(worker.time, queue.takes[taken - 1] + queue.latency)
+        worker.known[queue.number] = max(worker.known[queue.number], taken)
+    queue.puts.append((worker.time, worker.known.copy()))
+    queue.most = max(queue.most, len(queue.puts) - worker.known[queue.number])
+    return True
+
+
+def _check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int], queues: Sequence[str]) -> None:
+    """Raises `ValueError` unless the costs are for the schedule's stages and the windows for its queues."""
+    if costs.stages != schedule.stages:
+        raise ValueError(f"schedule {schedule.name} has {schedule.stages} stages, and the costs are for {costs.stages}")
+    for name, window in windows.items():
+        if name not in queues:
+            raise ValueError(f"there is a window for {name}, and the only queues are: {', '.join(queues) or 'none'}")
+        if window < 1:
+            raise ValueError(f"the window of {name} is {window}; nothing moves with less than 1")

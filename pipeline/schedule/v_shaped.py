@@ -1,0 +1,126 @@
+"""Schedules over a V: worker r of P owns stage r on the way down and stage 2 P - 1 - r on the way up.
+
+The last stage lies on worker 0, so a microbatch's backward begins where its forward did, and all workers hold equally
+many microbatches. Two of them are given as lists, which are torch's:
+
+    zb-v         ZB-V (arXiv 2405.15362): no bubble but the way down, if F, I and W take equally long
+    dualpipe-v   DualPipeV (DeepSeek-V3's report and repository): forwards and backwards in pairs of opposite direction
+
+    worker 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 ...        two workers, ZB-V
+    worker 1  ... 1F0 2F0 1F1 2I0 2W0 ...
+
+In a list, `F0` is the next forward of the worker's first stage, `I1` the next input gradient of its second one. A
+backward of a pair comes right after the forward: nothing computes two actions at once here.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from .action import Action, Kind, Lists
+from .shape import Shape
+
+
+def zb_v(shape: Shape) -> Lists:
+    """Each worker's list for one step, without updates. Raises `ScheduleRefused` if the stages lie otherwise."""
+    check_v_shaped(shape)
+    return tuple(_trained(shape, _zb_v(shape, worker)) for worker in range(shape.workers))
+
+
+def dualpipe_v(shape: Shape) -> Lists:
+    """The same. Raises `ScheduleRefused`, too, for less than 2 P microbatches."""
+    check_v_shaped(shape)
+    if shape.microbatches < 2 * shape.workers:
+        raise shape.refused(
+            f"it needs at least two microbatches for each worker, to have pairs; use {2 * shape.workers} or more, "
+            f"or zb-v"
+        )
+    return tuple(_trained(shape, _dualpipe_v(shape, worker)) for worker in range(shape.workers))
+
+
+def v_shaped(workers: int) -> tuple[tuple[int, int], ...]:
+    """The stages of each worker."""
+    return tuple((worker, 2 * workers - 1 - worker) for worker in range(workers))
+
+
+def check_v_shaped(shape: Shape) -> None:
+    """Raises `ScheduleRefused` unless the stages form a V over the workers."""
+    wanted = v_shaped(shape.workers)
+    if tuple(tuple(sorted(stages)) for stages in shape.placement) != wanted:
+        fits = shape.stages == 2 * shape.workers
+        way_out = f"place the stages as {[list(each) for each in wanted]}" if fits else "use two stages for each worker"
+        raise shape.refused(
+            f"its stages must form a V over the workers (worker r of P owns r and 2 P - 1 - r); {way_out}, or use zb-h1"
+        )
+
+
+def _zb_v(shape: Shape, worker: int) -> "_Turns":
+    behind, count = shape.workers - worker, max(2 * shape.workers - 1, shape.microbatches)
+    turns = _Turns(shape, worker)
+    turns.run("F0", 2 * behind - 1)
+    turns.run("F1 F0", worker)
+    turns.run("F1 I1 W1", behind)
+    while turns.ran["F1"] < turns.ran["F0"] or turns.ran["F0"] < count:
+        turns.run("F0", int(turns.ran["F0"] < count))
+        turns.run("I0 W0 F1 I1 W1")
+    turns.run("I0 I1", worker)
+    turns.run("I0 W0", behind)
+    turns.run("W1", turns.ran["I1"] - turns.ran["W1"])
+    turns.run("W0", turns.ran["I0"] - turns.ran["W0"])
+    return turns
+
+
+def _dualpipe_v(shape: Shape, worker: int) -> "_Turns":
+    """In eight parts, as in DeepSeek's repository. `W` is the second half of the oldest backward that was split."""
+    behind, here = shape.workers - 1 - worker, worker + 1
+    turns = _Turns(shape, worker)
+    turns.run("F0", 2 * behind)
+    turns.run("F0 F1", here)
+    turns.run("I1 W F1", behind)
+    turns.run("F0 B1 F1 B0", shape.microbatches - 2 * shape.workers + here)
+    turns.run("B1 F1 B0", behind)
+    split = here // 2  # from this pair on, in the middle of it on every second worker
+    turns.run("B1 B0", split)
+    turns.run("B1 I0" if worker % 2 == 0 else "I1 I0")
+    turns.run("I1 I0", here - split - 1)
+    turns.run("W I0", behind)
+    turns.run("W", here)
+    return turns
+
+
+class _Turns:
+    """What a worker runs, written as turns of its two stages; `ran` counts them."""
+
+    def __init__(self, shape: Shape, worker: int) -> None:
+        self._stages = v_shaped(shape.workers)[worker]
+        self._deferred: deque[Action] = deque()
+        self.ran: Counter[str] = Counter()
+        self.actions: list[Action] = []
+
+    def run(self, turns: str, times: int = 1) -> None:
+        for turn in turns.split() * times:
+            self._run(turn)
+
+    def _run(self, turn: str) -> None:
+        if turn == "W":
+            self.actions += [self._deferred.popleft()] if self._deferred else []
+            return
+        kind, stage = Kind(turn[0]), self._stages[int(turn[1])]
+        counted = f"I{turn[1]}" if kind is Kind.BACKWARD else turn
+        action = Action(kind, stage, self.ran[counted])
+        self.ran[counted] += 1
+        self.actions.append(action)
+        if kind is Kind.INPUT:
+            self._deferred.append(action._replace(kind=Kind.WEIGHT))
+
+
+def _trained(shape: Shape, turns: _Turns) -> tuple[Action, ...]:
+    """Without microbatches that the step does not have, and without backwards of stages that do not train."""
+
+    def kept() -> Iterator[Action]:
+        for action in turns.actions:
+            if action.microbatch < shape.microbatches and (
+                action.kind is Kind.FORWARD or action.stage >= shape.first_trainable
+            ):
+                yield action
+
+    return tuple(kept())

@@ -1,0 +1,216 @@
+"""The progress of a run on stderr: bars on a terminal, otherwise a line every few seconds."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from stageline.broker.control.messages import WAITS
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.printable import printable_line
+from stageline.pipeline.retry import TRIED
+from stageline.workers.cli.news import News
+from stageline.workers.cli.output import say, share
+from stageline.workers.launch.launch import Launch
+from stageline.workers.runs.folder import read_broker_url
+from stageline.workers.runs.result import Facts
+from stageline.workers.script.calls.news import ask
+
+INTERVAL = 5.0  # seconds between two lines
+WINDOW = 3.0  # seconds over which the rate is measured
+_INTERRUPTED = (ExitCode.SAVED, ExitCode.INTERRUPTED)
+
+
+@contextmanager
+def progress_of(launch: Launch) -> Iterator[Callable[[Facts], None]]:
+    """A context whose value is called with each new status of the broker."""
+    news = News(f"Its process was started again; see its log in {launch.folder}", partial(_why, launch.folder))
+    if not sys.stderr.isatty():
+        yield Lines(launch, news)
+        return
+    with Live(console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
+        yield Bars(launch, news, live)
+
+
+def _why(folder: Path) -> Facts | None:
+    """Return what the broker of the run in `folder` says that it waits for; None if there is none, or it does not
+    answer."""
+    url = read_broker_url(folder)
+    return None if url is None else ask(url, "why")
+
+
+class Lines:
+    """`step 120 of 460, loss 0.1234, 3456 samples/s, idle 12 %, 30 %`."""
+
+    def __init__(self, launch: Launch, news: News) -> None:
+        self._pace = Pace(launch)
+        self._news = news
+        self._printed = monotonic(), 0  # when progress was printed, and how many steps were finished then
+        self._phase = ""
+
+    def __call__(self, facts: Facts) -> None:
+        self._pace.record(facts)
+        for news in self._news.lines(facts):
+            say(f"stageline: {news}", err=True)
+        now, phase, finished = monotonic(), self._pace.phase(facts), self._pace.finished(facts)
+        printed, before = self._printed
+        if phase != self._phase:
+            self._phase = phase
+            say(f"stageline: {phase}", err=True)
+        elif facts["phase"] == "running" and now - printed >= INTERVAL and finished != before:
+            self._printed = now, finished
+            parts = (
+                f"step {finished} of {self._pace.steps}",
+                finished_loss(facts),
+                self._pace.rate,
+                f"idle {', '.join(map(share, self._pace.idle))}",
+            )
+            say(f"stageline: {', '.join(part for part in parts if part)}", err=True)
+
+
+class Bars:
+    """Draws a bar for the steps, and a line for each stage, in `live`."""
+
+    def __init__(self, launch: Launch, news: News, live: Live) -> None:
+        self._pace = Pace(launch)
+        self._news = news
+        self._label = launch.schedule.label
+        self._stages = range(launch.schedule.copies)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),  # it may contain what a worker says
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._task = self._progress.add_task("waiting for the broker", total=launch.steps, loss="", rate="")
+        self._live = live
+        live.update(self._progress)
+
+    def __call__(self, facts: Facts) -> None:
+        self._pace.record(facts)
+        for news in self._news.lines(facts):
+            self._live.console.print(
+                printable_line(f"stageline: {news}"), markup=False, highlight=False, soft_wrap=True
+            )
+        self._progress.update(
+            self._task,
+            description=printable_line(self._pace.phase(facts)),
+            completed=self._pace.finished(facts),
+            loss=finished_loss(facts),
+            rate=self._pace.rate,
+        )
+        self._live.update(Group(self._progress, self._stage_table(facts)))
+
+    def _stage_table(self, facts: Facts) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for stage in self._stages:
+            worker, activity = stage_activity(facts, stage)
+            idle = f"idle {share(self._pace.idle[worker]):>5}"
+            table.add_row(
+                *map(Text, (f"stage {self._label(stage)}", f"worker {worker}", idle, printable_line(activity)))
+            )
+        return table
+
+
+class Pace:
+    """Rates over a few seconds, which a single status does not hold."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._rows = launch.plan.data.batch_size * launch.plan.schedule.accumulate
+        self._history: deque[tuple[float, int]] = deque()  # time in seconds, steps finished
+        self.steps = launch.steps
+        self.idle = [0.0] * len(launch.plan.workers)  # each worker's share of idle time, 0 to 1
+
+    def record(self, facts: Facts) -> None:
+        """Take in a status."""
+        now = monotonic()
+        finished = self.finished(facts)
+        if self._history and finished < self._history[-1][1]:  # a lost stage does steps again
+            self._history.clear()
+        self._history.append((now, finished))
+        while now - self._history[0][0] > WINDOW and len(self._history) > 2:
+            self._history.popleft()
+        for worker in facts["workers"]:
+            if (idle := worker.get("idle")) is not None:
+                self.idle[worker["index"]] += (idle - self.idle[worker["index"]]) * 0.2
+
+    def finished(self, facts: Facts) -> int:
+        """The training steps that every stage has finished."""
+        return min(int(facts["finished_floor"]), self.steps)
+
+    @property
+    def rate(self) -> str:
+        """`3456 samples/s`."""
+        (earlier, before), (later, after) = self._history[0], self._history[-1]
+        rate = (after - before) * self._rows / (later - earlier) if later > earlier else 0.0
+        return f"{rate:.4g} samples/s"
+
+    def phase(self, facts: Facts) -> str:
+        """Return what the run as a whole is doing."""
+        if facts["phase"] in ("waiting", "running") and (blocked := _waiting_for_server(facts) or _fault(facts)):
+            return blocked
+        if facts.get("listening"):
+            return "the broker was started again: waiting for the workers to reconnect"
+        if facts["recollecting"]:
+            return "the broker has no records of the run: asking the workers how far it is"
+        if facts["missing"]:
+            return f"waiting for {_workers(facts['missing'])}"
+        if facts["phase"] == "running" and facts["finished_floor"] >= self.steps:
+            return "evaluating"
+        if facts["phase"] == "waiting":
+            return "waiting for the workers to connect their queues"
+        if facts["phase"] == "failed" and facts.get("code") in _INTERRUPTED:
+            return "interrupted"
+        return str(facts["phase"])
+
+
+def _workers(indices: Sequence[int]) -> str:
+    """`worker 1`, `workers 0, 1 and 3`."""
+    *others, last = map(str, indices)
+    return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
+
+
+def finished_loss(facts: Facts) -> str:
+    """`loss 0.1234`, of the newest step that every stage has finished, and where gradients are clipped, their norm; ""
+    before the first, and if it has no rows."""
+    last, norm = facts["finished_loss"], facts.get("gradient_norm")
+    loss = f"loss {last['loss']:.4g}" if last and last["loss"] is not None else ""
+    return f"{loss}, gradient norm {norm['norm']:.4g}" if loss and norm else loss
+
+
+def stage_activity(facts: Facts, stage: int) -> tuple[int, str]:
+    """The worker of a stage, and what it does for this stage now; "" while it computes another of its stages."""
+    worker = next(worker for worker in facts["workers"] if stage in worker["stages"])
+    now = str(worker.get("now", "starts"))
+    action = now.partition(" ")[0]
+    elsewhere = action[:1].isdigit() and not action.startswith(f"{stage}{action.lstrip('0123456789')[:1]}")
+    return worker["index"], "" if elsewhere else now
+
+
+def _waiting_for_server(facts: Facts) -> str:
+    """Return which worker waits for the server of its queues, and why; "" if none does."""
+    waits = ((row["index"], row["now"]) for row in facts["workers"] if row.get("trouble"))
+    return next((f"worker {index} {now}" for index, now in waits if now.startswith(WAITS)), "")
+
+
+def _fault(facts: Facts) -> str:
+    """Return what the broker or a worker cannot do for now, without the seconds, so that it is told once; "" if there
+    is nothing."""
+    faults = [
+        ("the broker", facts.get("fault")),
+        *((f"worker {row['index']}", row.get("fault")) for row in facts["workers"]),
+    ]
+    lacking = (f"{who} {str(fault).partition(TRIED)[0]}, and tries again" for who, fault in faults if fault)
+    return next(lacking, "")

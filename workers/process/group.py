@@ -1,0 +1,188 @@
+"""The processes that compute a stage together: this one, which leads, and members that it forks.
+
+    worker (the leader) ──forks──> member 1, member 2, ...     each with the model as it is, before anything is split
+      ├── a socket to each: the calls of its stage (`group_calls.py`)
+      ├── torch.distributed among all of them, on loopback: what their layers and their snapshots need
+      └── a lifeline: the members end with the leader, however it ends
+
+To the broker the group is one worker. If a member ends, or takes no part, the leader gives its place back and ends, and
+a new group begins at the checkpoint, with a store and ports of its own.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic, sleep
+
+from stageline.broker.ledger.losses import describe_status
+from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
+from stageline.pipeline.process.child import Fork
+from stageline.pipeline.stage.split_stage import LeadingStage, SplitStage, make_call
+from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.stage.stage_state import StageState
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.forked_copy import without_copies
+from stageline.workers.runtime.job import Job
+
+from .group_calls import encode_call, receive_call, send_call
+from .group_place import GroupPlace, call_unless, meeting_file
+
+PART_OF_ACTION = 0.8  # of the time that an action may take: the group names itself before the broker gives it up
+END_TIMEOUT = 2.0  # seconds for a member to end by itself
+SHOWS = 0.3  # seconds in which the end of a process shows, of which a connection has told
+_STDERR = 2
+_NOT_MET = "Wait timeout"  # in the error of torch's FileStore, of a process that waits for another there
+_LOOK = 0.01  # seconds between two looks at the members
+
+
+@dataclass(slots=True)
+class _Member:
+    rank: int
+    process: Fork
+    connection: socket.socket
+
+
+class StageGroups(AbstractContextManager["StageGroups"]):
+    """Makes the stages of a worker, that of several processes with a group."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._groups: list[Group] = []
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        for group in self._groups:
+            group.end(at_once=error is not None)
+
+    def make(self, stage: int) -> Stage:
+        """Raises `GroupLost`, and what making a stage raises."""
+        size = self._job.plan.stage_plan(self._job.schedule.replicas.stage(stage)).processes
+        if size == 1:
+            return self._job.stage(stage)
+        from stageline.pipeline.stage import splitting  # noqa: F401  # loads torch.distributed: members have it too
+
+        timeout = PART_OF_ACTION * self._job.plan.recovery.longest_action
+        group = Group(GroupPlace(self._job, stage, 0, size, meeting_file(), timeout))
+        self._groups.append(group)
+        with group.together():
+            return group.place.make(partial(LeadingStage, members=group), group.watch)
+
+
+class Group:
+    """A group as its leader has it. Forks the members."""
+
+    def __init__(self, place: GroupPlace) -> None:
+        self.place = place
+        self._members: list[_Member] = []
+        self._left = False  # a thread is left that waits for the members to meet
+        for rank in range(1, place.size):
+            self._members.append(self._fork(rank))
+
+    def call(self, name: str, *arguments: "Tree | StageState") -> AbstractContextManager[None]:
+        """Hands the members a call that this process makes within the context. Raises `GroupLost`."""
+        return self._call(name, arguments)
+
+    @contextmanager
+    def _call(self, name: str, arguments: "tuple[Tree | StageState, ...]") -> Iterator[None]:
+        with self.together():
+            frames = encode_call(name, arguments)
+            for member in self._members:
+                send_call(member.connection, frames)
+            yield
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A context in which the members are needed. Raises `GroupLost` if one has ended, or does not answer."""
+        try:
+            yield
+        except Exception as error:
+            if not _is_of_group(error):
+                raise
+            raise GroupLost(self._why_lost(error)) from error
+
+    def watch(self, meet: Callable[[], None]) -> None:
+        """Calls `meet`, which waits for the members. Raises ConnectionError at once if one has ended: gloo would dial
+        it five times, for `timeout` seconds each."""
+        deadline = monotonic() + self.place.timeout
+        self._left = not call_unless(lambda: bool(self._ended) or monotonic() > deadline, meet)
+        if self._left:
+            raise ConnectionError("not all of them have met")
+
+    @property
+    def _ended(self) -> "list[_Member]":
+        return [each for each in self._members if each.process.poll() is not None]
+
+    def end(self, *, at_once: bool) -> None:
+        """Ends the members, which go on otherwise until they have done what they were handed."""
+        for member in self._members:
+            member.connection.close()
+        for member in self._members:
+            member.process.end(0.0 if at_once else END_TIMEOUT)
+        if not self._left:  # else a thread may still write to what is open by this number
+            os.close(self.place.store)
+
+    def _fork(self, rank: int) -> _Member:
+        ours, theirs = socket.socketpair()
+        place = GroupPlace(
+            self.place.job, self.place.stage, rank, self.place.size, self.place.store, self.place.timeout
+        )
+        with theirs:
+            process = Fork(partial(serve_as_member, place, theirs), _STDERR, [theirs.fileno()], dies_with_parent=True)
+        return _Member(rank, process, ours)
+
+    def _why_lost(self, error: Exception) -> str:
+        deadline = monotonic() + SHOWS
+        while not (ended := self._ended):
+            if monotonic() > deadline:
+                pids = " and ".join(str(each.process.pid) for each in self._members)
+                first = str(error).partition("\n")[0]
+                return (
+                    f"the group of stage {self.place.stage} does not go on: process {pids} took no part within "
+                    f"{self.place.timeout:g} s, or not as the others did ({first})"
+                )
+            sleep(_LOOK)
+        first_ended = ended[0]
+        return (
+            f"the group of stage {self.place.stage} is lost: its process {first_ended.rank} "
+            f"(pid {first_ended.process.pid}) {describe_status(first_ended.process.poll() or 0)}"
+        )
+
+
+def serve_as_member(place: GroupPlace, connection: socket.socket) -> int:
+    """Makes the calls that come from the leader, until it ends the group or is gone. Returns the exit code."""
+    failed, call = False, without_copies(make_call)
+    try:
+        stage = place.make(SplitStage)
+        while (received := receive_call(connection)) is not None:
+            name, arguments = received
+            if failed and name != "state":  # the leader has not failed: no more can be computed together
+                return ExitCode.FAILED
+            try:
+                call(stage, name, arguments)
+            except Exception as error:  # noqa: BLE001  # user code may raise anything; the leader's raises it too, and says so
+                if _is_of_group(error):
+                    return ExitCode.FAILED
+                _tell(place, error)
+                failed = True
+    except (StagelineError, OSError, RuntimeError) as error:  # the leader is gone, or says what is wrong
+        if not _is_of_group(error):
+            _tell(place, error)
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def _tell(place: GroupPlace, error: Exception) -> None:
+    print(f"process {place.rank} of the group of stage {place.stage}: {describe_error(error)}", file=sys.stderr)
+
+
+def _is_of_group(error: Exception) -> bool:
+    """Whether another process of the group is behind it. Errors of gloo, and of the file by which they meet, are of no
+    class of their own."""
+    from torch import distributed
+
+    if isinstance(error, ConnectionError | distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in ("gloo", _NOT_MET))
