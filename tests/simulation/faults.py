@@ -44,7 +44,7 @@ def _strike_broker(world: "World", injection: Injection) -> bool:
         case PlannedFault.OLD_RECORDS:
             world.keep_copy_of_records(injection.seconds)
         case PlannedFault.POWER:
-            world.keep_copy_of_records(injection.seconds, then=partial(_kill_all, world))
+            world.fail_power(injection.seconds, then=partial(_kill_all, world))
         case _:
             world.broker.end(-9)
     return True

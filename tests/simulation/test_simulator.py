@@ -87,6 +87,14 @@ def test_a_replaced_worker_that_old_records_take_for_current_does_not_end_the_ru
 
 
 @pytest.mark.slow
+def test_a_worker_without_orders_learns_them_from_the_place_that_it_keeps_after_the_records_were_lost():
+    assert not simulate(903).wrong
+
+
+def test_records_that_a_power_failure_leaves_are_not_of_a_life_that_an_earlier_one_ended():
+    assert not simulate(1561).wrong
+
+
 def test_a_seed_is_the_same_run_in_every_process():
     found = simulate(11)
     told = run_simulator("--seed", "11").stdout

@@ -148,11 +148,25 @@ class World:
             self.environment.clock.after(self.environment.soon(RESTART), partial(self._start_script, another=True))
         return bool(there)
 
-    def keep_copy_of_records(self, seconds: float, then: Callable[[], object] = lambda: None) -> None:
-        """The broker dies after `seconds`, and the next one knows what is known now. `then` happens with it."""
+    def keep_copy_of_records(self, seconds: float) -> None:
+        """The broker dies after `seconds`, and the next one knows what is known now."""
         old = copy.deepcopy(self.store)
         old.fuse = 0
-        self.environment.clock.after(seconds, partial(self._go_back_to, old, self._complete, then))
+        self.environment.clock.after(seconds, partial(self._go_back_to, old, self._complete, lambda: None))
+
+    def fail_power(self, seconds: float, then: Callable[[], object]) -> None:
+        """Power fails after `seconds`: all die, and of the records only what is known now is on the broker's disk.
+
+        Records that went back meanwhile, or were lost, have nothing of what this copy knew after that: they stay.
+        """
+        store, old, complete = self.store, copy.deepcopy(self.store), self._complete
+        old.fuse = 0
+
+        def fail() -> None:
+            same = self.store is store
+            self._go_back_to(old if same else self.store, complete if same else self._complete, then)
+
+        self.environment.clock.after(seconds, fail)
 
     def _go_back_to(self, old: FragileStore, complete: int, then: Callable[[], object]) -> None:
         if self.broker.alive and self.core.run.outcome is None:

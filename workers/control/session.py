@@ -23,6 +23,7 @@ from stageline.broker.control.messages import (
     Hello,
     Refused,
     Report,
+    ScheduleOrders,
     Standby,
     Stop,
 )
@@ -219,7 +220,11 @@ class Session:
                 yield message
 
     def receive(self, message: FromBroker, now: float) -> FromBroker | None:
-        """The broker's message, if it is a command for the compute loop."""
+        """Return the broker's message, or the part of it that is a command for the compute loop.
+
+        A broker that had lost its records may have learned from others of orders that this worker does not know. They
+        come with the place that the worker keeps, before its peers do: until then it may not have begun a step.
+        """
         self.last_received = now
         match message:
             case Confirmed(number):
@@ -228,6 +233,7 @@ class Session:
                 self._known = True
                 if message.keep and message.incarnation > self.reporter.incarnation:  # the broker had lost its records
                     self.reporter.resend_all(message.incarnation)
+                    return ScheduleOrders(message.orders, message.closed)
             case _:
                 return message
         return None

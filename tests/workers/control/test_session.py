@@ -17,11 +17,12 @@ from stageline.broker.control.messages import (
     Peers,
     Refused,
     Report,
+    ScheduleOrders,
     Standby,
     Stop,
     ToBroker,
 )
-from stageline.broker.control.records import EvaluationRecord, Inspection
+from stageline.broker.control.records import EvaluationRecord, Inspection, ScheduleOrder
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import AGAIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
 from stageline.workers.runtime.progress import Progress
@@ -248,6 +249,12 @@ def test_a_new_incarnation_is_taken_and_everything_sent_again_under_it(session, 
     outbox.append(Failed(7, "the disk is full", 1))
     (failed,) = session.due(1.3)
     assert (finished.incarnation, failed.incarnation) == (9, 9)
+
+
+def test_the_orders_in_the_place_that_a_worker_keeps_are_told_to_its_loop(session):
+    orders = (ScheduleOrder(22, "window", (3, 2)),)
+    place = Assigned(RUN, 0, 9, 20, keep=True, orders=orders, closed=25)
+    assert session.receive(place, 1.0) == ScheduleOrders(orders, 25)
 
 
 @pytest.mark.parametrize("parting", [Failed(7, "the disk is full", 1), Goodbye(7, "interrupted")])
