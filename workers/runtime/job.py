@@ -47,6 +47,7 @@ from stageline.pipeline.program import (
     Verdict,
     check_schedule,
     compile_program,
+    fault_of_queues,
 )
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.stage import Stage
@@ -314,6 +315,8 @@ class FeaturePass:
             found = self.feature.lower(program)
             if not isinstance(found, Program):
                 raise TypeError(f"it returned {type(found).__name__}; expected a Program")
+            if fault := fault_of_queues(found):
+                raise ValueError(fault)
             return found
 
 
