@@ -133,11 +133,6 @@ ROWS = (
         "[schedule]\nwindow = [2, 1]",
         'use schedule.name = "window", or leave it out',
     ),
-        "a window for 1f1b",
-        "[schedule]",
-        "[schedule]\nwindow = [2, 1]",
-        'use schedule.name = "window", or leave it out',
-    ),
     plan(
         "auto without a limit",
         "[schedule]",
