@@ -191,7 +191,7 @@ def naming(feature: Feature, where: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, StagelineError) or not raised_by_user_code(error):
+        if issubclass(type(error), StagelineError) or not raised_by_user_code(error):
             raise
         raise FeatureFailed(f"the feature {feature.name} failed in {where}: {describe_error(error)}") from error
 
@@ -203,7 +203,7 @@ def _named(feature: Feature, hook: Compute, inner: Compute | None) -> Compute:
         try:
             return hook(operation, received)
         except BaseException as error:
-            if isinstance(error, StagelineError) or not raised_by_user_code(error):
+            if issubclass(type(error), StagelineError) or not raised_by_user_code(error):
                 raise
             if inner is not None and _code_of(inner) in _codes(error.__traceback__):
                 raise

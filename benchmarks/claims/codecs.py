@@ -40,16 +40,16 @@ CODECS = {
 THROUGH_A_LINK = f"""
 import sys
 
-from stageline.workers.process import worker_process
+from stageline.workers.process import worker
 
 sys.path.append({str(ROOT)!r})
 
 from benchmarks.wires.link import SlowLink
 
-def _over_the_link(endpoint, broker, plain=worker_process.reachable):
+def _over_the_link(endpoint, broker, plain=worker.reachable):
     return SlowLink({RATE}, {DELAY}).before(plain(endpoint, broker))
 
-worker_process.reachable = _over_the_link
+worker.reachable = _over_the_link
 """
 
 ABOUT = """\

@@ -6,7 +6,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic, sleep
 
-from stageline.workers.process import worker_process
+from stageline.workers.process import worker
 
 
 class DelayedLink:
@@ -50,10 +50,10 @@ def _write(due: "SimpleQueue[tuple[float, bytes]]", sink: socket.socket) -> None
 
 def delay_links(seconds: float) -> None:
     """From now on, the queues of a worker in this process are reached through such a proxy."""
-    plain = worker_process.reachable
+    plain = worker.reachable
 
     def delayed(endpoint: str, broker: str) -> str:
         here = plain(endpoint, broker)
         return DelayedLink(here, seconds).endpoint if here.startswith("tcp://") else here
 
-    worker_process.reachable = delayed
+    worker.reachable = delayed

@@ -33,11 +33,13 @@ class Wording:
         name: Returns the name of a dotted key.
         show: Returns a value as its user would write it.
         afresh: Tells how to begin another run instead of resuming one.
+        of_script: True if the settings are arguments of a script.
     """
 
     name: Callable[[str], str]
     show: Callable[[object], str]
     afresh: str
+    of_script: bool = False
 
 
 IN_A_PLAN = Wording(str, shown, "leave out --resume to begin another run")
@@ -78,6 +80,24 @@ class EachOnce:
 
     def said(self, words: Wording) -> str:
         return self.between.join(dict.fromkeys(part.said(words) for part in self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class ForEach:
+    """A text for users of a plan, and another for those of a script."""
+
+    of_plan: str
+    of_script: str
+
+    def said(self, words: Wording) -> str:
+        return self.of_script if words.of_script else self.of_plan
+
+
+OTHER_SETTINGS = ForEach("another plan", "other arguments")
+RESUME_AS_BEGUN = ForEach(
+    " (here: this plan, there: the run's). Resume it with the plan that it began with",
+    " (here: these, there: the run's). Call Line.resume with the arguments that it began with",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ All that is wrong is found at once: every key by its model, then the keys with e
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,6 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from stageline.pipeline.addresses import masked
 from stageline.pipeline.printable import is_utf8
 from stageline.pipeline.schedule import rows_of
 
@@ -29,11 +28,11 @@ from .checks import problems
 from .errors import PlanError, PlanRefused, Reason, shown
 from .keys.key_types import Accepts, nearest
 from .keys.models import TABLES, PlanTables, by_number, section
-from .plan import Origin, Plan
+from .plan import Plan
+from .settings import GivenValue, almost_named, from_environment, from_set, long_key, merged
 from .tables import (
     LONGEST_PLAN,
     LONGEST_SCHEDULE,
-    FileUnreadable,
     Key,
     dotted,
     flat,
@@ -46,38 +45,12 @@ from .tables import (
 )
 
 FILE_NAME = "stageline.toml"
-PREFIX = "STAGELINE_"
 _MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
 _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
-_TABLES = [name for name in TABLES if name not in ("stage", "workers")]  # those have a number
 _NAME, _FILE, _ROWS = ("schedule", "name"), ("schedule", "file"), ("schedule", "rows")
-_SHORT: dict[Key, Key] = {("memory",): ("memory", "limit")}  # what a table means that is written as one value
 _MOST_FAULTS = 100  # that are named: reading more helps as little as their number
 RowsOf = Callable[[Plan], Sequence[str]]  # the rows of the schedule that a function of the user's lists
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-
-# Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
-_RIVALS: dict[Key, Key] = {
-    ("run", "steps"): ("run", "epochs"),
-    ("run", "epochs"): ("run", "steps"),
-    ("data", "source"): ("data", "dataset"),
-    ("data", "dataset"): ("data", "source"),
-    ("model", "cut"): ("model", "stages"),
-    ("model", "stages"): ("model", "cut"),
-    ("schedule", "file"): ("schedule", "rows"),
-    ("schedule", "rows"): ("schedule", "file"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class GivenValue:
-    """One key's value as given, by whom, and where. `text` is the value as typed, None if it came as TOML."""
-
-    key: Key
-    value: object
-    origin: Origin
-    where: str = ""
-    text: str | None = None
 
 
 def read_plan(
@@ -141,11 +114,13 @@ def _plan(
     path = None if file is None else file.absolute()
     folder = re.sub(r"\W+", "-", path.parent.name if path else "").strip("-")  # as far as it makes the run's name
     default = GivenValue(("run", "name"), folder or "run", "default")
-    written = [GivenValue(_long(key, value), value, "file", place(name, lines, key)) for key, value in leaves(tables)]
-    typed = [_from_set(argument) for argument in sets]
+    written = [
+        GivenValue(long_key(key, value), value, "file", place(name, lines, key)) for key, value in leaves(tables)
+    ]
+    typed = [from_set(argument) for argument in sets]
     chosen = [each for each in typed if isinstance(each, GivenValue)]
-    errors = [*(each for each in typed if isinstance(each, PlanError)), *_almost_named(environment)]
-    settings = _merged(default, written, [*_from_environment(environment), *chosen])
+    errors = [*(each for each in typed if isinstance(each, PlanError)), *almost_named(environment)]
+    settings = merged(default, written, [*from_environment(environment), *chosen])
     if reads and path is not None:
         settings, unread = _with_rows(settings, path.parent)
         return _Given(settings, name, lines).plan(path, rows_of_function, errors, unread)
@@ -170,65 +145,6 @@ def _with_rows(settings: dict[Key, GivenValue], folder: Path) -> tuple[dict[Key,
 
 def _unread(given: GivenValue, reason: str) -> PlanError:
     return PlanError(dotted(given.key), reason, given.where, shown(given.value))
-
-
-def _from_environment(environment: Mapping[str, str]) -> Iterator[GivenValue]:
-    """The settings among environment variables: STAGELINE_SECTION__KEY sets section.key, in lower case."""
-    for name, text in sorted(environment.items()):
-        key = tuple(name.removeprefix(PREFIX).lower().split("__"))
-        if name.startswith(PREFIX) and len(key) > 1:
-            yield GivenValue(key, _toml(text), "environment", name, text)
-
-
-def _almost_named(environment: Mapping[str, str]) -> Iterator[PlanError]:
-    """What is wrong with variables that name a key, with one underscore in place of two: they would set nothing."""
-    meant = {_joined(name, key, "_"): (name, key) for name in _TABLES for key in section(name).model_fields}
-    for name in sorted(meant.keys() & environment.keys()):
-        yield PlanError(dotted(meant[name]), f"expected two underscores: {_joined(*meant[name], '__')}", name)
-
-
-def _joined(table: str, key: str, between: str) -> str:
-    return f"{PREFIX}{table}{between}{key}".upper()
-
-
-def _from_set(argument: str) -> GivenValue | PlanError:
-    """The setting that `--set section.key=value` makes, or what is wrong with the argument."""
-    name, equals, text = argument.partition("=")
-    key = tuple(part.strip() for part in name.split("."))
-    if not equals or not all(key):
-        return PlanError(masked(argument), "write section.key=value, such as run.steps=20", "--set")
-    value = _toml(text.strip())
-    return GivenValue(_long(key, value), value, "--set", "--set", text.strip())
-
-
-def _long(key: Key, value: object) -> Key:
-    return key if isinstance(value, Mapping) else _SHORT.get(key, key)
-
-
-def _merged(default: GivenValue, written: Sequence[GivenValue], typed: Iterable[GivenValue]) -> dict[Key, GivenValue]:
-    """What holds after the settings `written` in a file, of which none overrules another, and those `typed`, each over
-    the ones before it."""
-    held = {} if any(_overrules(each, default) for each in written) else {default.key: default}
-    held |= {setting.key: setting for setting in written}
-    for setting in typed:
-        held = {key: earlier for key, earlier in held.items() if not _overrules(setting, earlier)}
-        held[setting.key] = setting
-    return held
-
-
-def _overrules(later: GivenValue, earlier: GivenValue) -> bool:
-    shared = min(len(later.key), len(earlier.key))
-    rivals = _RIVALS.get(later.key) == earlier.key and later.origin != earlier.origin
-    return rivals or later.key[:shared] == earlier.key[:shared]
-
-
-def _toml(text: str) -> object:
-    """The value that `text` writes in TOML, or `text` itself if it writes none: text needs no quotes."""
-    try:
-        tables = tables_in(f"value = {text}")
-    except FileUnreadable:
-        return text
-    return tables["value"] if len(tables) == 1 else text
 
 
 def _refused(file: Path | str, reason: str) -> PlanRefused:

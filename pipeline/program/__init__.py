@@ -16,7 +16,7 @@ peaks in memory (`complete.py`, `timing.py`).
 May import `pipeline/schedule`. Read `queue.py`, `program.py` and `base.py` first.
 """
 
-from .base import compile_program
+from .base import compile_program, fault_of_queues
 from .clipping import NormClipping
 from .complete import Disordered, Incomplete, UnsoundSchedule
 from .evaluation import Evaluation
@@ -57,4 +57,5 @@ __all__ = [
     "Verdict",
     "check_schedule",
     "compile_program",
+    "fault_of_queues",
 ]

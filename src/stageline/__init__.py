@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stageline.pipeline.model.families.layers import Layer, Layers
     from stageline.pipeline.model.own_schedule import read_plan
     from stageline.pipeline.model.traced.traced_layers import traced
-    from stageline.pipeline.plan import Plan, PlanRefused
+    from stageline.pipeline.plan import Plan, PlanError, PlanRefused
     from stageline.pipeline.program import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
     from stageline.pipeline.stage.stage import Stage
@@ -76,6 +76,7 @@ __all__ = [
     "NoTaps",
     "NotSaved",
     "Plan",
+    "PlanError",
     "PlanRefused",
     "Result",
     "Rows",
@@ -138,7 +139,7 @@ _MODULES = {  # where each name is defined
     ),
     "stageline.pipeline.model.own_schedule": ("read_plan",),
     "stageline.pipeline.model.traced.traced_layers": ("traced",),
-    "stageline.pipeline.plan": ("Plan", "PlanRefused"),
+    "stageline.pipeline.plan": ("Plan", "PlanError", "PlanRefused"),
     "stageline.pipeline.schedule": (
         "Schedule",
         "ScheduleRefused",

@@ -1,71 +1,29 @@
-"""A feature of the user's adds an operation and a retained queue: each step's gradient norms go to stage 0."""
+"""A user's feature adds an operation and a retained queue, as docs/adding.md shows: gradient norms go to stage 0."""
 
 import json
 from pathlib import Path
 
+import pytest
+
+from stageline.pipeline.feature import FeatureFailed
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support.fork_server import ForkServer
+from support.pages import named_files
+from support.paths import ROOT
 from support.workspace import Workspace
 
-FEATURE = """
-import json
-import pathlib
-
-from stageline import Feature
-from stageline.pipeline.program import Per, Queue
-from stageline.pipeline.schedule import Action
-
-FILE = pathlib.Path("FOLDER") / "norms.json"
-
-
-class GradientNorms(Feature):
-    # Each stage sends the norms of its gradients, and of those after it, to the stage before it.
-
-    def lower(self, program):
-        owner, last = program.schedule.owner, program.last
-
-        def added(stages):
-            for stage in sorted(stages, reverse=True):
-                takes = [f"gradnorms-{stage}"] if stage < last else []
-                gives = [f"gradnorms-{stage - 1}"] if stage else []
-                yield program.made(Action("G", stage), takes, gives)
-
-        queues = [
-            Queue(
-                name=f"gradnorms-{stage}",
-                producer=owner(stage + 1),
-                consumer=owner(stage),
-                source=stage + 1,
-                target=stage,
-                per=Per.STEP,
-                window=16,
-            )
-            for stage in range(last)
-        ]
-        return program.before_updates(added).with_queues(queues)
-
-    def handlers(self, stage):
-        def norms(operation, received):
-            squares = [parameter.grad.square().sum().item() for parameter in stage.trainable().values()]
-            found = [sum(squares) ** 0.5, *(received[0] if received else ())]
-            if stage.index == 0:
-                with FILE.open("a") as file:
-                    print(json.dumps(found), file=file)
-            return found
-
-        return {"G": norms}
-"""
+PAGE = ROOT / "docs" / "adding.md"
 
 
 def plan(workspace: Workspace, url: str) -> list[str]:
-    workspace.write("norms.py", FEATURE.replace("FOLDER", str(workspace.folder)))
+    workspace.write("norms.py", named_files(PAGE)["norms.py"])
     return ['features=["norms.py:GradientNorms"]', "model.cut=[1,2]", f"queues.url={url}", "run.steps=3"]
 
 
 def norms(workspace: Workspace) -> list[list[float]]:
-    return [json.loads(line) for line in (workspace.folder / "norms.json").read_text().splitlines()]
+    return [json.loads(line) for line in (workspace.folder / "norms.jsonl").read_text().splitlines()]
 
 
 def test_the_first_stage_has_the_norms_of_all_stages_of_each_step(workspace: Workspace, tmp_path: Path) -> None:
@@ -80,6 +38,21 @@ def test_over_sockets_it_has_them_too(workspace: Workspace, fork_server: ForkSer
     )
     assert outcome["code"] == 0, outcome["reason"]
     check(norms(workspace)[-3:])  # after those of the trial
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ('name=f"Norms-{stage}"', r"the feature GradientNorms failed in lower\(\): .*'Norms-0'"),
+        ('name=f"norms-{stage}"', r"failed in lower\(\): .*0G uses the queue gradnorms-0, which is not there"),
+    ],
+)
+def test_queues_that_cannot_be_used_are_named_before_the_run(workspace: Workspace, wrong: str, told: str) -> None:
+    sets = plan(workspace, "memory://")
+    file = workspace.folder / "norms.py"
+    file.write_text(file.read_text().replace('name=f"gradnorms-{stage}"', wrong))
+    with pytest.raises(FeatureFailed, match=told):
+        prepare(read_plan(workspace.folder, sets=sets))
 
 
 def check(found: list[list[float]]) -> None:

@@ -84,7 +84,7 @@ ROWS = (
         "a cut at a name that is none",
         "cut = [2]",
         'cut = ["h.2"]',
-        "['h.2']: no layer is named h.2; layers have names such as 2",
+        'model.cut = ["h.2"]: no layer is named h.2; layers have names such as 2',
     ),
     plan("a cut that descends", "cut = [2]", "cut = [2, 1]", "model.cut = [2, 1]", "a list of ascending layer numbers"),
     plan(
@@ -127,7 +127,12 @@ ROWS = (
         '[schedule]\nname = "window"\nwindow = [2]',
         "schedule.window = [2]: expected 2 values, one for each stage, got 1",
     ),
-    plan("a window for 1f1b", "[schedule]", "[schedule]\nwindow = [2, 1]", 'use name = "window", or leave it out'),
+    plan(
+        "a window for 1f1b",
+        "[schedule]",
+        "[schedule]\nwindow = [2, 1]",
+        'use schedule.name = "window", or leave it out',
+    ),
     plan(
         "auto without a limit",
         "[schedule]",

@@ -21,7 +21,7 @@ from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.weights.reading import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT, Difference
-from stageline.pipeline.plan.errors import Afresh, EachOnce, Setting
+from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce, Setting
 from stageline.pipeline.schedule import DELAYED
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
@@ -49,9 +49,8 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
     if others := [each for each in found if not each.of_layout]:
         but = (" only, since a stage has replicas",) if replicated else (", but for ", LAYOUT)
         raise _refused(
-            *(f"run {source.run} was begun with another plan: ", EachOnce(tuple(others))),
-            " (here: this plan, there: the run's). Resume it with the plan that it began with",
-            *(*but, ", or ", Afresh()),
+            *(f"run {source.run} was begun with ", OTHER_SETTINGS, ": ", EachOnce(tuple(others))),
+            *(RESUME_AS_BEGUN, *but, ", or ", Afresh()),
         )
     if replicated:
         raise _laid_out(

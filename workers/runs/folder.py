@@ -12,7 +12,7 @@ import msgspec
 from stageline.broker.control.sqlite_store import LONGEST_PATH
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.plan.errors import Afresh, EachOnce
+from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce
 from stageline.pipeline.plan.tables import flat
 from stageline.pipeline.printable import is_utf8
 from stageline.workers.disk.atomic_file import write_file
@@ -74,9 +74,8 @@ def require_same_plan(plan: "plans.Plan", folder: Path) -> None:
     `plan` has its stages and workers filled in. Without a readable plan there, only the broker can compare.
     """
     if found := tuple(_differences(plan, folder)):
-        what = f"run {folder.name} was begun with another plan: "
-        way = " (here: this plan, there: the run's). Resume it with the plan that it began with, or "
-        raise plans.PlanRefused([plans.PlanError("", (what, EachOnce(found), way, Afresh()))])
+        what = (f"run {folder.name} was begun with ", OTHER_SETTINGS, ": ", EachOnce(found))
+        raise plans.PlanRefused([plans.PlanError("", (*what, RESUME_AS_BEGUN, ", or ", Afresh()))])
 
 
 def has_other_plan(plan: "plans.Plan", folder: Path) -> bool:

@@ -124,7 +124,7 @@ class Executor:
                 raise
             stage, cause = self.stages[action.stage], error
             failed = f"failed in {instruction}, {stage.where}: {describe_error(error)}"
-            if isinstance(error, FeatureFailed):
+            if issubclass(type(error), FeatureFailed):  # an exception may lie about its class
                 failed, cause = f"stopped: {error}", cause_of(error) or error
             alone = not instruction.evaluates and action.kind not in ONCE_PER_STEP  # can be run again, without others
             raise ComputeFailed(

@@ -28,10 +28,10 @@ from stageline.pipeline.model.load import (
 from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, tapped_layers
 from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.segment import Segment
-from stageline.pipeline.model.side_effects import demand_replicable, impure_modules
+from stageline.pipeline.model.side_effects import demand_replicable
 from stageline.pipeline.model.split import demand_splits
 from stageline.pipeline.model.ties import ties_of
-from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.models import function_of, numbered
 from stageline.pipeline.program import (
     Costs,
@@ -47,17 +47,18 @@ from stageline.pipeline.program import (
     Verdict,
     check_schedule,
     compile_program,
+    fault_of_queues,
 )
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed
+from .demands import demand_prefix, demand_staying
 from .executor import Executor
 from .metric_value import Metric
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
 from .queue_keys import queue_key
 from .sample_order import made_order, order_of
-from .staying import demand_staying
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -283,7 +284,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     program = compile_program(schedule, passes)
     demand_staying(plan, program)
     if plan.caches_prefix:
-        _demand_prefix(plan, segments, schedule.first_trainable)
+        demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
     verdict = check_schedule(program, Costs.even(schedule.stages, frozen=frozen_stages(segments)))
@@ -314,6 +315,8 @@ class FeaturePass:
             found = self.feature.lower(program)
             if not isinstance(found, Program):
                 raise TypeError(f"it returned {type(found).__name__}; expected a Program")
+            if fault := fault_of_queues(found):
+                raise ValueError(fault)
             return found
 
 
@@ -323,40 +326,6 @@ SCRIPTED = (Evaluation(by_credit=False), ScriptCalls())  # what a script's calls
 def scripted_program(plan: Plan, segments: Sequence[Segment]) -> Program:
     """What the workers of a script do. Raises `ModelRefused`, and `ScheduleRefused`."""
     return compile_program(schedule_of(plan, segments), (*passes_of(plan, segments), *SCRIPTED))
-
-
-def _demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int) -> None:
-    """Raises `PlanRefused` if no stage is frozen before the first that trains, or if one draws, counts or is tapped."""
-    key = "model.prefix_cache"
-    if not first_trainable:
-        raise plan.refused(key, _no_prefix(segments))
-    wrong = [plan.refused(key, reason) for reason in impure_modules(segments[:first_trainable])]
-    tapped = [
-        layer for stage, layers in tapped_layers(plan, segments).items() if stage < first_trainable for layer in layers
-    ]
-    if tapped:
-        wrong.append(plan.refused("taps.layers", _tapped_prefix(tapped)))
-    if wrong:
-        raise PlanRefused([error for each in wrong for error in each.errors])
-
-
-def _tapped_prefix(layers: Sequence[str]) -> str:
-    return (
-        f"{', '.join(layers)}: in frozen first stages, which model.prefix_cache = true runs in the first epoch alone; "
-        "tap layers after them, or leave model.prefix_cache out"
-    )
-
-
-def _no_prefix(segments: Sequence[Segment]) -> str:
-    """Why nothing can be kept, with where to cut."""
-    first, names = segments[0], segments[0].names
-    at = next(place for place, layer in enumerate(first.layers) if any(p.requires_grad for p in layer.parameters()))
-    if at == 0:
-        return f"the first layer, {names[0]}, is trained, so no stage before it is frozen; leave it out"
-    return (
-        f"stage 0, of layers {names[0]} to {names[-1]}, trains layer {names[at]}; cut there, so that the stages before "
-        f"it are frozen: model.cut = [{at}, ...]"
-    )
 
 
 def _steps_of_epochs(plan: Plan, batches: int) -> int:

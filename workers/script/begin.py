@@ -68,7 +68,7 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
     demand_recomputable(plan, segments)
     with registered(model, options):
         demand_features(plan)
-    program = scripted_program(plan, segments)
+        program = scripted_program(plan, segments)
     names = _weight_names(segments, program.schedule.placement)
     if options.workers == "inline":
         plan.demand_none(refused_inline(plan))

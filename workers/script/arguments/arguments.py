@@ -301,6 +301,7 @@ IN_A_SCRIPT = Wording(
     argument_of,
     lambda value: str(value) if isinstance(value, bool) else shown(value),
     "begin another run with Line(...)",
+    of_script=True,
 )
 
 

@@ -1,0 +1,59 @@
+"""Demands of a plan that only its model can break: of stages that stay at home, and of a prefix that is cached."""
+
+from collections.abc import Sequence
+
+from stageline.pipeline.model.patterns import tapped_layers
+from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.side_effects import impure_modules
+from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.program import Program
+
+
+def demand_staying(plan: Plan, program: Program) -> None:
+    """Raises `PlanRefused` if a stage that stays shares parameters with one elsewhere: their values, and the gradients
+    of both, would be sent."""
+    home = program.schedule.owner(0)
+    for queue in program.queues.values() if plan.data.stays else ():
+        pair = [stage for stage in (queue.source, queue.target) if stage is not None]
+        leaves_home = [stage for stage in pair if program.schedule.owner(stage) != home]
+        if queue.flow == "total" and leaves_home and set(pair) & set(plan.data.stays or ()):
+            raise plan.refused(
+                "data.stays",
+                f"stages {pair[0]} and {pair[1]} share parameters, and stage {leaves_home[0]} is at worker "
+                f"{program.schedule.owner(leaves_home[0])}: their gradients would leave worker {home}. Give each "
+                "stage parameters of its own, or cut so that one machine has all that share them",
+            )
+
+
+def demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int) -> None:
+    """Raises `PlanRefused` if no stage is frozen before the first that trains, or if one draws, counts or is tapped."""
+    key = "model.prefix_cache"
+    if not first_trainable:
+        raise plan.refused(key, _no_prefix(segments))
+    wrong = [plan.refused(key, reason) for reason in impure_modules(segments[:first_trainable])]
+    tapped = [
+        layer for stage, layers in tapped_layers(plan, segments).items() if stage < first_trainable for layer in layers
+    ]
+    if tapped:
+        wrong.append(plan.refused("taps.layers", _tapped_prefix(tapped)))
+    if wrong:
+        raise PlanRefused([error for each in wrong for error in each.errors])
+
+
+def _tapped_prefix(layers: Sequence[str]) -> str:
+    return (
+        f"{', '.join(layers)}: in frozen first stages, which model.prefix_cache = true runs in the first epoch alone; "
+        "tap layers after them, or leave model.prefix_cache out"
+    )
+
+
+def _no_prefix(segments: Sequence[Segment]) -> str:
+    """Why nothing can be kept, with where to cut."""
+    first, names = segments[0], segments[0].names
+    at = next(place for place, layer in enumerate(first.layers) if any(p.requires_grad for p in layer.parameters()))
+    if at == 0:
+        return f"the first layer, {names[0]}, is trained, so no stage before it is frozen; leave it out"
+    return (
+        f"stage 0, of layers {names[0]} to {names[-1]}, trains layer {names[at]}; cut there, so that the stages before "
+        f"it are frozen: model.cut = [{at}, ...]"
+    )
