@@ -23,8 +23,9 @@ def test_what_a_run_was_begun_with_is_told_by_the_names_of_arguments() -> None:
     with pytest.raises(PlanRefused) as refused, in_arguments_words():
         needs_recut(plan(**now, run__seed=7).resolved(2), source)
     assert str(refused.value).endswith(
-        "run line-1 was begun with another plan: optimizer.lr: 0.2 here, 0.1 there; seed: 7 here, 0 there (here: this "
-        "plan, there: the run's). Resume it with the plan that it began with, but for cut, stages, placement, "
+        "run line-1 was begun with other arguments: optimizer.lr: 0.2 here, 0.1 there; seed: 7 here, 0 there (here: "
+        "these, there: the run's). Call Line.resume with the arguments that it began with, but for cut, stages, "
+        "placement, "
         "stage.N.tensor, stage.N.styles, stage.N.shard, schedule, window, schedule.times, schedule.rows, "
         "recovery.snapshot_every, taps, or begin another run with Line(...)"
     )
@@ -45,7 +46,7 @@ def test_another_number_of_microbatches_is_told_once() -> None:
     source = CheckpointSource(Path("runs/line-1"), "line-1", before.resolved(2))
     with pytest.raises(PlanRefused) as refused, in_arguments_words():
         needs_recut(plan(**scripted, schedule__microbatches=4, data__batch_size=4).resolved(2), source)
-    assert "was begun with another plan: microbatches: 4 here, 2 there (here" in str(refused.value)
+    assert "was begun with other arguments: microbatches: 4 here, 2 there (here" in str(refused.value)
 
 
 def test_each_argument_that_sets_a_key_is_the_name_of_that_key() -> None:
