@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from support.freeing import PIECES, SIZE
+from support.freeing import SIZE
 from support.paths import importing_tests
 
 PAGES = 2**24 // os.sysconf("SC_PAGESIZE")  # of the memory that each round takes, 16 MiB
