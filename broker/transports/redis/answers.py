@@ -211,7 +211,7 @@ class AnnouncedSizes:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to count anew: all answers to what was sent together are here."""
+        """Reset the counts: all answers to the requests that were sent together are here."""
         self._bytes = self._elements = 0
 
     def check(self, chunk: bytes | bytearray, count: int) -> None:
