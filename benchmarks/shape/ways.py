@@ -34,7 +34,7 @@ lr = 0.1
 snapshot_every = 50
 """
 
-STEPS = 800
+STEPS = 4000
 
 MODEL = """
 from torch import nn
