@@ -225,7 +225,7 @@ def _form_of(out: str) -> str:
 
 
 def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[str, object]:
-    from stageline.workers.extras.exchange.planned import planned_configuration, read_configuration
+    from stageline.workers.extras.exchange.load import planned_configuration, read_configuration
 
     if config is not None:
         return read_configuration(Path(config))
