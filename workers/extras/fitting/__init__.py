@@ -6,12 +6,10 @@ process of a worker takes; then `choosing.py`, which takes the cheapest combinat
 workers the limit is tight; `refusal.py` is for where none does.
 """
 
-from .chain import LayerTimes
-from .choosing import cheapest, tight_workers
-from .fit import ComparedWay, HostFit, HostFitStage, NoFit, fit
+from .choosing import Shortfall, cheapest, shortfalls, tight_workers
+from .fit import ComparedWay, HostFit, HostFitStage, LayerTimes, NoFit, fit
 from .hosts import Hosts, read_hosts
 from .load import Moved, StageLoad, StageOption, Switches, WorkerRoom, added_nanoseconds, moved_bytes
-from .refusal import Shortfall, shortfalls
 
 __all__ = [
     "ComparedWay",
