@@ -3,6 +3,8 @@
 The one who looks is given what crosses the cut for all rows, the inputs of three quarters of them, and the label of one
 row of each class: a server with data of its own and the client's part of the model, for example. What can be told of
 the other rows is measured.
+
+Pictures are PNG files, written by the standard library alone (W3C Recommendation PNG, third edition, 2025).
 """
 
 import struct
@@ -30,12 +32,7 @@ LEAST = 20  # rows
 SHOWN = 8  # images in a line of a picture
 
 Picture = Tensor  # uint8 [height, width, 3]
-Found = Callable[[CutAudit, Picture | None], object]
-
-
-# MERGED: The choices of an audit, its findings, and its pictures as PNG files.
-# MERGED:
-# MERGED: Pictures are written by the standard library alone. Format: W3C Recommendation PNG, third edition, 2025.
+Found = Callable[["CutAudit", Picture | None], object]
 
 
 @dataclass(frozen=True, slots=True)

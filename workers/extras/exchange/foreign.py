@@ -7,6 +7,12 @@ a folder with one of them              as from transformers, or from HuggingFace
 a folder with *.safetensors            all of them: stages, or shards of torch.distributed.checkpoint, each with slices
 a folder with .metadata                refused: the metadata of torch.distributed.checkpoint is a pickle
 
+Each process of a torch.distributed.checkpoint writes the slices of a tensor that it has. They must tile the tensor: no
+two overlap, and together they have as many numbers as it:
+
+shard-1   saved_offsets [0, 0]   | a b |      the shape of a slice is that of the file's tensor
+shard-2   saved_offsets [1, 0]   | c d |
+
 For a plan, such weights are cut for its stages, so that each machine needs its own stages' files alone:
 
 /data/gpt2/model.safetensors  ->  parts/stage-0.safetensors, parts/stage-1.safetensors, an index of them
@@ -38,14 +44,6 @@ Ints = tuple[int, ...]
 _SLICES = "DCP_SHARDING_INFO"  # in a file's metadata: {name: {"saved_offsets": [...]}}
 _PICKLE = ".metadata"
 _MERGED = ".merged.safetensors"
-
-
-# MERGED: Tensors in slices, as each process of a torch.distributed.checkpoint writes those that it has.
-# MERGED:
-# MERGED: shard-1   saved_offsets [0, 0]   | a b |      the shape of a slice is that of the file's tensor
-# MERGED: shard-2   saved_offsets [1, 0]   | c d |
-# MERGED:
-# MERGED: The slices must tile the tensor: none lies over another, and together they have as many numbers as it.
 
 
 class _Begin(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The unsplit model of a run, with its weights, after training or in the middle of it.
+"""The unsplit model of a run, with its weights, after training or in the middle of it; the stages of a plan's model.
 
 model = stageline.load("runs/digits-20260131-101500-1f0c")
 
@@ -7,6 +7,8 @@ The plan of a run, and the place of the code that it names, are in its folder:
 runs/digits-20260131-101500-1f0c/plan.json       the plan as the run has it: options, cut, workers, seed
                                  process.json    where the plan's file is, which file names in it begin at
                                  code.json       the files of a script whose workers joined by names
+
+Stages of another plan can go on from a checkpoint of the run; an exported model has a config.json.
 """
 
 import json
@@ -260,11 +262,6 @@ def _demand_result(module: torch.nn.Module, source: CheckpointSource, weights: S
             f"{weights.title} are damaged: their weights_sha256 is {found[:12]}..., and the run ended with "
             f"{result.weights_sha256[:12]}.... Copy {', '.join(str(file) for file in weights.files)} again"
         )
-
-
-# MERGED: The stages and the configuration of a plan's model, made by the user's factory.
-# MERGED:
-# MERGED: Stages of another plan can go on from a checkpoint; an exported model has a config.json.
 
 
 def planned_layouts(plan: Plan) -> Sequence[StageLayout]:

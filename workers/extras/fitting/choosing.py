@@ -1,4 +1,4 @@
-"""Takes for each stage one of its options, so that no worker takes more than its limit, for the least time in all.
+"""Choice of an option for each stage, so that no worker takes more than its limit, for the least time in all.
 
 Stages are added one by one, and of the combinations so far only those are kept that fit, and that no other one beats in
 time and in all that it takes of every worker: whatever comes after, that one would fit too and be as cheap. So the
@@ -7,6 +7,8 @@ choice is exact, for up to four stages that share workers. There are too many co
 Bounds on the time of combinations leave most out early: a knapsack's, with a price on memory. At any price of a byte,
 taking of each stage the option with the least time and price together, less the price of all memory there is, is no
 dearer than the best that fits (Lagrangian relaxation: Fisher, Management Science 27, 1981).
+
+If nothing fits, a `Shortfall` names the worker that takes too much, the closest choice, and how much that would need.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -195,9 +197,6 @@ def _unbeaten(combinations: Iterable[_Combination]) -> Iterator[_Combination]:
         if not any(other.beats(each) for other in kept):
             kept.append(each)
             yield each
-
-
-# MERGED: Where nothing fits: which worker takes too much, what comes closest, and how much that would need.
 
 
 @dataclass(frozen=True, slots=True)

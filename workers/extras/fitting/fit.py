@@ -1,4 +1,12 @@
-"""Chooses how many stages, and which schedule: what simulated steps take least, within the memory of each machine."""
+"""Choice of stages, their machines and a schedule: the least simulated time of a step, within each machine's memory.
+
+A chain of machines is built from its last stage to its first. The stage that is n-th from the end has n microbatches in
+flight, and one more, as in 1F1B. Chains with the same machines behind them, and the same first layer at the same
+machine, can be continued in the same ways, so only the best of those is kept.
+
+    layers 7 to 9 at "cloud"                                 1 microbatch in flight
+    layers 3 to 6 at "desk", layers 7 to 9 at "cloud"        2 at "desk"
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +27,6 @@ FORWARD = 1 / 3  # of the seconds for a microbatch: a backward takes as long as 
 _SCHEDULES = ("1f1b", "eager-1f1b", "window")
 _PRECISE = 1.01  # to which the memory that would do is found
 _MOST_ROOM = 2.0**60
-
-
-# MERGED: Finds the chain of machines, and the layers of each, whose slowest part takes least for a microbatch.
-# MERGED:
-# MERGED: A chain is built from its last stage to its first: the stage that is so many from the end has that many microbatches in
-# MERGED: flight, and one more, as in 1F1B. What has the same machines behind it, and begins with the same layer at the same
-# MERGED: machine, goes on alike, so only the best of those is kept.
-# MERGED:
-# MERGED:     layers 7 to 9 at "cloud"                                 1 microbatch in flight
-# MERGED:     layers 3 to 6 at "desk", layers 7 to 9 at "cloud"        2 at "desk"
 
 
 @dataclass(frozen=True, slots=True)

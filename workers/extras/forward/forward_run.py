@@ -1,4 +1,4 @@
-"""Runs the stages of a run's model forward, on worker processes of this machine, as a script's `Line` does.
+"""Predictions and evaluation: a run's stages run forward, on worker processes of this machine, as a script's do.
 
     run's folder ── run_model ──> the unsplit model ── forks ──> worker 0: stage 0    worker 1: stage 1
                                                                       │ batch -> ...  -> ... │ -> outputs
@@ -261,9 +261,6 @@ def _described(module: torch.nn.Module, name: str) -> str:
         return "a function of the model"
     text = repr(layer)
     return text if "\n" not in text else f"a {type(layer).__name__}"
-
-
-# MERGED: Rows through a run's model: predictions for a file; loss and metrics of held-out rows, or of other data.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,16 @@
-"""What leaves the frozen first stages, by sample: written in the first epoch, read in all later ones.
+"""Output of the frozen first stages, by sample: written in the first epoch, read in all later ones.
 
-prefix-cache/cache.json    what the rows were computed from, and their form
-             leaf-0.rows   the first tensor of what is sent, a row for each sample; then leaf-1.rows, ...
+prefix-cache/cache.json    plan keys that the rows were computed from, and the form of the rows
+             leaf-0.rows   the first tensor of the output, a row for each sample; then leaf-1.rows, ...
              marks.rows    for each sample, 0 or 1 and the CRC-32 of its rows: int64
 
 keep      microbatch 3 of step 5    its rows -> those of samples 17, 4, 29
 rows      microbatch 1 of step 60   samples 4, 8, 17 -> a tensor of three rows
 
 A sample that is computed twice, after a recovery, is written twice, with the same bits.
+
+Files of rows are mapped into memory, and the system writes them. Space for all rows is taken when a file is opened: a
+full disk shows then, and does not end the process in the middle of a write.
 """
 
 import mmap
@@ -36,12 +39,6 @@ from .header import CachedLeaf, CacheHeader, difference, read_header, write_head
 
 FOLDER = "prefix-cache"
 _THERE = 1 << 32  # added to the checksum of a sample that is there
-
-
-# MERGED: A file of rows of one size, in the memory of this process: the system puts on the disk what is written to a row.
-# MERGED:
-# MERGED: Space for all rows is taken when the file is opened: a disk that is full says so then, and not by ending the process in
-# MERGED: the middle of a write.
 
 
 class RowFile:

@@ -1,7 +1,11 @@
-"""The cache of the worker that has the first stage that trains, as it is when that worker begins.
+"""The prefix cache of the worker that has the first stage that trains, as that worker begins.
 
 at step 0             empty
-at a checkpoint       what the first epoch's steps before it have kept; damaged, lost or of another run: computed again
+at a checkpoint       the rows that the first epoch's steps before it kept; damaged, lost or of another run: computed
+                      again, in this worker
+
+Frozen stages are the same in any process, and their forwards draw no random numbers. So the same microbatches give the
+same bits, if this worker can read the data, and the weights of those stages where they are in files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +32,6 @@ from .cache import FOLDER, PrefixCache, PrefixCacheFailed, require_numbering
 from .header import parts_of
 
 log = structlog.get_logger()
-
-
-# MERGED: Computes what leaves the frozen first stages again, in the worker that lost it.
-# MERGED:
-# MERGED: They are as the plan makes them in any process, and their forwards draw nothing: so the same microbatches give the same
-# MERGED: bits, if this worker can read the data, and those stages' weights where they are in files.
 
 
 def compute_again(

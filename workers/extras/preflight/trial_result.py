@@ -1,7 +1,13 @@
-"""What a trial finds: what the plan comes to, what was computed on the way, or why the plan cannot work.
+"""Result of a trial: estimates, a transcript of what was computed on the way, or why the plan cannot work.
 
 It crosses as JSON from the process of the trial to the one that started it, in the log of what the user's code prints.
 Reading it needs no torch.
+
+A transcript has checksums. Two processes try the same plan, and each asks its data source twice for the same batch:
+
+    process A    batch(0)  ... one microbatch ...  batch(0)
+                    │ must agree                      │ with the first: stages draw from sources of their own
+    process B    batch(0)  ... one microbatch ...  batch(0)
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -40,15 +46,6 @@ _COMPUTED = (
 )
 DOING, RESULT = "doing", "result"  # the words of a trial's own lines
 _LASTING = {"weights": ("weights", "gradients", "averages"), "optimizer": ("optimizer",)}  # what is in files with it
-
-
-# MERGED: What a trial writes down, as checksums, and what two transcripts that differ mean.
-# MERGED:
-# MERGED: Two processes try the same plan, and each asks its data source twice for the same batch:
-# MERGED:
-# MERGED:     process A    batch(0)  ... one microbatch ...  batch(0)
-# MERGED:                     │ must agree                      │ with the first: stages draw from sources of their own
-# MERGED:     process B    batch(0)  ... one microbatch ...  batch(0)
 
 
 class LeafRecord(msgspec.Struct, frozen=True):
