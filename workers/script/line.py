@@ -29,8 +29,7 @@ from .begin import begin_run
 from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
 from .calls.calls import Replies, StepLoss, only, total
 from .calls.display import display_of
-from .calls.page import Timetable, page
-from .calls.seen import Seen
+from .calls.page import Seen, Timetable, page
 from .fit_batches import FitBatches, end_of, held_out_of, steps_from
 from .fitting import EvaluationLog, Fit
 
