@@ -22,11 +22,11 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.job import scripted_program
 from stageline.workers.script.arguments.arguments import LineOptions, Model, in_arguments_words
-from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.script_plan import build_model, plan_of, registered
 from stageline.workers.script.calls.batch_record import BatchRecord
 
 from .arguments.checks import demand_default_device, demand_usable
+from .arguments.script_plan import ModelWeights, weights_of
 from .calls.calls import Replies, WeightNames
 from .calls.page import Timetable
 from .inline_run import InlineRun
