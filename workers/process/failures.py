@@ -20,7 +20,7 @@ from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.runs.metrics_file import MetricsNotWritten
+from stageline.workers.runs.metrics import MetricsNotWritten
 from stageline.workers.runtime.losses import ComputeFailed
 
 RESUME_AS_A_WHOLE = (
