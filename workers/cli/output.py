@@ -1,6 +1,7 @@
-"""Prints for people on stdout: text, tables, amounts, the summary of a result. Answers as JSON keep their exact text.
+"""What commands print: text, tables, amounts and results for people, log lines, and how a command has failed.
 
-A table is drawn for a terminal, and stands in plain aligned columns otherwise.
+A table is drawn for a terminal, and stands in plain aligned columns otherwise. Answers as JSON keep their exact text.
+A log event is a line on stderr, `01:02:03 assigned: worker 0, incarnation 1`; an error begins with `stageline:`.
 """
 
 import difflib
@@ -156,9 +157,6 @@ def _draw(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], ri
     console.Console().print(drawn)
 
 
-# MERGED: Formats log events as lines on stderr: `01:02:03 assigned: worker 0, incarnation 1`; errors as `stageline: ...`.
-
-
 def log_to_stderr() -> None:
     """Configure structlog for this process, which a closed or full stdout does not end from now on."""
     lose_output()
@@ -177,9 +175,6 @@ def render(_: object, __: str, event: Event) -> str:
     prefix = _PREFIXES.get(level) or f"{datetime.now():%H:%M:%S}"
     line = f"{prefix} {message}".replace("\n", "\n    ")  # no text can begin a line that looks like another event
     return "\n".join(part for part in (printable(traceback), line) if part)
-
-
-# MERGED: How a command fails: with a message for the user on stderr, and an exit code that tells what can help.
 
 
 class CommandFailed(StagelineError):

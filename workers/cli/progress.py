@@ -1,4 +1,7 @@
-"""The progress of a run on stderr: bars on a terminal, otherwise a line every few seconds."""
+"""The progress of a run on stderr: bars on a terminal, otherwise a line every few seconds.
+
+Between them stands the news since the last status, each told once: losses, standstills, damages, evaluations.
+"""
 
 import sys
 from collections import deque
@@ -31,9 +34,6 @@ SLOW = 3  # times as long as a step has taken of late, before it is told what th
 INTERVAL = 5.0  # seconds between two lines
 WINDOW = 3.0  # seconds over which the rate is measured
 _INTERRUPTED = (ExitCode.SAVED, ExitCode.INTERRUPTED)
-
-
-# MERGED: What has happened in a run since the last status, each told once: losses, standstills, damages, evaluations.
 
 
 class News:

@@ -3,6 +3,7 @@
 queues -> progress -> stages -> reports to the broker -> features -> checkpoint restored -> loop -> commands
 
 The reports begin before the features are opened and the checkpoint is restored: both may take longer than a lease.
+A worker that ends early tells the broker why: it gives its place back to a replacement, or ends the run.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,9 +59,6 @@ RESUME_AS_A_WHOLE = (
 
 Texts = Callable[[BaseException, str], str]  # an error and its reason -> what is sent of that
 log = structlog.get_logger()
-
-
-# MERGED: How a worker that ends early tells the broker: it gives its place back to a replacement, or ends the run.
 
 
 def plain(error: BaseException, reason: str) -> str:

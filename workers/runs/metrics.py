@@ -8,7 +8,13 @@ evaluations.jsonl    the same, of the evaluations that a script has called for; 
 `step` of a training step counts from 0; of an evaluation, it is how many steps were trained before. So the lines after
 C steps are those of steps before C, and of evaluations up to C. A writer that was killed may leave half a line.
 
-`MetricsTail` reads them while the run goes on; `EventFile` hands them to TensorBoard.
+`MetricsTail` reads them while the run goes on; `EventFile` hands them to TensorBoard. `MetricsFile` writes them:
+
+compute loop  --add-->  lines that wait  --about every second, and before each snapshot of the last stage-->  file
+
+A worker that begins at the checkpoint C replaces the file by a copy of its lines up to there. None of them is missing,
+since a snapshot is written only after them; and what a predecessor may still write goes to the file that was replaced.
+So the file has one line for each step, whatever was killed.
 """
 
 import heapq
@@ -253,15 +259,6 @@ class EventFile(AbstractContextManager["EventFile"]):
         for name, value in values.items():
             if value is not None:
                 self._writer.add_scalar(f"{part}/{name}", value, step, walltime=time)
-
-
-# MERGED: Writes the metrics of a run beside its training: the compute loop hands lines over, a thread writes them.
-# MERGED:
-# MERGED: compute loop  --add-->  lines that wait  --about every second, and before each snapshot of the last stage-->  file
-# MERGED:
-# MERGED: A worker that begins at the checkpoint C replaces the file by a copy of its lines up to there. None of them is missing,
-# MERGED: since a snapshot is written only after them; and what a predecessor may still write goes to the file that was replaced.
-# MERGED: So the file has one line for each step, whatever was killed.
 
 
 class MetricsNotWritten(StagelineError):

@@ -1,4 +1,7 @@
-"""Begins the run of a `Line`: cuts the model, makes the plan and the schedule, and starts or makes the workers."""
+"""Begins the run of a `Line`: cuts the model, makes the plan and the schedule, and starts or makes the workers.
+
+`ScriptRun` is what a `Line` needs of a run, wherever its workers are: calls go in, replies come out.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -35,9 +38,6 @@ if TYPE_CHECKING:
     from .processes.names import RemotePlan
 
 InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
-
-
-# MERGED: What a `Line` needs of a run, wherever its workers are: calls go in, replies come out.
 
 
 class ScriptRun(Protocol):

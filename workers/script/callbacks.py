@@ -1,4 +1,13 @@
-"""The callbacks and options of `Line.fit`, and the callback that shows a fit in TensorBoard."""
+"""What `Line.fit` is given: its options, its callbacks, and batches, which it takes from the line's position on.
+
+a Loader or StreamLoader    begins there: batches(start, epochs=epochs)
+another iterable            a list, a torch DataLoader: walked once for each epoch; batches before the position are
+                            drawn and passed over
+an iterator                 goes on from where it stands
+
+A fit that a resumed script goes on with, in the middle of an epoch, compares what it passes over with what the steps
+before were trained on; of a `Loader` or `StreamLoader`, the batch before the position.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
@@ -19,17 +28,6 @@ from .arguments.checks import batches_of, short
 
 FitBatches = Iterable[Batch] | Loader | StreamLoader
 BetterName = Literal["lower", "higher"]
-
-
-# MERGED: The batches that a fit trains on, from the line's position on.
-# MERGED:
-# MERGED: a Loader or StreamLoader    begins there: batches(start, epochs=epochs)
-# MERGED: another iterable            a list, a torch DataLoader: walked once for each epoch; those before the position are drawn
-# MERGED:                             and passed over
-# MERGED: an iterator                 goes on from where it stands
-# MERGED:
-# MERGED: A fit that a resumed script goes on with, in the middle of an epoch, compares what it passes over with what the steps
-# MERGED: before were trained on; of a `Loader` or `StreamLoader`, the batch before the position.
 
 
 def steps_from(

@@ -1,4 +1,7 @@
-"""`stageline plan`: what a plan comes to, before it runs."""
+"""`stageline plan`: what a plan comes to, before it runs.
+
+`stageline train` also shows the choices for limits of memory.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +20,6 @@ from stageline.workers.cli.output import counted, say, share, show, size, span
 if TYPE_CHECKING:
     from stageline.workers.extras.fitting import HostFit
     from stageline.workers.extras.preflight.trial_result import Estimate, StageMemory, WorkerEstimate
-
-# MERGED: Shows what a plan comes to: its stages on machines (`stageline plan --fit`), and choices for limits of memory.
 
 
 def show_fit(found: "HostFit") -> None:
@@ -127,7 +128,6 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
         return
     read = options.plan_of(config, sets)
     if hosts is not None:
-        # MERGED
         from stageline.workers.launch.trials import fitted
 
         found_fit = fitted(read, options.plan_arguments(config, sets), hosts)

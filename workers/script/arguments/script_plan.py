@@ -1,7 +1,8 @@
 """A script's arguments as a plan: what `Line` is given goes the way of every run, and is refused by the same rules.
 
 Objects that have no name in a file, such as a module or a closure, are named "script:model": the processes that are
-forked from the script have them.
+forked from the script have them. Weights that a script loads are compared with the model's here: a worker that cannot
+use them would end the run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,11 +108,6 @@ def _of_each_worker(key: str, name: str, value: Any, workers: int) -> Iterator[t
 def _as_toml(value: object) -> object:
     """Python's True and False have other names in a plan."""
     return str(value).lower() if isinstance(value, bool) else value
-
-
-# MERGED: The weights of a script's model as its state dict has them: names in its order, each with shape and dtype.
-# MERGED:
-# MERGED: Weights that a script loads are checked here: a worker that cannot use them would end the run.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The timetable of a script's run, as it ran or as it is planned, and the page that a notebook shows of a line."""
+"""The timetable of a script's run, as it ran or as it is planned, and the page that a notebook shows of a line.
+
+Losses that a script has seen are thinned out, so that they take bounded room in a long run.
+"""
 
 import base64
 import math
@@ -30,9 +33,6 @@ _STYLE = (
     ".curve{stroke:#6facee}.newest{fill:#6facee}}"
 )
 WIDTH = 120  # columns of the text
-
-
-# MERGED: The losses that a script has seen, thinned out so that they take bounded room in a long run; drawn as SVG.
 
 
 class LossCurve:
