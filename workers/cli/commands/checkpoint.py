@@ -11,8 +11,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import RUNS
-from stageline.workers.cli.errors import CommandFailed
-from stageline.workers.cli.output import counted, say, show, size, span
+from stageline.workers.cli.output import CommandFailed, counted, say, show, size, span
 from stageline.workers.runs import folder as runs
 
 if TYPE_CHECKING:
