@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 from .action import Action, Kind, Lists
 from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b, with_deferred_weights
-from .greedy_v import Times, timed_zb_v
 from .interleaved import breadth_first, interleaved
 from .listed import LISTED, descends, faults, listed
 from .merge import merge
@@ -13,7 +12,7 @@ from .replicas import Shares, replicas_of
 from .replicated import NAMES as REPLICATED
 from .replicated import forwards, replicated
 from .shape import Placement, ScheduleRefused, Shape
-from .v_shaped import dualpipe_v, zb_v
+from .v_shaped import Times, dualpipe_v, timed_zb_v, zb_v
 from .value import DELAYED, Mode, Schedule
 
 _NAMES: dict[Mode, tuple[str, ...]] = {
