@@ -8,9 +8,8 @@ from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b, w
 from .interleaved import breadth_first, interleaved
 from .listed import LISTED, descends, faults, listed
 from .merge import merge
-from .replicas import Shares, replicas_of
-from .replicated import NAMES as REPLICATED
-from .replicated import forwards, replicated
+from .replicas import NAMES as REPLICATED
+from .replicas import Shares, forwards, replicas_of, replicated
 from .shape import Placement, ScheduleRefused, Shape
 from .v_shaped import Times, dualpipe_v, timed_zb_v, zb_v
 from .value import DELAYED, Mode, Schedule
