@@ -4,10 +4,18 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from .action import Action, Kind, Lists
-from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b, with_deferred_weights
-from .interleaved import breadth_first, interleaved
+from .alternating import (
+    alternate,
+    breadth_first,
+    checked_window,
+    eager,
+    gpipe,
+    interleaved,
+    merge,
+    one_f_one_b,
+    with_deferred_weights,
+)
 from .listed import LISTED, descends, faults, listed
-from .merge import merge
 from .replicas import NAMES as REPLICATED
 from .replicas import Shares, forwards, replicas_of, replicated
 from .shape import Placement, ScheduleRefused, Shape
