@@ -20,6 +20,30 @@ until I, it defers K[0] - K[r], so that each holds K[0]. Four stages (F, I and W
     stage 1  .. F0 F1 F2 .. .. I0 F3 I1 W0 F4 I2 ... W3 F7 I5 W4 I6 W5 I7 W6 W7
     stage 2  .. .. F0 F1 .. I0 F2 I1 F3 I2 W0 F4 ... I5 W3 F7 I6 W4 I7 W5 W6 W7
     stage 3  .. .. .. F0 I0 F1 I1 F2 I2 F3 I3 W0 ... F6 I6 W3 F7 I7 W4 W5 W6 W7
+
+**Interleaved 1F1B** (arXiv 2104.04473): each worker owns several stages, P apart, and takes them in turn.
+
+The stages loop over the workers (worker r of P owns r, P + r, 2P + r, ...), and microbatches run in groups: a worker
+forwards a group through its first stage, then through its second, and so on, before it begins the next group.
+Two workers with two stages each, groups of two (stage before, microbatch after the letter; B takes twice as long):
+
+    worker 0  0F0 0F1 2F0 2F1 0F2 ... 2B0 === 0F3 2B1 === 2F2 0B0 === 2F3 0B1 === ... 2B2 === ...
+    worker 1  ... 1F0 1F1 3F0 3B0 === 3F1 3B1 === 1F2 1B0 === 1F3 1B1 === 3F2 3B2 === 3F3 3B3 ...
+
+**Breadth first** (arXiv 2211.05953): each worker runs all microbatches through one of its stages before it turns to the
+next. A stage is so in use once in a forward pass and once in a backward pass, in one piece: right where other weights
+are elsewhere meanwhile. It has the bubble of interleaved 1F1B, (P - 1)(F + B) / V with V stages a worker and F
+and B the times of a worker, and the memory of GPipe. Backwards are in ascending order of microbatches, as everywhere
+here; the paper's bubble does not depend on it. Two workers with two stages each (B takes twice as long):
+
+    worker 0  0F0 0F1 2F0 2F1 ... ... ... 2B0 === 2B1 === 0B0 === 0B1 ===
+    worker 1  ... 1F0 1F1 3F0 3F1 3B0 === 3B1 === 1B0 === 1B1 ===
+
+**Merged.** The lists of stages on one worker are merged by the time at which each action would start on a worker of its
+own. This works for any placement: neighbours on one worker, a U (first and last stage together), four stages on three
+workers. All workers follow one order in time, in which nothing starts before its data, so they cannot deadlock.
+
+In asynchronous mode, microbatches are numbered over the whole run here.
 """
 
 import math
@@ -122,25 +146,6 @@ def with_deferred_weights(
         yield Action(Kind.WEIGHT, stage, number)
 
 
-# MERGED: Interleaved 1F1B (arXiv 2104.04473): each worker owns several stages, P apart, and takes them in turn.
-# MERGED:
-# MERGED: The stages loop over the workers (worker r of P owns r, P + r, 2P + r, ...), and microbatches run in groups: a worker
-# MERGED: forwards a group through its first stage, then through its second, and so on, before it begins the next group.
-# MERGED: Two workers with two stages each, groups of two (stage before, microbatch after the letter; B takes twice as long):
-# MERGED:
-# MERGED:     worker 0  0F0 0F1 2F0 2F1 0F2 ... 2B0 === 0F3 2B1 === 2F2 0B0 === 2F3 0B1 === ... 2B2 === ...
-# MERGED:     worker 1  ... 1F0 1F1 3F0 3B0 === 3F1 3B1 === 1F2 1B0 === 1F3 1B1 === 3F2 3B2 === 3F3 3B3 ...
-# MERGED:
-# MERGED: **Breadth first** (arXiv 2211.05953): each worker runs all microbatches through one of its stages before it turns to the
-# MERGED: next. A stage is so in use once in a forward pass and once in a backward pass, in one piece: right where other weights
-# MERGED: are elsewhere meanwhile. It has the bubble of interleaved 1F1B, (P - 1)(F + B) / V with V stages a worker and F
-# MERGED: and B the times of a worker, and the memory of GPipe. Backwards are in ascending order of microbatches, as everywhere
-# MERGED: here; the paper's bubble does not depend on it. Two workers with two stages each (B takes twice as long):
-# MERGED:
-# MERGED:     worker 0  0F0 0F1 2F0 2F1 ... ... ... 2B0 === 2B1 === 0B0 === 0B1 ===
-# MERGED:     worker 1  ... 1F0 1F1 3F0 3F1 3B0 === 3B1 === 1B0 === 1B1 ===
-
-
 def check_looped(shape: Shape) -> None:
     """Raises `ScheduleRefused` unless the stages loop over the workers."""
     placement = [sorted(stages) for stages in shape.placement]
@@ -212,14 +217,6 @@ def _fills_and_drains(shape: Shape, stages: list[int]) -> tuple[Action, ...]:
         *(Action(Kind.FORWARD, stage, number) for stage in stages for number in numbers),
         *(Action(Kind.BACKWARD, stage, number) for stage in trained for number in numbers),
     )
-
-
-# MERGED: Merges the lists of stages on one worker, by the time at which each action would start on a worker of its own.
-# MERGED:
-# MERGED: This works for any placement: neighbours on one worker, a U (first and last stage together), four stages on three
-# MERGED: workers. All workers follow one order in time, in which nothing starts before its data, so they cannot deadlock.
-# MERGED:
-# MERGED: In asynchronous mode, microbatches are numbered over the whole run here.
 
 
 def merge(lists: Sequence[Iterator[Action]], first_trainable: int, ahead: int = sys.maxsize) -> Iterator[Action]:

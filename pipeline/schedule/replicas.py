@@ -10,6 +10,26 @@ and "1.1" where it has two.
 
 A copy's microbatches are its group. They are dealt by smooth weighted round robin, so that neighbours go to different
 copies, and stay as they are for the run: the order in which gradients are added follows from them.
+
+**Lists.** In a schedule in which stages have replicas, each copy is given what it can begin first, a backward before
+a forward, with at most so many microbatches in flight.
+
+No list can make workers wait for each other for ever, whatever the windows are. Copies run forwards, and backwards, in
+ascending order. So the lowest microbatch that is not through has nothing before it at any copy, and nothing in flight
+there but itself: its next action can begin.
+
+In flight in all copies of stage k, with r[j] replicas of stage j, and n[j] = 2 * r[j], or 1 where r[j] is 1:
+
+    1f1b          n[k] + n[k+1] + ... + n[S-1]
+    eager-1f1b    n[k] + 2 * (r[k+1] + ... + r[S-1])
+    window        what is given for the stage
+    gpipe         all; a copy runs all its forwards first
+
+Replicas need two each: they begin at the same time, and the next stage, which is one worker, computes what they hand on
+one after the other; with one each, half of them would wait for it.
+
+A stage's number is divided among its copies by the number of their microbatches, and rounded up. A stage with r
+replicas is taken to be r times as slow as one without: that is what replicas are for.
 """
 
 import math
@@ -129,27 +149,6 @@ class Replicas:
 def replicas_of(shares: Shares, microbatches: int) -> Replicas:
     """The same value each time: what follows from it is computed once."""
     return Replicas(shares, microbatches)
-
-
-# MERGED: The lists of a schedule in which stages have replicas: each copy is given what it can begin first, a backward before
-# MERGED: a forward, with at most so many microbatches in flight.
-# MERGED:
-# MERGED: No list can make workers wait for each other for ever, whatever the windows are. Copies run forwards, and backwards, in
-# MERGED: ascending order. So the lowest microbatch that is not through has nothing before it at any copy, and nothing in flight
-# MERGED: there but itself: its next action can begin.
-# MERGED:
-# MERGED: In flight in all copies of stage k, with r[j] replicas of stage j, and n[j] = 2 * r[j], or 1 where r[j] is 1:
-# MERGED:
-# MERGED:     1f1b          n[k] + n[k+1] + ... + n[S-1]
-# MERGED:     eager-1f1b    n[k] + 2 * (r[k+1] + ... + r[S-1])
-# MERGED:     window        what is given for the stage
-# MERGED:     gpipe         all; a copy runs all its forwards first
-# MERGED:
-# MERGED: Replicas need two each: they begin at the same time, and the next stage, which is one worker, computes what they hand on
-# MERGED: one after the other; with one each, half of them would wait for it.
-# MERGED:
-# MERGED: A stage's number is divided among its copies by the number of their microbatches, and rounded up. A stage with r
-# MERGED: replicas is taken to be r times as slow as one without: that is what replicas are for.
 
 
 def in_flight(name: str, replicas: Replicas, window: Sequence[int] | None) -> list[int]:

@@ -11,6 +11,11 @@ many microbatches. Two of them are given as lists, which are torch's:
 
 In a list, `F0` is the next forward of the worker's first stage, `I1` the next input gradient of its second one. A
 backward of a pair comes right after the forward: nothing computes two actions at once here.
+
+**Unequal times.** The list of ZB-V fits times that are equal; its authors search an order for others. Here a worker
+that is free runs what is ready, by precedence, and the gradients of weights when nothing else is ready. It has at most
+2 P microbatches in flight over its two stages, as in ZB-V, and keeps room for one on the way up, so that no two workers
+wait for each other. Several precedences are tried, and that list; the shortest step wins.
 """
 
 from collections import Counter, deque
@@ -131,14 +136,6 @@ def _trained(shape: Shape, turns: _Turns) -> tuple[Action, ...]:
                 yield action
 
     return tuple(kept())
-
-
-# MERGED: ZB-V for stages whose F, I and W take unequally long: what is ready goes first, what is deferred fills the rest.
-# MERGED:
-# MERGED: The list of `v_shaped.py` fits times that are equal; ZB-V's authors (arXiv 2405.15362) search an order for others. Here
-# MERGED: a worker that is free runs what is ready, by precedence, and the gradients of weights when nothing else is ready. It has
-# MERGED: at most 2 P microbatches in flight over its two stages, as in ZB-V, and keeps room for one on the way up, so that no two
-# MERGED: workers wait for each other. Several precedences are tried, and that list; the shortest step wins.
 
 
 def timed_zb_v(shape: Shape, times: Times) -> Lists:
