@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.tree import Tree
 
-from .family import Family, StoredNames, library, of_hidden, taken
-from .layers import Layer, Layers
+from .layers import Family, Layer, Layers, StoredNames, library, of_hidden, taken
 
 
 def _gpt2_layers(model: Any) -> Layers:

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.tree import Tree
 
-from .family import LAYER_NORMS, POSITIONS, Family, StoredNames, masked_block, of_hidden, taken
-from .layers import Layer, Layers
+from .layers import LAYER_NORMS, POSITIONS, Family, Layer, Layers, StoredNames, masked_block, of_hidden, taken
 
 
 def _bert_layers(model: Any) -> Layers:

@@ -4,8 +4,7 @@ import torch
 
 from .decoders import GPT2, LLAMA
 from .encoders import BERT, LAYOUTLM
-from .family import SAME, Family, StoredNames
-from .layers import Layers
+from .layers import SAME, Family, Layers, StoredNames
 from .vision import RESNET, VIT
 
 FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, LAYOUTLM, VIT, RESNET)

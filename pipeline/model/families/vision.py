@@ -18,8 +18,7 @@ from torch import nn
 
 from stageline.pipeline.tree import Tree
 
-from .family import Family, StoredNames, library, masked_block, of_hidden, taken
-from .layers import Layer, Layers
+from .layers import Family, Layer, Layers, StoredNames, library, masked_block, of_hidden, taken
 
 _GROUPS = tuple(f"layer{number}" for number in range(1, 5))
 
