@@ -26,7 +26,9 @@ _GROUPS = tuple(f"layer{number}" for number in range(1, 5))
 def _vit_layers(model: Any) -> Layers:
     blocks = [Layer(f"vit.layers.{number}", masked_block) for number in range(len(model.vit.layers))]
     first = Layer("vit.embeddings", partial(_vit_embed, model.vit))
-    return Layers(model, [first, *blocks, Layer("vit.layernorm", of_hidden), Layer("classifier", _classify)])
+    return Layers(
+        model, [first, *blocks, Layer("vit.layernorm", of_hidden), Layer("classifier", _classify_first_token)]
+    )
 
 
 def _resnet_layers(model: Any) -> Layers:
@@ -66,7 +68,7 @@ def _vit_embed(vit: Any, inputs: Tree, embeddings: Any) -> Tree:
     return {"hidden": hidden, "mask": mask}
 
 
-def _classify(hidden: Any, classifier: nn.Module) -> Tree:
+def _classify_first_token(hidden: Any, classifier: nn.Module) -> Tree:
     return classifier(hidden[:, 0, :])  # type: ignore[no-any-return]
 
 
