@@ -11,9 +11,9 @@ from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, parts_of
 from stageline.pipeline.stage.layers.skipped_calls import demand_plain
 
-from .families.layers import Layers
 from .families_known import FAMILIES, known_layers
 from .layer_costs import best_partition, by_weight
+from .layers import Layers
 
 Cut = Sequence[int | str] | str | None
 EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stage, to be measured

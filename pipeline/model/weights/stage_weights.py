@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.families.layers import StoredNames
+from stageline.pipeline.model.layers import StoredNames
 from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, state_of
 from stageline.pipeline.stage.layers.memory import parameter_like
