@@ -17,8 +17,7 @@ from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, state_of
 from stageline.pipeline.stage.layers.memory import parameter_like
 
-from .reading import Twins, listed, misformed, misnamed, read_into, sources
-from .tensor_files import Form, files_by_name, forms_in
+from .tensor_files import Form, Twins, files_by_name, forms_in, listed, misformed, misnamed, read_into, sources
 from .unallocated import memory_like, meta_like
 
 Parts = Sequence[tuple[str, torch.nn.Module]]  # modules of the unsplit model, by their names there
