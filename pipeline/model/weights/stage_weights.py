@@ -19,11 +19,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.layers import StoredNames
+from stageline.pipeline.model.tensor_files import (
+    Form,
+    Twins,
+    files_by_name,
+    forms_in,
+    listed,
+    misformed,
+    misnamed,
+    read_into,
+    sources,
+)
 from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, state_of
 from stageline.pipeline.stage.layers.memory import empty, layout, parameter_like
-
-from .tensor_files import Form, Twins, files_by_name, forms_in, listed, misformed, misnamed, read_into, sources
 
 Made = TypeVar("Made")
 _WAY_OUT = "register it as a persistent buffer, which the weights have, or compute it in the forward"
