@@ -26,8 +26,8 @@ from stageline.pipeline.model.layers import Layers
 from stageline.pipeline.model.load import factory_of, references_of
 from stageline.pipeline.model.object_names import is_of_script
 from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.stage_weights import unset_buffers
 from stageline.pipeline.model.tensor_files import listed, misformed, misnamed
-from stageline.pipeline.model.weights.stage_weights import unset_buffers
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
