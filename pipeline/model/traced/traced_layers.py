@@ -36,8 +36,7 @@ from stageline.pipeline.stage.layers.skipped_calls import all_hooks
 from stageline.pipeline.tree import Tree, map_leaves
 
 from .comparison import difference_of
-from .example import Example
-from .export import COMPUTED, Forward, traced_forward
+from .export import COMPUTED, Example, Forward, traced_forward
 from .layer import TracedFunction, TracedPiece, TwoModes, Values
 from .pieces import outer_calls, pieces_of
 
