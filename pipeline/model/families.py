@@ -1,4 +1,42 @@
-"""The families of models that are known."""
+"""The families of models that are known, each as an ordered list of layers.
+
+Decoders with their language modelling head: GPT-2 and Llama, as transformers has them.
+
+GPT2LMHeadModel                 LlamaForCausalLM
+transformer.wte, wpe, drop      model.embed_tokens         embeddings; the causal mask, positions, and Llama's rotary
+                                                           embeddings, which all blocks need
+transformer.h.0, h.1, ...       model.layers.0, 1, ...     blocks
+transformer.ln_f                model.norm
+lm_head                         lm_head                    the logits
+
+Between blocks travel the hidden states (float, [rows, tokens, width]), the mask (None, or [rows, 1, tokens, tokens])
+and the positions (int64, [rows, tokens]); of Llama also their cosines and sines (float, [rows, tokens, width of a
+head]), which get no gradient.
+
+Encoders that classify texts: BERT for sequences, LayoutLM for the words of a page, as transformers has them.
+
+BertForSequenceClassification      LayoutLMForTokenClassification
+bert.embeddings                    layoutlm.embeddings               embeddings, of boxes too; the mask
+bert.encoder.layer.0, 1, ...       layoutlm.encoder.layer.0, 1, ...  blocks
+bert.pooler
+classifier, dropout                classifier, dropout               the logits; with them layoutlm.pooler, which they
+                                                                     do not use
+
+Between BERT's blocks travel the hidden states (float, [rows, tokens, width]), the mask (None, or [rows, 1, tokens,
+tokens]) and the positions, if the batch has them. Between LayoutLM's travel the hidden states and the mask (float,
+[rows, 1, 1, words]); boxes (int64, [rows, words, 4]) are needed by the first stage only.
+
+Models that classify images: transformers' vision transformer, and torchvision's residual convolutional nets.
+
+ViTForImageClassification      ResNet, which resnet18 and resnext50_32x4d are, too
+vit.embeddings                 conv1, bn1, relu, maxpool            of the patches, and the mask that all blocks need
+vit.layers.0, 1, ...           layer1.0, layer1.1, layer2.0, ...    blocks
+vit.layernorm                  avgpool
+classifier                     fc                                   the logits
+
+Between blocks of the transformer travel the hidden states (float, [rows, 1 + patches, width]) and the mask, None unless
+the batch has one; between those of the nets, one tensor: float, [rows, channels, height, width].
+"""
 
 from functools import partial
 from typing import Any
@@ -23,21 +61,6 @@ from .layers import (
 )
 
 _GROUPS = tuple(f"layer{number}" for number in range(1, 5))
-FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, LAYOUTLM, VIT, RESNET)
-
-
-# MERGED: Decoders with their language modelling head: GPT-2 and Llama, as transformers has them.
-# MERGED:
-# MERGED: GPT2LMHeadModel                 LlamaForCausalLM
-# MERGED: transformer.wte, wpe, drop      model.embed_tokens         embeddings; the causal mask, positions, and Llama's rotary
-# MERGED:                                                            embeddings, which all blocks need
-# MERGED: transformer.h.0, h.1, ...       model.layers.0, 1, ...     blocks
-# MERGED: transformer.ln_f                model.norm
-# MERGED: lm_head                         lm_head                    the logits
-# MERGED:
-# MERGED: Between blocks travel the hidden states (float, [rows, tokens, width]), the mask (None, or [rows, 1, tokens, tokens])
-# MERGED: and the positions (int64, [rows, tokens]); of Llama also their cosines and sines (float, [rows, tokens, width of a
-# MERGED: head]), which get no gradient.
 
 
 def _gpt2_layers(model: Any) -> Layers:
@@ -150,20 +173,6 @@ def _cache(decoder: Any, training: bool) -> Any:
     return library(decoder).DynamicCache(config=config)
 
 
-# MERGED: Encoders that classify texts: BERT for sequences, LayoutLM for the words of a page, as transformers has them.
-# MERGED:
-# MERGED: BertForSequenceClassification      LayoutLMForTokenClassification
-# MERGED: bert.embeddings                    layoutlm.embeddings               embeddings, of boxes too; the mask
-# MERGED: bert.encoder.layer.0, 1, ...       layoutlm.encoder.layer.0, 1, ...  blocks
-# MERGED: bert.pooler
-# MERGED: classifier, dropout                classifier, dropout               the logits; with them layoutlm.pooler, which they
-# MERGED:                                                                      do not use
-# MERGED:
-# MERGED: Between BERT's blocks travel the hidden states (float, [rows, tokens, width]), the mask (None, or [rows, 1, tokens,
-# MERGED: tokens]) and the positions, if the batch has them. Between LayoutLM's travel the hidden states and the mask (float,
-# MERGED: [rows, 1, 1, words]); boxes (int64, [rows, words, 4]) are needed by the first stage only.
-
-
 def _bert_layers(model: Any) -> Layers:
     bert = model.bert
     blocks = [Layer(f"bert.encoder.layer.{number}", _bert_block) for number in range(len(bert.encoder.layer))]
@@ -238,18 +247,6 @@ def _classify_words(x: Any, classifier: nn.Module, dropout: nn.Module, pooler: n
     return classifier(dropout(x["hidden"]))  # type: ignore[no-any-return]
 
 
-# MERGED: Models that classify images: transformers' vision transformer, and torchvision's residual convolutional nets.
-# MERGED:
-# MERGED: ViTForImageClassification      ResNet, which resnet18 and resnext50_32x4d are, too
-# MERGED: vit.embeddings                 conv1, bn1, relu, maxpool            of the patches, and the mask that all blocks need
-# MERGED: vit.layers.0, 1, ...           layer1.0, layer1.1, layer2.0, ...    blocks
-# MERGED: vit.layernorm                  avgpool
-# MERGED: classifier                     fc                                   the logits
-# MERGED:
-# MERGED: Between blocks of the transformer travel the hidden states (float, [rows, 1 + patches, width]) and the mask, None unless
-# MERGED: the batch has one; between those of the nets, one tensor: float, [rows, channels, height, width].
-
-
 def _vit_layers(model: Any) -> Layers:
     blocks = [Layer(f"vit.layers.{number}", masked_block) for number in range(len(model.vit.layers))]
     first = Layer("vit.embeddings", partial(_vit_embed, model.vit))
@@ -321,3 +318,6 @@ def stored_names_of(model: object) -> StoredNames:
 
 def _family_of(model: object) -> Family | None:
     return next((each for each in FAMILIES if each.has(model)), None)
+
+
+FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, LAYOUTLM, VIT, RESNET)

@@ -8,6 +8,9 @@ Layers(model, [
 ])
 
 What a layer returns goes to the next one, in the same stage or across a cut.
+
+A `Family` knows the layers of the models of one class, and the names of their weights in files. A model's family is
+recognised without importing the library that the class is from.
 """
 
 import re
@@ -121,9 +124,6 @@ def _in_none(model: torch.nn.Module, names: Sequence[str]) -> Iterator[str]:
 def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
-
-
-# MERGED: A family of models, and the names of its weights in files; recognised without importing the library it is from.
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,12 @@
 made without memory       [meta]  [meta]  [meta]
 check                     names, shapes and dtypes, of the headers of the files alone
 load                      memory of their own, filled from the files; then set by each module's load_state_dict
+
+The model is made with parameters that take no memory: they are on torch's meta device; all else is computed.
+
+a parameter                         shape, dtype and strides, until its stage's weights are read from a file
+rotary frequencies, position ids    their values: a buffer, or a tensor that a module keeps, is what the factory makes
+a buffer computed of a parameter    on the meta device too: see `demand_known`
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -37,13 +43,6 @@ from stageline.pipeline.stage.layers.memory import empty, layout, parameter_like
 Made = TypeVar("Made")
 _WAY_OUT = "register it as a persistent buffer, which the weights have, or compute it in the forward"
 Parts = Sequence[tuple[str, torch.nn.Module]]  # modules of the unsplit model, by their names there
-
-
-# MERGED: Makes a model whose parameters take no memory: they are on torch's meta device; all else is computed as ever.
-# MERGED:
-# MERGED: a parameter                         shape, dtype and strides, until its stage's weights are read from a file
-# MERGED: rotary frequencies, position ids    their values: a buffer, or a tensor that a module keeps, is what the factory makes
-# MERGED: a buffer computed of a parameter    on the meta device too: see `demand_known`
 
 
 def made_without_memory(make: Callable[[], Made], seed: int) -> tuple[Made, Made | None]:

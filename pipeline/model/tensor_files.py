@@ -9,6 +9,12 @@ model.safetensors, model.pt        that file
 model.safetensors.index.json       the files that it names beside it, "shards"; some may be lacking
                                    a tensor that several files have is taken from one that is there
 a folder, as transformers has one  model.safetensors.index.json in it, or model.safetensors
+
+A file's tensors are compared with those that a stage needs, and copied into memory of their own, in pieces. A mapped
+file counts as the process's memory where it was read, so each round of pieces maps it for itself:
+
+the file    |· · · · · · · ·|=========|· · · · · · · · · · · ·|    at most `ROUND` bytes of it at a time
+memory      |===============|=========|                       |    grows to the stage's own tensors
 """
 
 import json
@@ -223,14 +229,6 @@ def _indexed(index: Path) -> Mapping[str, Path]:
         if name in found and not found[name].exists() and (index.parent / shard).exists():
             found[name] = index.parent / shard
     return found
-
-
-# MERGED: Compares a file's tensors with those that a stage needs, and copies them into memory of their own, in pieces.
-# MERGED:
-# MERGED: A mapped file counts as the process's memory where it was read. So each round of pieces maps it for itself:
-# MERGED:
-# MERGED: the file    |· · · · · · · ·|=========|· · · · · · · · · · · ·|    at most `ROUND` bytes of it at a time
-# MERGED: memory      |===============|=========|                       |    grows to the stage's own tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,14 @@
     x2 = batch_norm(x1, ...)
 
 The markers are those of torch.distributed.pipelining; forward pre-hooks put them there.
+
+The inputs of every microbatch must be like those of the example, but for the number of rows:
+
+example of 2 rows or more      a graph for microbatches of 2 rows or more
+example of 1 row               a graph for microbatches of 1 row
+
+torch.export takes a dimension of size 1 to be 1 for ever, and what it has found for other sizes, it has found for 2 and
+more: with 1 row, or none, the model may do something else.
 """
 
 import logging
@@ -27,14 +35,6 @@ from stageline.pipeline.data.batch import rows
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
-
-# MERGED: The inputs that a model was traced with: what those of every microbatch must be like, but for the number of rows.
-# MERGED:
-# MERGED: example of 2 rows or more      a graph for microbatches of 2 rows or more
-# MERGED: example of 1 row               a graph for microbatches of 1 row
-# MERGED:
-# MERGED: torch.export takes a dimension of size 1 to be 1 for ever, and what it has found for other sizes, it has found for 2 and
-# MERGED: more: with 1 row, or none, the model may do something else.
 
 
 class Example:
