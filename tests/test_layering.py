@@ -88,7 +88,7 @@ DECIDING = {
     "pipeline/data/source.py": TENSORS,
     "pipeline/data/__init__.py": TENSORS,
     "pipeline/model/families.py": TENSORS,
-    "pipeline/model/layers.py": TENSORS,
+    "pipeline/model/families/layers.py": TENSORS,
     "pipeline/addresses.py": PURE,
     "pipeline/evaluation.py": PURE,
     "workers/checkpoint/regroup.py": TENSORS,

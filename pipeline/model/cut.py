@@ -16,7 +16,7 @@ from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 
 from .edges import EACH_LAYER, Cut, edges_of, layers_of
 from .families import stored_names_of
-from .layers import Layers
+from .families.layers import Layers
 from .load import base_folder, factory_of
 from .patterns import train_only
 from .segment import Segment

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.tree import Tree
 
-from .layers import (
+from .families.layers import (
     LAYER_NORMS,
     POSITIONS,
     SAME,

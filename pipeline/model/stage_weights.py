@@ -24,7 +24,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.layers import StoredNames
 from stageline.pipeline.model.tensor_files import (
     Form,
     Twins,
@@ -39,6 +38,8 @@ from stageline.pipeline.model.tensor_files import (
 from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, state_of
 from stageline.pipeline.stage.layers.memory import empty, layout, parameter_like
+
+from .families.layers import StoredNames
 
 Made = TypeVar("Made")
 _WAY_OUT = "register it as a persistent buffer, which the weights have, or compute it in the forward"

@@ -15,7 +15,7 @@ import torch
 from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, broker_schemes, fault, host_of, masked, transport_of
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.model.layers import Layers
+from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.tree import Tree, tensors
 
 from .arguments import ARGUMENTS, MEASURE, LineOptions

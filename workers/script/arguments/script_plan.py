@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import make_segments
-from stageline.pipeline.model.layers import Layers
+from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.model.own_schedule import loaded_rows, rows_by
 from stageline.pipeline.model.segment import Segment
