@@ -11,7 +11,7 @@ from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, parts_of
 from stageline.pipeline.stage.layers.skipped_calls import demand_plain
 
-from .families import FAMILIES, known_layers
+from .families.known import FAMILIES, known_layers
 from .families.layers import Layers
 from .layer_costs import best_partition, by_weight
 

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.tree import Tree
 
-from .families.layers import (
+from .layers import (
     LAYER_NORMS,
     POSITIONS,
     SAME,
