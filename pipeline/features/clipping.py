@@ -53,7 +53,24 @@ class GradientNotFinite(StageError):
     """The norm of a gradient, or of all, is nan or infinite: it cannot be clipped."""
 
 
-class GradientClip:
+class NoClip:
+    """What a stage has that clips nothing. Number `stage` is for errors."""
+
+    total: float | None = None
+
+    def __init__(self, stage: int) -> None:
+        self._stage = stage
+
+    def gather(self, later: Tree) -> Tree:
+        """Raises `StageError`."""
+        raise StageError(f"stage {self._stage} clips no gradients: set clip_norm in its StageSettings")
+
+    def clip(self, total: Tree, device: torch.device) -> torch.Tensor:
+        """Raises `StageError`."""
+        raise StageError(f"stage {self._stage} clips no gradients: set clip_norm in its StageSettings")
+
+
+class GradientClip(NoClip):
     """The gradients of stage number `stage`, whose norm over all stages shall be at most `most`.
 
     `parameters` are those that it trains, by name; `order` has the number of each among the unsplit model's parameters,
@@ -63,8 +80,7 @@ class GradientClip:
     def __init__(
         self, stage: int, most: float, parameters: Mapping[str, torch.Tensor], order: Mapping[str, int]
     ) -> None:
-        self.total: float | None = None
-        self._stage = stage
+        super().__init__(stage)
         self._most = most
         self._parameters = sorted((order[name], name, each) for name, each in parameters.items())
         self._gathered: list[_Part] = []
@@ -139,6 +155,11 @@ class GradientClip:
             f"stage {self._stage} got {describe(given)} for the norms of later stages' gradients; expected pairs of "
             f"numbers of parameters and norms"
         )
+
+
+def clip_of(stage: int, most: float | None, parameters: Mapping[str, torch.Tensor], order: Mapping[str, int]) -> NoClip:
+    """Return what clips the gradients of stage number `stage`, as `GradientClip` has them."""
+    return NoClip(stage) if most is None else GradientClip(stage, most, parameters, order)
 
 
 def numbers_of(parameters: Iterable[str], first_layer: int) -> dict[str, int]:

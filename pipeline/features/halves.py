@@ -240,24 +240,18 @@ def _require_divisible(stage: int, node: Node) -> None:
         )
 
 
-def demand_divisible(stage: int, *, recomputes: bool, stashes: bool) -> None:
-    """Raise `StageError` if stage number `stage` has features that do not go with halves of backwards."""
-    if recomputes:
-        raise StageError(
-            f"stage {stage} recomputes what backward needs, and would do so for each half of a backward, and for each "
-            f"of its weights in the second: take recompute out, or use a schedule that does not split backwards, such "
-            f"as 1f1b"
-        )
-    if stashes:
-        raise StageError(f"stage {stage} stashes weights, and cannot split a backward: use backward")
-
-
 class WaitingHalves:
-    """Those of stage number `stage`; in `kept`, the oldest first."""
+    """Those of stage number `stage`; in `kept`, the oldest first. `indivisible` is why it has none; "" if it may."""
 
-    def __init__(self, stage: int) -> None:
+    def __init__(self, stage: int, indivisible: str) -> None:
         self._stage = stage
+        self._indivisible = indivisible
         self.kept: dict[Key, SplitBackward] = {}
+
+    def demand(self) -> None:
+        """Raise `StageError` if a feature of the stage does not go with halves of backwards."""
+        if self._indivisible:
+            raise StageError(f"stage {self._stage} {self._indivisible}")
 
     def run_first(
         self, key: Key, stashed: Stashed, outputs: list[torch.Tensor], gradients: Sequence[torch.Tensor]
@@ -280,9 +274,15 @@ class WaitingHalves:
             half = SplitBackward(self._stage, (), (), None)
         half.compute_weights(shared)
 
-    def bytes_after(self, stashed: Stashed) -> int | None:
-        """What this one would take between the halves, besides what its forward has saved; None if it cannot be
-        divided."""
+    def bytes_after(self, stashed: Stashed | None) -> int | None:
+        """Return what `stashed` would take between the halves, besides what its forward has saved.
+
+        Returns 0 if it is None, and None if its backward cannot be divided.
+        """
+        if self._indivisible:
+            return None
+        if stashed is None:
+            return 0
         outputs = [output for output in tensors(stashed.outputs) if output.requires_grad]
         try:
             return halfway_bytes(self._stage, outputs, stashed.input_nodes.anchor)

@@ -9,14 +9,18 @@ alignment.
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from stageline.pipeline.stage.layers.memory import ALIGNMENT
+from stageline.pipeline.stage.layers.file_memory import FileMemory
+from stageline.pipeline.stage.layers.memory import ALIGNMENT, copied
+from stageline.pipeline.stage.layers.stash import Passage, Run
+from stageline.pipeline.tree import Tree
 
 LEAST = 1 << 16  # bytes of a tensor's memory; less is not worth the way
 AHEAD = 1 << 26  # bytes that are fetched ahead
@@ -67,14 +71,84 @@ class _View(NamedTuple):
 _Order = list["weakref.ref[_Stowed]"]  # as they were saved; autograd's graph holds them
 
 
-class ActivationOffload:
-    """That of one stage. Microbatches are expected to go backward in the order of their forwards."""
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What of a stage lies outside its worker's memory; nothing by default. No bit changes.
 
-    def __init__(self, scratch: Scratch) -> None:
+    Args:
+        scratch: Takes what forwards keep for their backwards.
+        files: Take `weights` with their gradients and averages, and what the `optimizer` keeps; and the copies that
+            snapshots are.
+        weights: True if these are in the files.
+        optimizer: Likewise.
+    """
+
+    scratch: Scratch | None = None
+    files: FileMemory | None = None
+    weights: bool = False
+    optimizer: bool = False
+
+    @property
+    def weight_files(self) -> FileMemory | None:
+        """The files if weights are there."""
+        return self.files if self.weights else None
+
+    @property
+    def copied(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """`memory.copied`; in a file, if state lies in files."""
+        return copied if self.files is None else self.files.copied
+
+
+def in_memory(stage: int) -> Offload:
+    """Return that nothing of `stage` lies elsewhere."""
+    return Offload()
+
+
+class NoScratch:
+    """Activations that stay in memory."""
+
+    @property
+    def begins(self) -> tuple[Callable[[object], object], ...]:
+        """What is called with each microbatch before its backward."""
+        return ()
+
+    def around(self, run: Run) -> Run:
+        """Return `run`, of whose microbatches activations are put elsewhere."""
+        return run
+
+    def clear(self) -> None:
+        """No microbatch goes backward any more."""
+
+
+def scratch_of(scratch: Scratch | None, body: torch.nn.Module) -> NoScratch:
+    """Return where the activations of the stage with this `body` lie."""
+    return NoScratch() if scratch is None else ActivationOffload(scratch, body)
+
+
+class ActivationOffload(NoScratch):
+    """That of the stage with this `body`. Microbatches are expected to go backward in the order of their forwards."""
+
+    def __init__(self, scratch: Scratch, body: torch.nn.Module) -> None:
         self._scratch = scratch
+        self._body = body
         self._kept: dict[object, _Order] = {}
         self._ahead: deque[weakref.ref[_Stowed]] = deque()  # to be fetched, in the order in which they are needed
         self._fetched: weakref.WeakKeyDictionary[_Stowed, int] = weakref.WeakKeyDictionary()  # bytes on their way
+
+    @property
+    def begins(self) -> tuple[Callable[[object], object], ...]:
+        return (self.begin,)
+
+    def around(self, run: Run) -> Run:
+        """Return `run`, whose microbatches save into the scratch; the weights that they read stay where they are."""
+
+        def saved(x: Tree, passage: Passage) -> Tree:
+            version = passage.version
+            own = (*self._body.parameters(), *self._body.buffers())
+            with self.saving(passage.input_nodes, (*own, *version.weights.values(), *version.buffers.values())):
+                return run(x, passage)
+
+        return saved
 
     @contextmanager
     def saving(self, microbatch: object, stay: Iterable[torch.Tensor]) -> Iterator[None]:

@@ -14,7 +14,8 @@ buffers      as they were before the forward, which has changed the module's own
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -25,7 +26,7 @@ from stageline.pipeline.model_names import matches
 from stageline.pipeline.stage.layers.body import Body
 from stageline.pipeline.stage.layers.layer import BoundLayer, HeldTensor, joined, parts_of
 from stageline.pipeline.stage.layers.memory import copied
-from stageline.pipeline.stage.layers.stash import InputNodes
+from stageline.pipeline.stage.layers.stash import InputNodes, Passage, Run
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 
 Tensors = Mapping[str, torch.Tensor | None]
@@ -110,27 +111,36 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return other.is_cpu and one.dtype == other.dtype and torch.equal(one, other)
 
 
-class Computation(Protocol):
-    """What a stage computes of its input: layers and loss, for the first time or `again`."""
-
-    def __call__(self, given: Tree, *, again: bool = False) -> Tree: ...
-
-
-def recomputation_of(body: Body, wanted: Recompute | None, *, versions: bool) -> "Recomputation | None":
-    """None where nothing runs again. With `versions`, each forward has weights that no update writes to."""
+def recomputation_of(body: Body, wanted: Recompute | None, *, versions: bool) -> "NoRecomputation":
+    """Return what of `body` runs again. With `versions`, each forward has weights that no update writes to."""
     if wanted is None:
-        return None
+        return NoRecomputation()
     if wanted not in (WHOLE, EACH) and not _are_patterns(wanted):
         raise StageError(f'recompute = {wanted!r}: expected "{WHOLE}", "{EACH}" or a list of patterns of names')
     modules = _modules(body, wanted)
     if wanted != WHOLE and not modules:
-        return None
+        return NoRecomputation()
     checkpoint(torch.neg, torch.zeros(()), use_reentrant=False)  # it imports torch's compiler, for a second or longer
     return Recomputation(body, modules, versions=versions)
 
 
-class Recomputation:
+class NoRecomputation:
+    """Runs nothing again."""
+
+    indivisible = ""  # why a backward cannot be halved
+
+    def around(self, run: Run, again: Run) -> Run:
+        """Return what computes as `run` does; backward runs `again` what it needs once more."""
+        return run
+
+
+class Recomputation(NoRecomputation):
     """Runs `modules`, by their names, again, or without any the whole stage."""
+
+    indivisible = (
+        "recomputes what backward needs, and would do so for each half of a backward, and for each of its weights in "
+        "the second: take recompute out, or use a schedule that does not split backwards, such as 1f1b"
+    )
 
     def __init__(self, body: Body, modules: Mapping[str, torch.nn.Module], *, versions: bool) -> None:
         self._body = body
@@ -138,16 +148,16 @@ class Recomputation:
         self._versions = versions
         self._copies = BufferCopies()
 
-    def run(self, compute: Computation, x: Tree) -> Tree:
-        """`compute(x)`, some or all of which backward runs again."""
-        if not self._modules:
-            return self._run_whole(compute, x)
+    def around(self, run: Run, again: Run) -> Run:
+        return partial(self._run_modules, run) if self._modules else partial(self._run_whole, run, again)
+
+    def _run_modules(self, run: Run, x: Tree, passage: Passage) -> Tree:
         with ExitStack() as stack:
             for name, module in self._modules.items():
                 stack.enter_context(_with_forward(module, self._recomputed(module, name)))
-            return compute(x)
+            return run(x, passage)
 
-    def _run_whole(self, compute: Computation, x: Tree) -> Tree:
+    def _run_whole(self, run: Run, again: Run, x: Tree, passage: Passage) -> Tree:
         """Generators are seeded layer by layer, so their state need not be kept."""
         state = ForwardState(self._body, "the stage", self._copies, demands_same=not self._versions)
         kept = [copied(each.detach()).requires_grad_(each.requires_grad) for each in tensors(x)]  # x may be written to
@@ -156,10 +166,10 @@ class Recomputation:
 
         def forward(*given: torch.Tensor) -> Tree:
             if first:
-                return compute(first.pop())
+                return run(first.pop(), passage)
             found = iter(given)
             with state.in_place():
-                return compute(_entered(map_tensors(lambda _: next(found), form)), again=True)
+                return again(_entered(map_tensors(lambda _: next(found), form)), passage)
 
         return checkpoint(forward, *kept, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 

@@ -24,15 +24,16 @@ The memory of the parameters becomes that of the version before, which graphs ma
 copy, which the optimizer then changes. So there are two versions in memory, one of them the parameters themselves.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
 from stageline.pipeline.stage.layers.body import Body, Weights
 from stageline.pipeline.stage.layers.memory import copied, overlaps
-from stageline.pipeline.stage.layers.stash import PRESENT, Key, Version
+from stageline.pipeline.stage.layers.stash import Backward, Key, Passage, Run, Version, present
 from stageline.pipeline.tree import Tree
 
 
@@ -60,19 +61,19 @@ class Versions:
 
     stashed = False  # whether each forward has weights that no update writes to
 
+    indivisible = ""  # why a backward cannot be halved
+
     def version_for(self, key: Key) -> Version:
-        """The version that the forward of microbatch `key` reads."""
-        return PRESENT
+        """Return the version that the forward of microbatch `key` reads."""
+        return present(key)
 
-    def run(self, version: Version, forward: Callable[[], Tree]) -> Tree:
-        """Returns `forward()`, called with the version's weights."""
-        return forward()
+    def around(self, run: Run) -> Run:
+        """Return `run` with the weights of each microbatch's version."""
+        return run
 
-    def lend(self, version: Version) -> None:
-        """Called before a backward, which adds to the gradients of the step's earlier microbatches."""
-
-    def collect(self, version: Version) -> None:
-        """Called after a backward: the gradients are those of the parameters from now on."""
+    def around_backward(self, backward: Backward) -> Backward:
+        """Return `backward` with the gradients of each microbatch's version."""
+        return backward
 
     @property
     def previous(self) -> Previous | None:
@@ -100,6 +101,7 @@ class StashedVersions(Versions):
     """One for each update since the oldest forward that has yet to go backward."""
 
     stashed = True
+    indivisible = "stashes weights, and cannot split a backward: use backward"
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -112,37 +114,44 @@ class StashedVersions(Versions):
             return self._reruns.pop(key)
         return Version(self._weights_of(key[0]), {name: copied(buffer) for name, buffer in self._body.named_buffers()})
 
-    def run(self, version: Version, forward: Callable[[], Tree]) -> Tree:
-        """Returns `forward()`, called with the version's weights.
+    def around(self, run: Run) -> Run:
+        """Return `run` with the weights of each microbatch's version.
 
         A forward that runs again gets copies of the buffers that it read before, and leaves the layers' own as they
         are: those hold its changes already. Raises `StageError` for a forward that writes to the weights.
         """
-        if version is PRESENT:
-            return forward()
-        buffers = {name: copied(buffer) for name, buffer in version.buffers.items()} if version.rerun else {}
-        before = {name: weight._version for name, weight in version.weights.items()}
-        output: Tree = torch.func.functional_call(self._body, {**version.weights, **buffers}, (forward,))
-        for name, weight in version.weights.items():
-            if weight._version != before[name]:
-                raise self._written(name)
-        return output
 
-    def lend(self, version: Version) -> None:
-        """Moves the gradients of the step's earlier microbatches to the version's weights, where autograd adds to them
-        as it does in the unsplit model."""
-        for name, parameter in self._body.trainable().items():
-            version.weights[name].grad, parameter.grad = parameter.grad, None
+        def versioned(x: Tree, passage: Passage) -> Tree:
+            version = passage.version
+            buffers = {name: copied(buffer) for name, buffer in version.buffers.items()} if version.rerun else {}
+            before = {name: weight._version for name, weight in version.weights.items()}
+            read = {**version.weights, **buffers}
+            output: Tree = torch.func.functional_call(self._body, read, (partial(run, x, passage),))
+            for name, weight in version.weights.items():
+                if weight._version != before[name]:
+                    raise self._written(name)
+            return output
 
-    def collect(self, version: Version) -> None:
-        """Moves the gradients from the version's weights, where backward leaves them, to the parameters.
+        return versioned
 
-        Raises `StageError` for a parameter that has a gradient itself: the forward has read it, not the version's.
+    def around_backward(self, backward: Backward) -> Backward:
+        """Return `backward` with the gradients of each microbatch's version.
+
+        The gradients of the step's earlier microbatches are moved to the version's weights, where autograd adds to them
+        as it does in the unsplit model, and back afterwards. Raises `StageError` for a parameter that has a gradient
+        itself: the forward has read it, not the version's.
         """
-        for name, parameter in self._body.trainable().items():
-            if parameter.grad is not None:
-                raise self._not_stashed(name)
-            parameter.grad, version.weights[name].grad = version.weights[name].grad, None
+
+        def versioned(version: Version, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+            for name, parameter in self._body.trainable().items():
+                version.weights[name].grad, parameter.grad = parameter.grad, None
+            backward(version, outputs, gradients)
+            for name, parameter in self._body.trainable().items():
+                if parameter.grad is not None:
+                    raise self._not_stashed(name)
+                parameter.grad, version.weights[name].grad = version.weights[name].grad, None
+
+        return versioned
 
     def invalidate(self) -> None:
         """The next forward makes a new version."""

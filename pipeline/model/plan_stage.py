@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.settings import StageSettings
@@ -34,14 +35,14 @@ def make_stage(
     last: bool,
     device: str,
     stash_weights: bool,
-    delay_weights: bool = False,
-    epoch: int = 1,
-    mesh: "DeviceMesh | None" = None,
-    kind: Callable[..., Stage] = Stage,
+    delay_weights: bool,
+    epoch: int,
+    mesh: "DeviceMesh | None",
+    offload: Offload,
 ) -> Stage:
     """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last. Reads its
     weights, if they are in files. An epoch has `epoch` steps. With a `mesh` of processes, its layers are split over
-    these, and it is of that `kind`.
+    these; what it has in files is moved by `offload`.
 
     Raises `ModelRefused`, and `PlanRefused` for an optimizer that cannot compute of parts.
     """
@@ -67,9 +68,9 @@ def make_stage(
             ema_decay=plan.optimizer.ema_decay,
             autocast=plan.model.autocast,
             recompute=plan.recompute_of(part.index),
+            offload=offload,
         ),
         load_features(plan),
-        kind=kind,
     )
     if plan.stage_plan(part.index).processes > 1:
         demand_splittable(stage.optimizer, plan, part.index)

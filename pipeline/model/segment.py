@@ -1,6 +1,6 @@
 """A stage's part of the unsplit model, and the stage that computes it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -122,8 +122,6 @@ class Segment:
         loss: Loss | None = None,
         settings: StageSettings = StageSettings(),  # noqa: B008  # frozen
         features: Sequence[Feature] = (),
-        *,
-        kind: Callable[..., Stage] = Stage,
     ) -> Stage:
         """Return the stage that computes it.
 
@@ -132,9 +130,8 @@ class Segment:
             loss: Likewise.
             settings: Likewise, without the names, the order and the titles, which the segment knows.
             features: Likewise.
-            kind: Makes the stage.
         """
-        return kind(
+        return Stage(
             self.layers,
             index=self.index,
             first_layer=self.first_layer,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.features.recompute import Recompute
 
 from .layers.loss import Autocast
@@ -32,6 +33,7 @@ class StageSettings:
         autocast: "bf16" if forwards and the loss compute in that precision where torch's autocast does.
         recompute: Parts of a forward that backward runs again, with the same bits, since less of it is kept: "stage",
             "layers", or patterns of the names of layers and of modules in them.
+        offload: Scratch and files outside of the worker's memory, which have parts of the stage.
     """
 
     names: Sequence[str] = ()
@@ -48,3 +50,4 @@ class StageSettings:
     ema_decay: float | None = None
     autocast: Autocast | None = None
     recompute: Recompute | None = None
+    offload: Offload = field(default_factory=Offload)

@@ -9,34 +9,34 @@
 In a loop of your own: `examples/two_stages.py`.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import cast
 
 import torch
 
 from stageline.pipeline.errors import ForeignState, StageError
 from stageline.pipeline.feature import Feature, restore_states, states_of
-from stageline.pipeline.features.averages import WeightAverage
-from stageline.pipeline.features.clipping import GradientClip, numbers_of
-from stageline.pipeline.features.halves import Root, WaitingHalves, demand_divisible
-from stageline.pipeline.features.offload import Scratch
+from stageline.pipeline.features.averages import average_of
+from stageline.pipeline.features.clipping import clip_of, numbers_of
+from stageline.pipeline.features.halves import Root, WaitingHalves
+from stageline.pipeline.features.offload import scratch_of
 from stageline.pipeline.features.recompute import recomputation_of
 from stageline.pipeline.features.ties import SharedParameters
 from stageline.pipeline.features.versions import InFlight, versions_of
 from stageline.pipeline.tree import Tree, map_tensors
 
 from .layers.body import Body, evaluating
-from .layers.file_memory import FileMemory
-from .layers.loss import Loss, demand_gradient, precision_of, scalar_loss
-from .layers.memory import OutputGuard
-from .layers.seeded_layers import GRADIENTS, LOSS, Activity, SeededLayers, Tap
+from .layers.file_memory import layers_of
+from .layers.loss import Loss, demand_gradient, in_precision, loss_of, with_loss
+from .layers.memory import OutputGuard, copied, gathering
+from .layers.seeded_layers import GRADIENTS, SeededLayers, Tap
 from .layers.skipped_calls import plain_layers
-from .layers.stash import PRESENT, Arrivals, InputNodes, Key, Stash, Stashed, Version, matched
-from .offloaded import OffloadedParts
+from .layers.stash import Arrivals, InputNodes, Passage, Run, Stash, Stashed, Version, matched
 from .settings import StageSettings
 from .stage_state import NamedTensors, StageState, capture_state, restore_state
-from .stage_update import OptimizerFactory, StageUpdate
+from .stage_update import OptimizerFactory, StageUpdate, UpdatedFiles, make_optimizer
 
 
 class _NotGiven:
@@ -74,62 +74,53 @@ class Stage(NamedTensors):
         features: Sequence[Feature] = (),
     ) -> None:
         listed = plain_layers(layers)
+        offload = settings.offload
         self.names = tuple(settings.names or map(str, range(first_layer, first_layer + len(listed))))
         self.device = torch.device(settings.device)
-        self._activity = Activity(self.names)
         body = Body(listed, self.names, self.device)
+        ahead = layers_of(body, offload.weight_files)
+        self._layers = SeededLayers(
+            ahead.layers, self.names, first_layer=first_layer, seed=settings.seed, device=self.device
+        )
         named, titles = body.unsplit_parameters(), settings.titles
         trainable = {titles.get(name, name): each for name, each in named.items() if each.requires_grad}
-        average = None if settings.ema_decay is None else WeightAverage(body, settings.ema_decay)
-        update = StageUpdate(
-            trainable, optimizer, settings.groups, settings.lr_scheduler, settings.lr_every, average, self._activity
-        )
-        super().__init__(index, body, update)
+        super().__init__(index, body, _update_of(index, body, trainable, optimizer, settings, self._layers.note))
         self.loss = loss
         self.shared = shared or SharedParameters()
         self.features = features
         self._trainable = trainable
         self.seed = settings.seed
         self.first_layer = first_layer
-        self._layers = SeededLayers(
-            listed, self.names, first_layer=first_layer, seed=self.seed, device=self.device, activity=self._activity
-        )
-        self._precision = precision_of(settings.autocast, self.device)
+        self.file_memory = offload.files
+        self._copied = offload.copied
         self._arrivals = Arrivals(self.device)
-        numbers = settings.order or numbers_of(named, first_layer)
-        most = settings.clip_norm
-        self._clip = None if most is None else GradientClip(index, most, named, numbers)
-        self._output_guard = OutputGuard(self._body, index)
+        self._clip = clip_of(index, settings.clip_norm, named, settings.order or numbers_of(named, first_layer))
+        self._output_guard = OutputGuard(body, index)
         self._stash = Stash(index)
-        self._versions = versions_of(self._body, stash=settings.stash_weights, delay=settings.delay_weights)
-        self._recomputation = recomputation_of(self._body, settings.recompute, versions=self._versions.stashed)
-        self._halves = WaitingHalves(index)  # between `backward_input` and `backward_weight`
-        self._offloaded = OffloadedParts(self._body, self._layers, self._update)
+        self._versions = versions_of(body, stash=settings.stash_weights, delay=settings.delay_weights)
+        recomputation = recomputation_of(body, settings.recompute, versions=self._versions.stashed)
+        scratch = scratch_of(offload.scratch, body)
+        self._halves = WaitingHalves(index, recomputation.indivisible or self._versions.indivisible)
         self._forwarded = 0
+        # Composed once: a microbatch of a stage without a feature does not pass through it. No function here may refer to
+        # the stage, whose memory would then wait for the collector of garbage.
+        precise = partial(in_precision, settings.autocast, self.device)
+        gathered = gathering(body)
+        again = partial(self._layers.run, again=True)
+        self._output: Run = gathered(precise(self._layers.run))
+        self._loss_of = loss_of(index, loss, precise, self._arrivals.here, self._layers.note)
+        run = with_loss(loss, self._loss_of, self._versions.around(self._output))
+        run_again = with_loss(loss, self._loss_of, self._versions.around(gathered(precise(again))))
+        self._compute = scratch.around(recomputation.around(run, run_again))
+        self._version_for = self._versions.version_for
+        self._backward = self._versions.around_backward(_through_graph)
+        self._begins = (*scratch.begins, *ahead.begins)  # what is read ahead for the backward of a microbatch
+        self._forgets = scratch.clear
 
-    @property
-    def tap(self) -> Tap | None:
-        """What is given the name of each layer and what it returns, before the next layer may write to that."""
-        return self._layers.tap
-
-    @tap.setter
-    def tap(self, tap: Tap | None) -> None:
-        self._layers.tap = tap
-
-    def offload_activations(self, scratch: Scratch) -> None:
-        """From now on, what forwards keep for their backwards lies there meanwhile. No bit changes."""
-        self._offloaded.take_activations(scratch)
-
-    def offload_state(self, memory: FileMemory, *, weights: bool, optimizer: bool) -> None:
-        """From now on, `weights` with their gradients and averages, and what the `optimizer` keeps, lie there, and so
-        do the copies that snapshots are. To be called before the first forward. No bit changes."""
-        self._offloaded.take_state(memory, weights=weights, optimizer=optimizer)
-        self._output_guard = OutputGuard(self._body, self.index)
-
-    @property
-    def file_memory(self) -> FileMemory | None:
-        """Where `offload_state` has put state; None before."""
-        return self._offloaded.files
+    def tapped(self, tap: Tap) -> AbstractContextManager[None]:
+        """Return a context in which `tap` is given the name of each layer and what it returns, once for a microbatch,
+        before the next layer may write to that."""
+        return self._layers.tapped(tap)
 
     @property
     def in_flight(self) -> int:
@@ -139,11 +130,11 @@ class Stage(NamedTensors):
     @property
     def where(self) -> str:
         """What ran last, for people: "layer 3", "the loss"."""
-        return str(self._activity)
+        return str(self._layers)
 
     def now_at(self, what: str) -> None:
         """Notes what the stage's worker does now, for `where`: "the data source"."""
-        self._activity.at = what
+        self._layers.note(what)
 
     def forward(
         self,
@@ -170,22 +161,15 @@ class Stage(NamedTensors):
                 return self.forward(x, target, step=step, microbatch=microbatch, share=share, owned=owned)
         key = (step, self._forwarded if microbatch is None else microbatch)
         self._stash.require_absent(key)
-        version = self._versions.version_for(key)
         input_nodes = InputNodes(x)
-        loss = self.loss if target is not None else None
-
-        def compute(given: Tree, *, again: bool = False) -> Tree:
-            output = self._run(given, key, version, taps=not again)
-            return output if loss is None else self._loss_of(loss, output, target)
-
-        with self._offloaded.saving(input_nodes, version):
-            entered = self._arrivals.entered(x, input_nodes, owned=owned)
-            output = compute(entered) if self._recomputation is None else self._recomputation.run(compute, entered)
-        if loss is not None:
+        passage = Passage(key, input_nodes, self._version_for(key), target)
+        output = self._compute(self._arrivals.entered(x, input_nodes, owned=owned), passage)
+        is_loss = target is not None and self.loss is not None
+        if is_loss:
             demand_gradient(cast(torch.Tensor, output))
-        self._stash.put(key, output, share if loss is not None else None, input_nodes, version)
+        self._stash.put(passage, output, share if is_loss else None)
         self._forwarded += 1
-        if loss is not None:
+        if is_loss:
             return map_tensors(lambda t: t.detach() * share, output)
         if not isinstance(output, torch.Tensor):
             self._output_guard.refuse_aliases(output)
@@ -218,19 +202,13 @@ class Stage(NamedTensors):
         gradient, outputs, gradients = self._begun(stashed, gradient)
         if roots:
             outputs, gradients = map(list, zip(*roots, *zip(outputs, gradients, strict=True), strict=True))
-        self._versions.lend(stashed.version)
-        if outputs:
-            torch.autograd.backward(outputs, gradients)
-        self._versions.collect(stashed.version)
+        self._backward(stashed.version, outputs, gradients)
         return self._result(stashed, None if owned else gradient)
 
     def halfway_bytes(self) -> int | None:
         """What the newest microbatch in flight would take between `backward_input` and `backward_weight`, besides what
         its forward has saved; 0 if none is in flight, None if the stage cannot run backward in halves."""
-        if self._recomputation is not None or self._versions.stashed:
-            return None
-        newest = next(reversed(self._stash.kept.values()), None)
-        return 0 if newest is None else self._halves.bytes_after(newest)
+        return self._halves.bytes_after(next(reversed(self._stash.kept.values()), None))
 
     def backward_input(
         self,
@@ -245,7 +223,7 @@ class Stage(NamedTensors):
         Between the halves, what the forward has saved stays in memory. Raises `StageError` for a layer that cannot
         compute these gradients alone, with `stash_weights`, and with `recompute`.
         """
-        demand_divisible(self.index, recomputes=self._recomputation is not None, stashes=self._versions.stashed)
+        self._halves.demand()
         key = self._stash.key(step, microbatch)
         stashed = self._stash.kept.pop(key, None)
         if stashed is None or not stashed.requires_grad:
@@ -265,20 +243,20 @@ class Stage(NamedTensors):
     @property
     def gradient_norm(self) -> float | None:
         """The norm, over all stages, of the gradients that were clipped last; None if none were."""
-        return None if self._clip is None else self._clip.total
+        return self._clip.total
 
     def norms(self, later: Tree = None) -> Tree:
         """After all backwards of a step, the last stage first: the norms of its gradients, with those that the stage
         after it has returned, which are `later`. Raises `GradientNotFinite`, and `GradientMismatch` for what are no
         norms; `StageError` without `clip_norm`."""
         self.now_at(GRADIENTS)
-        return self._clipping().gather(later)
+        return self._clip.gather(later)
 
     def clip(self, total: Tree = None) -> Tree:
         """After `norms`, the first stage first: clips its gradients. Returns the norm over all stages, which is `total`
         for the stage after it. Raises as `norms` does."""
         self.now_at(GRADIENTS)
-        return self._clipping().clip(total, self.device)
+        return self._clip.clip(total, self.device)
 
     def update(self, step: int | None = None) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
@@ -294,19 +272,18 @@ class Stage(NamedTensors):
         """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`; with
         `ema`, as the averages of the weights compute it. The layers' modes are afterwards what they were before, and
         nothing has written to weights. Raises `StageError` for averages on a stage that has none."""
-        average = self._averaging() if ema else None
-        with torch.no_grad(), evaluating(self._body), average.in_place_of_weights() if average else nullcontext():
-            output = self._run(self._arrivals.own(x, owned=owned), (step, microbatch), PRESENT)
-            kept = [*average.averages.values()] if average else []
+        averages = self._update.average.demanded() if ema else None
+        with torch.no_grad(), evaluating(self._body), averages.in_place_of_weights() if averages else nullcontext():
+            passage = Passage((step, microbatch), InputNodes(None))
+            output = self._output(self._arrivals.own(x, owned=owned), passage)
+            kept = [*averages.averages.values()] if averages else []
             return self._output_guard.sendable(output, [*kept, None if owned else x])
 
     def evaluate_loss(self, output: Tree, target: Tree) -> float:
         """The loss of what `evaluate` has returned, a mean over rows, without gradients. Raises `LossNotScalar`, and
         `StageError` on a stage that has no loss."""
-        if self.loss is None:
-            raise StageError(f"stage {self.index} has no loss: only the last stage has one")
         with torch.no_grad():
-            return self._loss_of(self.loss, output, target).item()
+            return self._loss_of(output, target).item()
 
     def snapshot(self) -> StageState:
         """Copies all state, between two steps.
@@ -335,7 +312,7 @@ class Stage(NamedTensors):
         """
         self._stash.kept.clear()
         self._halves.kept.clear()
-        self._offloaded.forget_microbatches()
+        self._forgets()
         self._forwarded = 0
         try:
             restore_state(state, self._body, self._update)
@@ -351,14 +328,15 @@ class Stage(NamedTensors):
         return self._trainable
 
     def _captured(self, in_flight: tuple[InFlight, ...]) -> StageState:
-        copy, features = self._offloaded.copied, states_of(self.features, self)
-        return capture_state(self._body, self._update, in_flight, self._versions.previous, features, copy)
+        features = states_of(self.features, self)
+        return capture_state(self._body, self._update, in_flight, self._versions.previous, features, self._copied)
 
     def _begun(
         self, stashed: Stashed, gradient: "Tree | _NotGiven"
     ) -> tuple[Tree, list[torch.Tensor], list[torch.Tensor]]:
         """The gradient, here, with the outputs that take part in a backward, and theirs."""
-        self._offloaded.before_backward(stashed.input_nodes)
+        for begin in self._begins:
+            begin(stashed.input_nodes)
         if isinstance(gradient, _NotGiven):
             gradient = stashed.gradient_of_loss(self.index)
         gradient = self._arrivals.here(gradient)
@@ -369,16 +347,23 @@ class Stage(NamedTensors):
         result = stashed.input_nodes.gradients()
         return None if result is None else self._output_guard.sendable(result, received)
 
-    def _clipping(self) -> GradientClip:
-        if self._clip is None:
-            raise StageError(f"stage {self.index} clips no gradients: set clip_norm in its StageSettings")
-        return self._clip
 
-    def _run(self, x: Tree, key: Key, version: Version, *, taps: bool = True) -> Tree:
-        with self._precision():
-            return self._versions.run(version, lambda: self._layers.run(x, key, taps=taps))
+def _through_graph(version: Version, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    if outputs:
+        torch.autograd.backward(outputs, gradients)
 
-    def _loss_of(self, function: Loss, output: Tree, target: Tree) -> torch.Tensor:
-        self.now_at(LOSS)
-        with self._precision():
-            return scalar_loss(function, output, self._arrivals.here(target))
+
+def _update_of(
+    index: int,
+    body: Body,
+    trainable: Mapping[str, torch.Tensor],
+    optimizer: OptimizerFactory | None,
+    settings: StageSettings,
+    note: Callable[[str], object],
+) -> StageUpdate:
+    made = None if optimizer is None else make_optimizer(optimizer, trainable, settings.groups)
+    scheduler = None if settings.lr_scheduler is None or made is None else settings.lr_scheduler(made)
+    weight_files, files = settings.offload.weight_files, settings.offload.files
+    average = average_of(index, body, settings.ema_decay, copied if weight_files is None else weight_files.copied)
+    updated = None if files is None else UpdatedFiles(files, state=settings.offload.optimizer)
+    return StageUpdate(made, scheduler, settings.lr_every, average, updated, note)

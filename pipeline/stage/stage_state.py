@@ -16,10 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.features.averages import WeightAverage
 from stageline.pipeline.features.versions import InFlight, Previous
 from stageline.pipeline.stage.layers.body import Body, Weights
-from stageline.pipeline.stage.layers.memory import copied, split_like, whole
+from stageline.pipeline.stage.layers.memory import copied, is_split, split_like, whole
 from stageline.pipeline.tree import Tree, describe
 
 from .stage_update import StageUpdate, require_same_settings
@@ -74,7 +73,7 @@ def capture_state(
         parameters=() if optimizer is None else _numbered(body, optimizer),
         lr_scheduler=None if lr_scheduler is None else on_host(lr_scheduler.state_dict()),
         in_flight=in_flight,
-        averages=on_host({} if update.average is None else update.average.entries, copy),
+        averages=on_host(dict(update.average.entries), copy),
         previous=previous,
         features=on_host(dict(features), copy),
     )
@@ -98,10 +97,7 @@ def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
         require_same_settings(update.optimizer, state.optimizer["param_groups"], scheduled=scheduled)
     _restore(update.optimizer, state.optimizer, "an optimizer", update.copied_state)
     _restore(update.lr_scheduler, state.lr_scheduler, "a learning rate scheduler", copied)
-    if update.average is not None:
-        update.average.restore(state.averages)
-    elif state.averages:
-        raise ValueError("averages of weights are in the state only")
+    update.average.restore(state.averages)
 
 
 def on_host(value: Any, copy: Copy = copied) -> Any:
@@ -218,18 +214,21 @@ class NamedTensors:
         are the stage's own, not copies. Raises `StageError` for averages on a stage that has none, and `ModelRefused`
         for a tensor that a forward has registered, or taken out."""
         self._body.demand_as_made()
-        return {**self._body.weights(), **(self._averaging().entries if ema else {})}
+        averages = self._update.average.demanded().entries if ema else {}
+        return {name: whole(tensor) for name, tensor in {**self._body.weights(), **averages}.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Loads what `state_dict` returns; averages stay, and the next update goes on from them. Raises torch's
-        `RuntimeError`, which names what is missing or misshapen."""
+        `RuntimeError`, which names what is missing or misshapen, and `StageError` for a stage of several processes."""
+        if any(map(is_split, self._body.parameters())):
+            raise StageError(f"stage {self.index} is computed by a group: its weights are set by a checkpoint only")
         self._body.set_weights(state)
 
     @property
     def averages(self) -> Weights:
         """Of the trained parameters, by their names in `state_dict`; nothing before the first update, when they are the
         weights, and nothing without `ema_decay`."""
-        return {} if self._update.average is None else self._update.average.entries
+        return self._update.average.entries
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters by the unsplit model's names. The tensors are the stage's own, not copies."""
@@ -252,8 +251,3 @@ class NamedTensors:
 
     def _trained(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, each) for name, each in self._body.unsplit_parameters().items() if each.requires_grad]
-
-    def _averaging(self) -> WeightAverage:
-        if self._update.average is None:
-            raise StageError(f"stage {self.index} keeps no averages of its weights: make it with ema_decay")
-        return self._update.average

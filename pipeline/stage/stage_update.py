@@ -34,11 +34,11 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.features.averages import WeightAverage
+from stageline.pipeline.features.averages import NoAverage
 from stageline.pipeline.model_names import matches
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.layers.memory import copied
-from stageline.pipeline.stage.layers.seeded_layers import LR_SCHEDULER, OPTIMIZER, Activity
+from stageline.pipeline.stage.layers.seeded_layers import LR_SCHEDULER, OPTIMIZER
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 # They compute one value of all parameters, of which a stage has a part.
@@ -216,48 +216,47 @@ def _parts(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 class StageUpdate:
-    """Of `parameters`, by their names in the unsplit model; without any there is no `optimizer`, and nothing to do.
+    """Update of a stage's parameters; without an optimizer there is nothing to do.
 
-    The learning rate scheduler steps after every `lr_every` steps; `average` is that of the weights, None if there is
-    none.
+    Args:
+        optimizer: Updates the parameters.
+        lr_scheduler: Steps after every `lr_every` steps.
+        lr_every: Steps between two of the scheduler's.
+        average: Of the weights.
+        files: Have weights, or what the optimizer keeps.
+        note: Is told what runs.
     """
 
     def __init__(
         self,
-        parameters: Mapping[str, torch.Tensor],
-        optimizer: OptimizerFactory | None,
-        groups: Sequence[ParameterGroup],
-        lr_scheduler: LrSchedulerFactory | None,
+        optimizer: torch.optim.Optimizer | None,
+        lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None,
         lr_every: int,
-        average: WeightAverage | None,
-        activity: Activity,
+        average: NoAverage,
+        files: UpdatedFiles | None,
+        note: Callable[[str], object],
     ) -> None:
-        self.optimizer = None if optimizer is None else make_optimizer(optimizer, parameters, groups)
-        self.lr_scheduler = None if lr_scheduler is None or not self.optimizer else lr_scheduler(self.optimizer)
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
         self._lr_every = lr_every
         self.average = average
-        self._activity = activity
-        self.files: UpdatedFiles | None = None  # which have weights, or what the optimizer keeps
-
-    @property
-    def copied_state(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Copies a tensor to where those are that the optimizer keeps."""
-        return copied if self.files is None else self.files.copied_state
+        self._note = note
+        self._files = files
+        self.copied_state = copied if files is None else files.copied_state  # to where the optimizer keeps its state
 
     def __call__(self, step: int | None) -> bool:
         """Updates with the gradients that are there, after `step`, counted from 0; None counts as the last of some
         `lr_every`. Whether there is anything to update."""
         if self.optimizer is None:
             return False
-        self._activity.at = OPTIMIZER
-        if self.files is None:
+        self._note(OPTIMIZER)
+        if self._files is None:
             self.optimizer.step()
         else:
-            self.files.step(self.optimizer)
+            self._files.step(self.optimizer)
         self.optimizer.zero_grad()
-        if self.average is not None:
-            self.average.update()
+        self.average.update()
         if self.lr_scheduler is not None and (step is None or (step + 1) % self._lr_every == 0):
-            self._activity.at = LR_SCHEDULER
+            self._note(LR_SCHEDULER)
             self.lr_scheduler.step()
         return True

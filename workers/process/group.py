@@ -12,16 +12,17 @@ a new group begins at the checkpoint, with a store and ports of its own.
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
+from typing import Any, cast
 
 from stageline.broker.ledger.losses import describe_status
-from stageline.pipeline.errors import ExitCode, GroupLost, StagelineError, describe_error
+from stageline.pipeline.errors import ExitCode, GroupLost, StageError, StagelineError, describe_error
+from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.process.child import Fork
-from stageline.pipeline.stage.split_stage import LeadingStage, SplitStage, make_call
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
@@ -57,18 +58,21 @@ class StageGroups(AbstractContextManager["StageGroups"]):
         for group in self._groups:
             group.end(at_once=error is not None)
 
-    def make(self, stage: int) -> Stage:
-        """Raises `GroupLost`, and what making a stage raises."""
+    def make(self, stage: int, offload: Offload) -> Stage:
+        """Return the copy `stage`, which has `offload` outside of the worker's memory if one process computes it.
+
+        Raises `GroupLost`, and what making a stage raises.
+        """
         size = self._job.plan.stage_plan(self._job.schedule.replicas.stage(stage)).processes
         if size == 1:
-            return self._job.stage(stage)
+            return self._job.stage(stage, offload=offload)
         from stageline.pipeline.stage import splitting  # noqa: F401  # loads torch.distributed: members have it too
 
         timeout = PART_OF_ACTION * self._job.plan.recovery.longest_action
         group = Group(GroupPlace(self._job, stage, 0, size, meeting_file(), timeout))
         self._groups.append(group)
         with group.together():
-            return group.place.make(partial(LeadingStage, members=group), group.watch)
+            return cast(Stage, LeadingStage(group.place.make(group.watch), group))
 
 
 class Group:
@@ -81,14 +85,17 @@ class Group:
         for rank in range(1, place.size):
             self._members.append(self._fork(rank))
 
-    def call(self, name: str, *arguments: "Tree | StageState") -> AbstractContextManager[None]:
-        """Hands the members a call that this process makes within the context. Raises `GroupLost`."""
-        return self._call(name, arguments)
-
     @contextmanager
-    def _call(self, name: str, arguments: "tuple[Tree | StageState, ...]") -> Iterator[None]:
+    def call(self, name: str, arguments: "Sequence[Tree | StageState]", options: Tree) -> Iterator[None]:
+        """A context in which this process makes a call that the members are handed, too. Raises `GroupLost`.
+
+        Args:
+            name: Of a method of the stage.
+            arguments: By position.
+            options: By name, a dict.
+        """
         with self.together():
-            frames = encode_call(name, arguments)
+            frames = encode_call(name, [options, *arguments])
             for member in self._members:
                 send_call(member.connection, frames)
             yield
@@ -151,11 +158,46 @@ class Group:
         )
 
 
+HANDED = ("forward", "backward", "norms", "update", "evaluate", "state_dict", "snapshot", "state", "restore")
+
+
+class LeadingStage:
+    """The `stage` of the group's leader, which has the queues, reports and snapshots: the `group` makes each of its
+    calls, too."""
+
+    def __init__(self, stage: Stage, group: Group) -> None:
+        self._stage = stage
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._stage, name)
+        return partial(self._together, name, found) if name in HANDED else found
+
+    def clip(self, total: Tree = None) -> Tree:
+        """As `Stage.clip`; the members clip by the norm that the leader has found."""
+        found = self._stage.clip(total)
+        with self._group.call("clip", (found,), {}):
+            return found
+
+    def _together(self, name: str, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with self._group.call(name, arguments, {key: each for key, each in options.items() if key != "roots"}):
+            return method(*arguments, **options)
+
+
+def make_call(stage: Stage, name: str, arguments: Sequence[Any]) -> None:
+    """Make a call that the leader has handed to a member. What it returns, the leader has, too."""
+    options, *given = arguments
+    if name not in (*HANDED, "clip"):
+        raise StageError(f"there is no call {name} of a group")
+    owned = {"owned": True} if "owned" in options else {}  # the call has arrived in memory of its own
+    getattr(stage, name)(*given, **options | owned)
+
+
 def serve_as_member(place: GroupPlace, connection: socket.socket) -> int:
     """Makes the calls that come from the leader, until it ends the group or is gone. Returns the exit code."""
     failed, call = False, without_copies(make_call)
     try:
-        stage = place.make(SplitStage)
+        stage = place.make()
         while (received := receive_call(connection)) is not None:
             name, arguments = received
             if failed and name != "state":  # the leader has not failed: no more can be computed together

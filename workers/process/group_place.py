@@ -65,9 +65,10 @@ class GroupPlace:
         device = torch.device(self.job.device_of(self.stage))
         return str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + self.rank}"
 
-    def make(self, kind: Callable[..., Stage], watched: Callable[[Callable[[], None]], None] = _call) -> Stage:
-        """This process's part of the stage, once all of them are there. `watched` calls what waits for them."""
-        return self.job.stage(self.stage, device=self.device, mesh=self._join(watched), kind=kind)
+    def make(self, watched: Callable[[Callable[[], None]], None] = _call) -> Stage:
+        """Return this process's part of the stage, once all processes are there. `watched` calls what waits for
+        them."""
+        return self.job.stage(self.stage, device=self.device, mesh=self._join(watched))
 
     def _join(self, watched: Callable[[Callable[[], None]], None]) -> "DeviceMesh":
         """Nothing listens at other addresses than loopback, unless the environment says so."""

@@ -32,6 +32,7 @@ from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.stage_memory import OffloadFiles
 from stageline.workers.runtime.turns import SharedQueues, Stuck, take_turns
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
@@ -151,7 +152,10 @@ class _Local(AbstractContextManager["_Local"]):
             for _, answer in self._coordinator.handle(sender, hello, time())
             if isinstance(answer, Assigned)
         )
-        progress, executor = Progress.of(job.calls, index), job.executor(job.schedule.placement[index])
+        progress = Progress.of(job.calls, index)
+        files = self._open.enter_context(OffloadFiles(job.plan, self._folder / "offload", progress))
+        executor = job.executor(job.schedule.placement[index], offload=files.of)
+        files.give_back()
         names = index, self._coordinator.run.id, incarnation, 0
         place = WorkerPlace(job, self._folder, *names, executor, self._queues, progress, sleep)
         features = features_of(place, self._open.enter_context)

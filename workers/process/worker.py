@@ -44,6 +44,7 @@ from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.stage_memory import OffloadFiles
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
 from .group import StageGroups
@@ -200,11 +201,13 @@ class Worker:
         self._progress = progress = Progress.of(
             job.calls, assigned.index, start=assigned.step, orders=self._orders, queues=queues
         )
-        executor = job.executor(job.schedule.placement[assigned.index], make=groups.make)
+        self._folder = runs.folder(job.plan, assigned.run)
+        files = stack.enter_context(OffloadFiles(job.plan, self._folder / "offload", progress))
+        executor = job.executor(job.schedule.placement[assigned.index], make=groups.make, offload=files.of)
+        files.give_back()
         self._stages = executor.stages
         here, steps = reachable(queues.endpoint, options.broker), job.training_steps
         control.start(assigned, here, progress, steps=steps, wake=self._wake, where=self._where)
-        self._folder = runs.folder(job.plan, assigned.run)
         names = assigned.index, assigned.run, assigned.incarnation, assigned.step
         place = WorkerPlace(job, self._folder, *names, executor, queues, progress, self._serve)
         self._features = features_of(place, stack.enter_context)

@@ -15,6 +15,7 @@ from stageline.pipeline.data import Feed, Numbering, Source
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.feature import Feature, naming
+from stageline.pipeline.features.offload import Offload, in_memory
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.load import (
     base_folder,
@@ -139,10 +140,25 @@ class Job:
         segments = [part if part.index in kept else replace(part, layers=()) for part in self.segments]
         return replace(self, segments=segments)
 
-    def executor(self, stages: Iterable[int], *, make: Callable[[int], Stage] | None = None) -> Executor:
-        """Return the stages, as `make` makes them, by default `stage`, with data and metrics. Raises `ModelRefused` for
-        a wrong optimizer or loss."""
-        made = {stage: (make or self.stage)(stage) for stage in stages}
+    def executor(
+        self,
+        stages: Iterable[int],
+        *,
+        make: Callable[[int, Offload], Stage] | None = None,
+        offload: Callable[[int], Offload] = in_memory,
+    ) -> Executor:
+        """Return the stages with data and metrics.
+
+        Args:
+            stages: Copies that are made.
+            make: Makes one; by default, `stage` does.
+            offload: Gives what of a stage lies outside of the worker's memory.
+
+        Raises:
+            ModelRefused: The optimizer or the loss is wrong.
+        """
+        make = make or (lambda copy, offload: self.stage(copy, offload=offload))
+        made = {copy: make(copy, offload(self.schedule.replicas.stage(copy))) for copy in stages}
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
@@ -230,10 +246,10 @@ class Job:
         *,
         device: str | None = None,
         mesh: "DeviceMesh | None" = None,
-        kind: Callable[..., Stage] = Stage,
+        offload: Offload | None = None,
     ) -> Stage:
         """Makes a stage, or one of its replicas, by default on the device that the plan has for it; `mesh` and
-        `kind` as `make_stage` has them. Raises `ModelRefused` for a wrong optimizer or loss."""
+        `offload` as `make_stage` has them. Raises `ModelRefused` for a wrong optimizer or loss."""
         stage = self.schedule.replicas.stage(copy)
         part = self.segments[stage]
         if copy != stage:  # the workers of a run may be in one process, and replicas share no parameters
@@ -247,7 +263,7 @@ class Job:
             delay_weights=self.schedule.delays,
             epoch=self.known_length.epoch if self.plan.counts_epochs else 1,
             mesh=mesh,
-            kind=kind,
+            offload=offload or Offload(),
         )
 
 

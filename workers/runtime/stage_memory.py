@@ -1,18 +1,19 @@
-"""Features for the memory of stages: what the plan offloads into files, and the measure of what each stage takes.
+"""The memory of stages: what the plan offloads into files, and a feature that measures what each stage takes.
 
 The meter measures in the first step: see `pipeline/stage/held.py`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import cached_property
 from pathlib import Path
 
 from torch.autograd.graph import saved_tensors_hooks
 
 from stageline.pipeline.feature import Compute
+from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Instruction
-from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.stage.held import SavedBytes, lasting_bytes
 from stageline.pipeline.stage.layers.file_memory import FileMemory
@@ -21,55 +22,55 @@ from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter
 from stageline.workers.disk.memory import MappedFiles, ScratchFiles, give_back_memory
 
-from .progress import HeldBytes
+from .progress import HeldBytes, Progress
 from .worker_feature import WorkerFeature, WorkerPlace, has_room
 
 
-def offload_state(plan: Plan, stages: Iterable[Stage], folder: Path, note: Note | None) -> None:
-    """Put weights and optimizers into files in `folder`, as `plan` says; if it offloads anything, memory that is freed
-    goes back to the system from now on.
+class OffloadFiles(AbstractContextManager["OffloadFiles"]):
+    """Files in `folder`, which is made, of what the `plan` offloads.
 
     Args:
         plan: Says what is offloaded of each stage.
-        stages: Those of this process.
-        folder: On the disk that is meant; it is made.
-        note: Takes faults of the disk that may pass; without it, they are not waited for.
-
-    Raises `WriteFailed` for a fault that did not pass.
+        folder: On the disk that is meant.
+        progress: Of the worker: is told of faults of the disk that may pass, and of waiting. Without it, faults are not
+            waited for, and activations stay in memory.
     """
-    memory = FileMemory(MappedFiles(folder, note))
-    by_stage = [(stage, {*plan.offloaded_of(stage.index)}) for stage in stages]
-    for stage, wanted in by_stage:
-        if wanted & {"weights", "optimizer"}:
-            stage.offload_state(memory, weights="weights" in wanted, optimizer="optimizer" in wanted)
-    if any(wanted for _, wanted in by_stage):
-        give_back_memory()
 
-
-class Offload(WorkerFeature):
-    """Files of the stages at `place`, in the run's folder."""
-
-    def __init__(self, place: WorkerPlace) -> None:
-        plan, stages, note = place.job.plan, place.executor.stages.values(), place.progress.noting("offload")
-        self._progress = place.progress
+    def __init__(self, plan: Plan, folder: Path, progress: Progress | None) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._progress = progress
+        self._note = None if progress is None else progress.noting("offload")
+        self._memory = FileMemory(MappedFiles(folder, self._note))
         self._open = ExitStack()
-        if offloaded := [stage for stage in stages if "activations" in plan.offloaded_of(stage.index)]:
-            scratch = self._open.enter_context(ScratchFiles(place.folder / "offload", note, self._wait_for_room))
-            for stage in offloaded:
-                stage.offload_activations(scratch)
-        offload_state(plan, stages, place.folder / "offload", note)
+        self._given = False
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._open.close()
 
-    def _wait_for_room(self, writer: BackgroundWriter) -> None:
-        writer.demand(has_room(writer, None, self._progress, "activations are", LONGEST_WRITE), LONGEST_WRITE)
+    def of(self, stage: int) -> Offload:
+        """Return what of `stage` lies here. Moving it raises `WriteFailed` for a fault that did not pass."""
+        wanted = {*self._plan.offloaded_of(stage)}
+        self._given = self._given or bool(wanted)
+        scratch = self._scratch if "activations" in wanted else None
+        memory = self._memory if wanted & {"weights", "optimizer"} else None
+        return Offload(scratch, memory, weights="weights" in wanted, optimizer="optimizer" in wanted)
 
+    def give_back(self) -> None:
+        """Give memory that stages have left for the files back to the system, and what is freed from now on, too."""
+        if self._given:
+            give_back_memory()
 
-def offload(place: WorkerPlace) -> Offload | None:
-    """Return the feature that offloads what the plan says of the stages at `place`."""
-    stages = place.executor.stages.values()
-    return Offload(place) if any(place.job.plan.offloaded_of(stage.index) for stage in stages) else None
+    @cached_property
+    def _scratch(self) -> ScratchFiles | None:
+        progress, note = self._progress, self._note
+        if progress is None or note is None:
+            return None
+
+        def wait_for_room(writer: BackgroundWriter) -> None:
+            writer.demand(has_room(writer, None, progress, "activations are", LONGEST_WRITE), LONGEST_WRITE)
+
+        return self._open.enter_context(ScratchFiles(self._folder, note, wait_for_room))
 
 
 class StageBytesMeter(WorkerFeature):

@@ -37,7 +37,6 @@ REGISTERED = {  # the factory of each feature by its name, in the order in which
     "taps": "stageline.workers.extras.taps.tap_writer:taps",
     "stage bytes": "stageline.workers.runtime.stage_memory:stage_bytes",
     "skipping": "stageline.workers.runtime.skipping:skipping",
-    "offload": "stageline.workers.runtime.stage_memory:offload",
     "metrics": "stageline.workers.runtime.worker_feature:metrics",
 }
 

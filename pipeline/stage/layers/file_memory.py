@@ -15,9 +15,10 @@ fetched    3, 2                    0                       with the gradients th
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -111,10 +112,28 @@ class FileMemory:
         return not self._files.has(tensor.untyped_storage())
 
 
-class LayersAhead:
-    """Those of one stage, of which `layers` are the layers in their order."""
+class NoLayersAhead:
+    """The `layers` of a stage whose weights are in memory, in their order."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
+        self._layers = layers
+
+    @property
+    def layers(self) -> Sequence[Callable[[Any], Any]]:
+        """What computes each layer."""
+        return self._layers
+
+    @property
+    def begins(self) -> tuple[Callable[[object], object], ...]:
+        """What is called with each microbatch before its backward."""
+        return ()
+
+
+class LayersAhead(NoLayersAhead):
+    """Layers whose weights are in files, and are read ahead of each."""
 
     def __init__(self, layers: Sequence[torch.nn.Module], memory: FileMemory) -> None:
+        super().__init__(layers)
         self._memory = memory
         places = [place for place, layer in enumerate(layers) if any(True for _ in layer.parameters())]
         self._weights = {place: [*layers[place].parameters()] for place in places}
@@ -127,6 +146,18 @@ class LayersAhead:
                     lambda _, weights=two_before: memory.fetch(_with_gradients(weights))
                 )
 
+    @property
+    def layers(self) -> Sequence[Callable[[Any], Any]]:
+        return [partial(self._run, place, layer) for place, layer in enumerate(self._layers)]
+
+    @property
+    def begins(self) -> tuple[Callable[[object], object], ...]:
+        return (lambda microbatch: self.before_backward(),)
+
+    def _run(self, place: int, layer: torch.nn.Module, x: Any) -> Any:
+        self.before_forward(place)
+        return layer(x)
+
     def before_forward(self, place: int) -> None:
         """The layer at `place` is about to run forward."""
         for wanted in self._wanted.get(place, ()):
@@ -136,6 +167,14 @@ class LayersAhead:
         """The stage is about to run backward."""
         for weights in reversed(self._backward[-2:]):
             self._memory.fetch(_with_gradients(weights))
+
+
+def layers_of(layers: torch.nn.ModuleList, memory: FileMemory | None) -> NoLayersAhead:
+    """Return the `layers` as a stage runs them; their parameters are moved to the files of `memory`."""
+    if memory is None:
+        return NoLayersAhead([*layers])
+    memory.take_parameters(layers)
+    return LayersAhead([*layers], memory)
 
 
 def _from_first_trained(layers: Sequence[Sequence[torch.nn.Parameter]]) -> Sequence[Sequence[torch.nn.Parameter]]:

@@ -10,7 +10,6 @@ one stage, so the bits would follow from the cut.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -19,9 +18,12 @@ import torch
 from stageline.pipeline.errors import LossNotScalar, StageError
 from stageline.pipeline.tree import Tree, describe
 
+from .seeded_layers import LOSS
+from .stash import Passage, Run
+
 Loss = Callable[[Any, Any], torch.Tensor]
 Autocast = Literal["bf16"]
-Precision = Callable[[], AbstractContextManager[object]]  # a context for one forward
+Compute = Callable[..., Any]
 
 
 def scalar_loss(function: Loss, output: Tree, target: Tree) -> torch.Tensor:
@@ -46,8 +48,49 @@ def demand_gradient(loss: torch.Tensor) -> None:
         )
 
 
-def precision_of(autocast: Autocast | None, device: torch.device) -> Precision:
-    """The context of each forward, on `device`; one that does nothing without `autocast`."""
+def in_precision(autocast: Autocast | None, device: torch.device, compute: Compute) -> Compute:
+    """Return `compute`, a forward or a loss on `device`, in the precision of `autocast`; itself without one."""
     if autocast is None:
-        return nullcontext
-    return partial(torch.autocast, device.type, dtype=torch.bfloat16, cache_enabled=False)
+        return compute
+
+    def computed(*given: Any) -> Any:
+        with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
+            return compute(*given)
+
+    return computed
+
+
+def loss_of(
+    index: int,
+    loss: Loss | None,
+    precise: Callable[[Callable[..., Any]], Callable[..., Any]],
+    here: Callable[[Tree], Tree],
+    note: Callable[[str], object],
+) -> Callable[[Tree, Tree], torch.Tensor]:
+    """Return what computes the `loss` of an output and a target on stage number `index`."""
+
+    def missing(output: Tree, target: Tree) -> torch.Tensor:
+        raise StageError(f"stage {index} has no loss: only the last stage has one")
+
+    if loss is None:
+        return missing
+    compute = precise(partial(scalar_loss, loss))
+
+    def computed(output: Tree, target: Tree) -> torch.Tensor:
+        note(LOSS)
+        found: torch.Tensor = compute(output, here(target))
+        return found
+
+    return computed
+
+
+def with_loss(loss: Loss | None, compute: Callable[[Tree, Tree], torch.Tensor], run: Run) -> Run:
+    """Return `run` with the loss of its output, for a microbatch that has a target."""
+    if loss is None:
+        return run
+
+    def computed(x: Tree, passage: Passage) -> Tree:
+        output = run(x, passage)
+        return output if passage.target is None else compute(output, passage.target)
+
+    return computed

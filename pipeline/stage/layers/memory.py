@@ -156,6 +156,13 @@ def parameter_like(former: torch.nn.Parameter, data: torch.Tensor) -> torch.nn.P
     return parameter
 
 
+def gathering(layers: torch.nn.Module) -> Callable[[Callable[..., Tree]], Callable[..., Tree]]:
+    """Return what makes functions of `layers` return whole tensors: themselves, unless processes split the layers."""
+    if not any(map(is_split, layers.parameters())):
+        return lambda run: run
+    return lambda run: lambda *given: map_tensors(whole, run(*given))
+
+
 class OutputGuard:
     """Makes the outputs of stage number `stage` safe to send: detached, without memory shared with what changes.
 

@@ -6,6 +6,7 @@ before would continue from another layout than the unsplit model does, and bits 
 `Arrivals` brings received trees to the stage's device.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -33,6 +34,11 @@ class Version:
 
 
 PRESENT = Version({}, {})  # the parameters and buffers themselves
+
+
+def present(key: Key) -> Version:
+    """Return the only version that there is where none is kept."""
+    return PRESENT
 
 
 class InputNodes:
@@ -91,6 +97,20 @@ def _places(x: Tree) -> Tree:
 _anchor = torch.zeros((), requires_grad=True)
 
 
+class Passage(msgspec.Struct, frozen=True):
+    """One microbatch on its way through a stage: its key, the nodes of its input, its version of the weights, and what
+    the loss compares its output with."""
+
+    key: Key
+    input_nodes: InputNodes
+    version: Version = PRESENT
+    target: Tree = None
+
+
+Run = Callable[[Tree, Passage], Tree]  # computes a stage's output, or its loss, of the input of a microbatch
+Backward = Callable[[Version, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]  # from outputs with gradients
+
+
 class Stashed(msgspec.Struct):
     """One forward: its outputs with their graph, the nodes of its input, and its version of the weights."""
 
@@ -129,14 +149,14 @@ class Stash:
                 f"stage {self._stage} already holds microbatch {key[1]} of step {key[0]}, not yet backward"
             )
 
-    def put(self, key: Key, outputs: Tree, share: float | None, input_nodes: InputNodes, version: Version) -> None:
+    def put(self, passage: Passage, outputs: Tree, share: float | None) -> None:
         """Stashes one forward, if it will go backward or has a version of its own, which is in use until then."""
         if isinstance(outputs, torch.Tensor):
             requires_grad = outputs.requires_grad
         else:
             requires_grad = any(leaf.requires_grad for leaf in tensors(outputs))
-        if requires_grad or version is not PRESENT:
-            self.kept[key] = Stashed(outputs, share, input_nodes, version, requires_grad)
+        if requires_grad or passage.version is not PRESENT:
+            self.kept[passage.key] = Stashed(outputs, share, passage.input_nodes, passage.version, requires_grad)
 
     def key(self, step: int | None, microbatch: int | None) -> Key:
         """The named forward, or the oldest that is stashed. Raises `StageError` if there is no oldest one."""

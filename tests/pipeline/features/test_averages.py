@@ -267,7 +267,7 @@ def test_weights_that_are_loaded_leave_averages_as_they_are_which_is_what_a_plai
 
 def test_a_stage_without_averages_says_so() -> None:
     trained = stage(None)
-    with pytest.raises(StageError, match="stage 0 keeps no averages of its weights: make it with ema_decay"):
+    with pytest.raises(StageError, match="stage 0 keeps no averages of its weights: set ema_decay"):
         trained.state_dict(ema=True)
     with pytest.raises(StageError, match="stage 0 keeps no averages"):
         trained.evaluate(batch(0)[0], ema=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stageline.pipeline.features import offload
+from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.extras.preflight.trial_stages import LiveBytes
@@ -62,9 +63,7 @@ def model() -> list[nn.Module]:
 def trained(scratch: BytesScratch | None, *, ahead: int = 3, **options: Any) -> dict[str, Tensor]:
     """`ahead` microbatches are run forward before the first goes backward; with versions of the weights, each is a
     step."""
-    stage = Stage(model(), optimizer=ADAM, settings=StageSettings(**options))
-    if scratch is not None:
-        stage.offload_activations(scratch)
+    stage = Stage(model(), optimizer=ADAM, settings=StageSettings(**options, offload=Offload(scratch)))
     drawn = torch.Generator().manual_seed(1)
     inputs = [torch.randn(6, 8, generator=drawn) for _ in range(3 * MICROBATCHES)]
     outputs: list[Tensor] = []
@@ -105,8 +104,10 @@ def test_no_bit_changes(options: dict[str, Any], least: int, monkeypatch: pytest
 
 def test_the_memory_is_free_between_forward_and_backward_but_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "LEAST", 4096)
-    stage = Stage([nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)])
-    stage.offload_activations(BytesScratch())
+    stage = Stage(
+        [nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)],
+        settings=StageSettings(offload=Offload(BytesScratch())),
+    )
     live = LiveBytes()
     with live.watched():
         stage.forward(torch.randn(64, 64))
@@ -119,8 +120,7 @@ def test_the_memory_is_free_between_forward_and_backward_but_for_the_output(monk
 def test_what_several_nodes_save_goes_once_and_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "LEAST", 0)
     scratch = BytesScratch()
-    stage = Stage([nn.Linear(8, 8, bias=False)])
-    stage.offload_activations(scratch)
+    stage = Stage([nn.Linear(8, 8, bias=False)], settings=StageSettings(offload=Offload(scratch)))
     stage.forward((torch.randn(6, 8)).requires_grad_())
     assert len(scratch.parcels) == 1  # the input; the weight, which is saved too, stays
     assert stage.backward(torch.ones(6, 8)) is not None
@@ -129,8 +129,7 @@ def test_what_several_nodes_save_goes_once_and_weights_stay(monkeypatch: pytest.
 def test_the_next_microbatch_is_fetched_while_one_goes_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "LEAST", 0)
     scratch = BytesScratch()
-    stage = Stage([nn.Linear(8, 8), nn.Tanh()])
-    stage.offload_activations(scratch)
+    stage = Stage([nn.Linear(8, 8), nn.Tanh()], settings=StageSettings(offload=Offload(scratch)))
     for microbatch in range(2):
         stage.forward(torch.randn(6, 8), step=0, microbatch=microbatch)
     assert not any(parcel.fetched for parcel in scratch.parcels)
@@ -142,9 +141,7 @@ def test_both_halves_of_a_backward_get_what_was_offloaded(monkeypatch: pytest.Mo
     monkeypatch.setattr(offload, "LEAST", 0)
     weights = []
     for scratch in (BytesScratch(), None):
-        stage = Stage(model(), optimizer=ADAM)
-        if scratch is not None:
-            stage.offload_activations(scratch)
+        stage = Stage(model(), optimizer=ADAM, settings=StageSettings(offload=Offload(scratch)))
         for microbatch in range(2):
             x = torch.randn(6, 8, generator=torch.Generator().manual_seed(microbatch)).requires_grad_()
             stage.forward(x, step=0, microbatch=microbatch)

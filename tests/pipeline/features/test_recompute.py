@@ -161,9 +161,9 @@ def test_a_stage_that_runs_again_keeps_its_input_and_nothing_else() -> None:
 def test_layers_are_tapped_once() -> None:
     tapped: list[str] = []
     stage = Stage([nn.Linear(8, 8), nn.Tanh()], settings=StageSettings(recompute="stage"))
-    stage.tap = lambda name, output: tapped.append(name)
-    stage.forward(torch.randn(2, 8))
-    stage.backward(torch.ones(2, 8))
+    with stage.tapped(lambda name, output: tapped.append(name)):
+        stage.forward(torch.randn(2, 8))
+        stage.backward(torch.ones(2, 8))
     assert tapped == ["0", "1"]
 
 

@@ -149,9 +149,9 @@ def test_a_tap_is_given_what_each_layer_returns_before_the_next_may_write_to_it(
         settings=StageSettings(names="abcdefg", stash_weights=stash_weights),
     )
     seen: list[tuple[str, Tensor]] = []
-    stage.tap = lambda layer, output: seen.append((layer, output.detach().clone()))
     x, target = batch(0)
-    stage.forward(x, target)
+    with stage.tapped(lambda layer, output: seen.append((layer, output.detach().clone()))):
+        stage.forward(x, target)
     model = layers()
     for number, layer in enumerate(model):
         torch.default_generator.manual_seed(layer_seed(0, 0, 0, number))
@@ -160,5 +160,6 @@ def test_a_tap_is_given_what_each_layer_returns_before_the_next_may_write_to_it(
         assert torch.equal(seen[number][1], x)
     assert len(seen) == 7
     seen.clear()
-    stage.evaluate(batch(1)[0])
+    with stage.tapped(lambda layer, output: seen.append((layer, output))):
+        stage.evaluate(batch(1)[0])
     assert [layer for layer, _ in seen] == list("abcdefg")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
@@ -33,13 +34,11 @@ def model(*, frozen: bool = False) -> list[nn.Module]:
 
 
 def made(files: MappedFiles | None, wanted: dict[str, bool], *, frozen: bool = False, **options: Any) -> Stage:
-    stage = Stage(model(frozen=frozen), optimizer=ADAM, settings=StageSettings(**options))
-    if files is not None:
-        stage.offload_state(FileMemory(files), **wanted)
-    return stage
+    offload = Offload() if files is None else Offload(files=FileMemory(files), **wanted)
+    return Stage(model(frozen=frozen), optimizer=ADAM, settings=StageSettings(**options, offload=offload))
 
 
-def train(stage: Stage, steps: range) -> list[Tensor]:
+def train(stage: Stage, steps: range, *, clips: bool = False, ema: bool = False) -> list[Tensor]:
     """Two microbatches in flight; returns what the stage evaluates to after each step."""
     found = []
     for step in steps:
@@ -50,11 +49,11 @@ def train(stage: Stage, steps: range) -> list[Tensor]:
             stage.backward(torch.ones(6, SIDE), step=step, microbatch=microbatch)
             if stage._versions.stashed:
                 stage.update(step)
-        if stage._clip is not None:
+        if clips:
             stage.norms()
             stage.clip()
         stage.update(step)
-        found.append(stage.evaluate(inputs[0].detach(), ema=stage._update.average is not None))
+        found.append(stage.evaluate(inputs[0].detach(), ema=ema))
     return found
 
 
@@ -84,7 +83,7 @@ def test_no_bit_changes_in_weights_state_and_evaluation(
     files = MappedFiles(tmp_path, lambda fault: None)
     results = []
     for stage in (made(None, wanted, **options), made(files, wanted, **options)):
-        outputs = train(stage, range(3))
+        outputs = train(stage, range(3), clips="clip_norm" in options, ema="ema_decay" in options)
         results.append([*outputs, *tensors_of(stage.snapshot())])
     assert len(results[0]) == len(results[1])
     assert all(map(torch.equal, *results))
@@ -116,8 +115,8 @@ def test_what_a_stage_sends_shares_no_memory_with_its_weights(tmp_path: Path) ->
         def forward(self, x: Tensor) -> Tensor:
             return self.weight
 
-    stage = Stage([Gives()], optimizer=ADAM)
-    stage.offload_state(FileMemory(MappedFiles(tmp_path, lambda fault: None)), **BOTH)
+    files = FileMemory(MappedFiles(tmp_path, lambda fault: None))
+    stage = Stage([Gives()], optimizer=ADAM, settings=StageSettings(offload=Offload(files=files, **BOTH)))
     sent = stage.forward(torch.ones(1))
     stage.backward(torch.ones(SIDE, SIDE))
     stage.update()

@@ -11,6 +11,7 @@ import pytest
 from torch import distributed
 
 from stageline.pipeline.errors import GroupLost
+from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.process.child import Fork
 from stageline.workers.process.group import StageGroups, _is_of_group
@@ -58,7 +59,7 @@ def test_a_member_that_ends_before_they_have_met_is_named_at_once(
 def _lead(job: Job) -> int:
     with StageGroups(job) as groups:
         try:
-            groups.make(1)
+            groups.make(1, Offload())
         except GroupLost as error:
             print(error)
             return 7

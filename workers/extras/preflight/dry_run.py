@@ -176,10 +176,8 @@ class _StageTrial:
         self._gave_weights("as model.factory made it")
         stage = self._stage
         saved = SavedBytes(stage)
-        stage.tap = self._note_tapped
-        with saved_tensors_hooks(saved.note, lambda tensor: tensor):
+        with stage.tapped(self._note_tapped), saved_tensors_hooks(saved.note, lambda tensor: tensor):
             output = self._carry_out(instruction)
-        stage.tap = None
         demand_changed(self._job, self.index, output)
         for tensor in tensors(output):  # which is kept as a message, too
             saved.note(tensor)

@@ -19,11 +19,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.features.offload import Offload, in_memory
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree, leaves, tensors
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.stage_memory import offload_state
+from stageline.workers.runtime.stage_memory import OffloadFiles
 
 SHORTEST = 16  # bytes: what is shorter is found in anything
 LOOKED_AT = 16  # rows: a layer treats all alike
@@ -62,9 +63,9 @@ class TrialStages:
     def _make(self, index: int) -> None:
         weights = "the weights, " if self.come_and_go else ""
         self._doing(f"{weights}the loss, the metrics, the optimizer")
-        self._made[index] = made = _executor(self._job, index)
-        if self._offloads:
-            offload_state(self._job.plan, made.stages.values(), _folder(self._job.plan), None)
+        files = OffloadFiles(self._job.plan, _folder(self._job.plan), None)
+        self._made[index] = _executor(self._job, index, files.of if self._offloads else in_memory)
+        files.give_back()
 
 
 def _folder(plan: Plan) -> Path:
@@ -73,7 +74,7 @@ def _folder(plan: Plan) -> Path:
     return next(each for each in (wanted, *wanted.parents) if each.is_dir())
 
 
-def _executor(job: Job, stage: int) -> Executor:
+def _executor(job: Job, stage: int, offload: Callable[[int], Offload]) -> Executor:
     worker = job.schedule.owner(stage)
     device = job.plan.workers[worker].device
     try:
@@ -81,7 +82,7 @@ def _executor(job: Job, stage: int) -> Executor:
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         reason = str(error).partition("\n")[0]
         raise ModelRefused(f'workers.{worker}.device = "{device}" cannot be used here: {reason}') from error
-    return job.executor([stage])
+    return job.executor([stage], offload=offload)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

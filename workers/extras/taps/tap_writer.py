@@ -101,11 +101,8 @@ class TapWriter(WorkerFeature):
         if stage.index not in self._layers:
             return compute(instruction, received)
         found: dict[str, Tensor] = {}
-        stage.tap = partial(_collect, self._layers[stage.index], found)
-        try:
+        with stage.tapped(partial(_collect, self._layers[stage.index], found)):
             result = compute(instruction, received)
-        finally:
-            stage.tap = None
         if not _is_left_out(result):
             self._tell_size(stage.index, sum(each.nbytes for each in found.values()))
             self._put(stage_folder(self._folder, stage.index), _place(instruction), found)
