@@ -1,8 +1,8 @@
 """The bytes of control messages: msgpack behind a seal.
 
 What a worker says under an incarnation is sealed with the incarnation's secret, StopRun and Exited with the run's
-control secret; who may say what is decided in `coordinator/authenticity.py`. What the broker sends to a worker is
-sealed with the same secret of its incarnation (`coordinator/seals.py`); answers to commands are not sealed. No message
+control secret; who may say what is decided in `coordinator/coordinator.py`. What the broker sends to a worker is
+sealed with the same secret of its incarnation; answers to commands are not sealed. No message
 of one direction can be decoded as one of the other.
 
     frame    CRC-32 of the rest, u32 | tag, 16 bytes | serial, u64 | body          little-endian
