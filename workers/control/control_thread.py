@@ -43,8 +43,8 @@ from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable
-from .reporter import Reporter
-from .session import BEAT, JOIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
+from .joining import JOIN, Joining, Stopped, WorkerIdentity
+from .session import BEAT, UNANSWERED, Reporter, Session
 
 log = structlog.get_logger()
 
