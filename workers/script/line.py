@@ -28,7 +28,7 @@ from .arguments.checks import batches_of, demand_batch
 from .begin import begin_run
 from .callbacks import BetterName, Callback, FitBatches, FitOptions, Fitted, demand_fit, end_of, held_out_of, steps_from
 from .calls.calls import Replies, StepLoss, only, total
-from .calls.display import display_of
+from .calls.news import display_of
 from .calls.page import Seen, Timetable, page
 from .fitting import EvaluationLog, Fit
 
