@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
     from stageline.workers.script.calls.page import Timetable
     from stageline.workers.script.line import Line
-    from stageline.workers.script.processes.local_processes import CannotFork
+    from stageline.workers.script.processes.launcher import CannotFork
     from stageline.workers.script.train import Trained, train
 
 __all__ = [
@@ -188,7 +188,7 @@ _MODULES = {  # where each name is defined
     ),
     "stageline.workers.script.calls.page": ("Timetable",),
     "stageline.workers.script.line": ("Line",),
-    "stageline.workers.script.processes.local_processes": ("CannotFork",),
+    "stageline.workers.script.processes.launcher": ("CannotFork",),
     "stageline.workers.script.train": (
         "Trained",
         "train",

@@ -47,7 +47,7 @@ from stageline.workers.script.calls.driver import Driver
 from stageline.workers.script.calls.news import ask, early_end, say, waits_for, watch_for_close, worker_lines
 from stageline.workers.script.calls.page import Timetable, timed_in, timetable_of
 
-from .local_processes import LauncherLifeline, LocalProcesses, start_processes
+from .launcher import LauncherLifeline, LocalProcesses, start_processes
 from .saving import await_former_processes, save_checkpoint
 
 BEGIN_TIMEOUT = 5.0  # seconds, as the workers have for the steps themselves

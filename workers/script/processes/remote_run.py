@@ -39,8 +39,9 @@ from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.script.arguments.checks import command_there
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.news import say
-from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
+
+from .launcher import LocalProcesses, start_processes
 
 log = structlog.get_logger()
 
