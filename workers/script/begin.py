@@ -35,7 +35,7 @@ from .calls.page import Timetable
 from .inline_run import InlineRun
 
 if TYPE_CHECKING:
-    from .processes.names import RemotePlan
+    from .names import RemotePlan
 
 InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
 
@@ -154,7 +154,7 @@ def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int
 
 
 def _remote_plan(model: Model, options: LineOptions, broker: str) -> "RemotePlan":
-    from .processes.names import remote_plan
+    from .names import remote_plan
 
     return remote_plan(model, options, broker)
 

@@ -9,7 +9,7 @@ import torch
 from stageline.workers.runtime.job import Job
 from stageline.workers.script.arguments.arguments import LineOptions
 from stageline.workers.script.arguments.script_plan import plan_of, registered
-from stageline.workers.script.processes.names import remote_plan
+from stageline.workers.script.names import remote_plan
 
 
 @pytest.mark.parametrize("value", [False, "false"])
