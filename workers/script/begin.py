@@ -3,33 +3,44 @@
 `ScriptRun` is what a `Line` needs of a run, wherever its workers are: calls go in, replies come out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from stageline.pipeline.addresses import masked
-from stageline.pipeline.model.cut import with_stored_weights
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.cut import make_segments, with_stored_weights
+from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.load import demand_features
+from stageline.pipeline.model.object_names import OBJECTS
+from stageline.pipeline.model.own_schedule import loaded_rows, rows_by
 from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, groups_of, tapped_layers
 from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.keys.key_types import nearest
+from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
+from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.plan.refusals import refused_inline
+from stageline.pipeline.plan.tables import Key, nested
 from stageline.pipeline.program import Program
 from stageline.pipeline.schedule import Placement
 from stageline.pipeline.stage.layers.layer import BatchCheck
+from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.job import scripted_program
 from stageline.workers.script.arguments.arguments import LineOptions, Model, in_arguments_words
-from stageline.workers.script.arguments.script_plan import build_model, plan_of, registered
 from stageline.workers.script.calls.batch_record import BatchRecord
 
+from .arguments.arguments import ARGUMENTS, LineOptions, Model
 from .arguments.checks import demand_default_device, demand_usable
-from .arguments.script_plan import ModelWeights, weights_of
 from .calls.calls import Replies, WeightNames
 from .calls.page import Timetable
 from .inline_run import InlineRun
@@ -37,7 +48,146 @@ from .inline_run import InlineRun
 if TYPE_CHECKING:
     from .names import RemotePlan
 
+_SHOWN = 4  # faults that one error tells
 InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
+
+
+# MERGED: A script's arguments as a plan: what `Line` is given goes the way of every run, and is refused by the same rules.
+# MERGED:
+# MERGED: Objects that have no name in a file, such as a module or a closure, are named "script:model": the processes that are
+# MERGED: forked from the script have them. Weights that a script loads are compared with the model's here: a worker that cannot
+# MERGED: use them would end the run.
+
+
+def build_model(model: Model, options: LineOptions) -> tuple[Any, list[Segment]]:
+    """The model and its stages; a factory is called under the seed, and leaves the random state of this process as it
+    was. Weights that are read from files are not there yet. Raises `ModelRefused`."""
+    make, cut, stages = factory_of(model), options.cut, options.stages
+    with generators_kept(torch.device("cpu")):
+        return make_segments(
+            make,
+            options.seed,
+            cut,
+            stages,
+            options.trainable,
+            stored=options.loads_weights,
+            accept_difference=options.accept_difference,
+        )
+
+
+def factory_of(model: Model) -> Callable[[], Any]:
+    """What makes the model: `model` itself if it is a factory."""
+    if isinstance(model, torch.nn.Module | Layers | list | tuple):
+        return lambda: model
+    return model  # type: ignore[return-value]  # a module is callable, too
+
+
+@contextmanager
+def registered(model: Model, options: LineOptions) -> Iterator[None]:
+    """A context in which the script's objects have the names that the plan calls them by. A process that is forked in
+    it keeps them; this one needs them no longer."""
+    objects = {"model": factory_of(model), **options.objects}
+    OBJECTS.update(objects)
+    try:
+        yield
+    finally:
+        for name in objects:
+            OBJECTS.pop(name, None)
+
+
+def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] | None = None) -> Plan:
+    """The plan of a run of `stages` stages that a script drives; with `remote`, these keys are as given there. Raises
+    `PlanRefused`, and `ModelRefused` for a function that lists the schedule."""
+    pairs = list(_written(options, options.placement or [(stage,) for stage in range(stages)]))
+    pairs += [(("model", "factory"), "script:model"), (("data", "source"), SCRIPT_BATCHES)]
+    if options.cut is None:
+        pairs.append((("model", "stages"), stages))
+    tables = nested(pairs)
+    for table, keys in (remote or {}).items():
+        tables[table] = {**tables.get(table, {}), **keys} if isinstance(keys, Mapping) else keys
+    sets = [f"{key}={_as_toml(value)}" for key, value in options.other_keys.items()]
+    own = callable(options.schedule) and "schedule.name" not in options.other_keys
+    rows = partial(rows_by, options.schedule) if own else loaded_rows
+    return from_mapping(tables, sets=sets, rows_of_function=rows).resolved(stages)
+
+
+def _written(options: LineOptions, placement: Sequence[Sequence[int]]) -> Iterator[tuple[Key, object]]:
+    """Yield the keys of the plan that the arguments set, each with its value."""
+    given = {name: row.write(getattr(options, name)) for name, row in ARGUMENTS.items() if hasattr(options, name)}
+    given["placement"] = list(map(list, placement))
+    for name, value in given.items():
+        row = ARGUMENTS[name]
+        if row.key and value is not None and not (row.needs and given[row.needs] is None):
+            for key in (row.key, *row.further):
+                yield from _of_each_worker(key, name, value, len(placement))
+
+
+def _of_each_worker(key: str, name: str, value: Any, workers: int) -> Iterator[tuple[Key, object]]:
+    parts = tuple(key.split("."))
+    if "N" not in parts:
+        yield parts, value
+        return
+    for worker in range(workers):
+        own = value[worker] if name == "placement" else value
+        yield tuple(str(worker) if part == "N" else part for part in parts), own
+
+
+def _as_toml(value: object) -> object:
+    """Python's True and False have other names in a plan."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """By name, in the order of the unsplit model's state dict. `copies` are names of parameters that stages share, each
+    with its name in the first stage."""
+
+    entries: Mapping[str, tuple[torch.Size, torch.dtype]]
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def in_order(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`state` in the model's order."""
+        return {name: state[name] for name in (*self.entries, *(state.keys() - self.entries.keys())) if name in state}
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Raises `ModelRefused` for weights that are not those of this model, each with its name."""
+        if faults := list(self._faults(state)):
+            more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+            raise ModelRefused(f"these are not the model's weights: {'; '.join(faults[:_SHOWN])}{more}")
+
+    def _faults(self, state: Mapping[str, Tensor]) -> Iterator[str]:
+        for name in state:
+            if name not in self.entries:
+                yield f"{name} is not the model's{_hint(name, [key for key in self.entries if key not in state])}"
+        for name, (shape, dtype) in self.entries.items():
+            if name not in state:
+                yield f"{name} is missing"
+            elif not isinstance(state[name], Tensor):
+                yield f"{name} is a {type(state[name]).__name__}, not a tensor"
+            elif state[name].shape != shape:
+                yield f"{name} has shape {tuple(state[name].shape)}, expected {tuple(shape)}"
+            elif state[name].dtype != dtype:
+                yield f"{name} has dtype {state[name].dtype}, expected {dtype}: pass it through .to({dtype})"
+        for name, first in self.copies.items():
+            if all(isinstance(state.get(each), Tensor) for each in (name, first)) and not _equal(state, name, first):
+                yield f"{name} and {first} differ, and are one parameter"
+
+
+def weights_of(model: Any, segments: Sequence[Segment]) -> ModelWeights:
+    """Of `model` and its stages."""
+    found = {name: (tensor.shape, tensor.dtype) for part in segments for name, tensor in part.weights.items()}
+    order = model.state_dict() if isinstance(model, torch.nn.Module) else found
+    copies = {name: first for part in segments for name, first in part.copies.items() if name != first}
+    return ModelWeights({name: found[name] for name in (*order, *found) if name in found}, copies)
+
+
+def _equal(state: Mapping[str, Tensor], one: str, other: str) -> bool:
+    return state[one] is state[other] or torch.equal(state[one].cpu(), state[other].cpu())
+
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    near = nearest(name, names)
+    return f" ({near})" if near else ""
 
 
 class ScriptRun(Protocol):

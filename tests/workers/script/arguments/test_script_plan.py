@@ -8,7 +8,7 @@ import torch
 
 from stageline.workers.runtime.job import Job
 from stageline.workers.script.arguments.arguments import LineOptions
-from stageline.workers.script.arguments.script_plan import plan_of, registered
+from stageline.workers.script.begin import plan_of, registered
 from stageline.workers.script.names import remote_plan
 
 
