@@ -30,7 +30,7 @@ from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import SharedQueues, take_turns
-from stageline.workers.script.arguments.arguments import LineOptions
+from .arguments import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
 
 from .arguments.checks import demand_default_device

@@ -22,7 +22,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
 from stageline.workers.runtime.calls import AHEAD, CallKind, batches_of_step
-from stageline.workers.script.arguments.arguments import LineCall, Model, given_as
+from .arguments import LineCall, Model, given_as
 
 from .arguments.checks import batches_of, demand_batch
 from .begin import begin_run

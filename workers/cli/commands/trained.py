@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stageline.workers.extras.exchange.load import RunModel
     from stageline.workers.extras.exchange.stored_weights import StoredWeights
     from stageline.workers.extras.forward.forward_run import Measured
-    from stageline.workers.script.arguments.arguments import Workers
+    from stageline.workers.script.arguments import Workers
 
 _plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
 _batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")

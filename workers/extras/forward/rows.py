@@ -12,7 +12,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.loss import Loss
 from stageline.workers.extras.exchange.load import RunModel
 from stageline.workers.runtime.metric_value import Metric
-from stageline.workers.script.arguments.arguments import Workers
+from stageline.workers.script.arguments import Workers
 
 from .forward_run import ForwardRun, Measured, Tell
 from .row_files import Inputs, JoinedOutputs, write_outputs

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stageline.workers.runtime.job import Job
-from stageline.workers.script.arguments.arguments import LineOptions
+from stageline.workers.script.arguments import LineOptions
 from stageline.workers.script.begin import plan_of, registered
 from stageline.workers.script.names import remote_plan
 
