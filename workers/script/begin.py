@@ -36,13 +36,12 @@ from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.job import scripted_program
-from .arguments import LineOptions, Model, in_arguments_words
 from stageline.workers.script.calls.batch_record import BatchRecord
 
-from .arguments import ARGUMENTS, LineOptions, Model
-from .arguments.checks import demand_default_device, demand_usable
+from .arguments import ARGUMENTS, LineOptions, Model, in_arguments_words
 from .calls.calls import Replies, WeightNames
 from .calls.page import Timetable
+from .checks import demand_default_device, demand_usable
 from .inline_run import InlineRun
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from stageline.workers.runs.metrics import EventFile, writer_class
 from stageline.workers.script.calls.batch_record import DiffersFrom
 from stageline.workers.script.calls.calls import StepLoss
 
-from .arguments.checks import batches_of, short
+from .checks import batches_of, short
 
 FitBatches = Iterable[Batch] | Loader | StreamLoader
 BetterName = Literal["lower", "higher"]

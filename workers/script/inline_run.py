@@ -30,12 +30,12 @@ from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import SharedQueues, take_turns
-from .arguments import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
 
-from .arguments.checks import demand_default_device
+from .arguments import LineOptions
 from .calls.calls import CallLog, Replies, WeightNames, messages
 from .calls.page import Timetable, planned
+from .checks import demand_default_device
 
 RUN = "line"
 

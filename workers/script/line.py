@@ -22,14 +22,14 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
 from stageline.workers.runtime.calls import AHEAD, CallKind, batches_of_step
-from .arguments import LineCall, Model, given_as
 
-from .arguments.checks import batches_of, demand_batch
+from .arguments import LineCall, Model, given_as
 from .begin import begin_run
 from .callbacks import BetterName, Callback, FitBatches, FitOptions, Fitted, demand_fit, end_of, held_out_of, steps_from
 from .calls.calls import Replies, StepLoss, only, total
 from .calls.news import display_of
 from .calls.page import Seen, Timetable, page
+from .checks import batches_of, demand_batch
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"

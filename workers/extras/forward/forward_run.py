@@ -34,9 +34,9 @@ from stageline.workers.runtime.calls import AHEAD, CallKind
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.metric_value import Metric
 from stageline.workers.script.arguments import LineOptions, Workers
-from stageline.workers.script.arguments.checks import demand_batch
 from stageline.workers.script.begin import InputsCheck, ModelWeights, ScriptRun, begin_run
 from stageline.workers.script.calls.calls import Replies, only, total
+from stageline.workers.script.checks import demand_batch
 
 PREFIX = "stageline-forward-"
 Tell = Callable[[str], object]  # takes a line for people

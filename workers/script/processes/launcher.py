@@ -44,8 +44,8 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.notes import CODE, write_code
 from stageline.workers.runs.owner import require_free, write_owner
 from stageline.workers.runs.result import Facts, LaunchOutcome
-from stageline.workers.script.arguments.checks import command_there
 from stageline.workers.script.calls.news import LostWorkers
+from stageline.workers.script.checks import command_there
 
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 PLAN = "script:plan"  # names the plan on the command lines of its processes

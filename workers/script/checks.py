@@ -18,7 +18,7 @@ from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.tree import Tree, tensors
 
-from . import ARGUMENTS, MEASURE, LineOptions
+from .arguments import ARGUMENTS, MEASURE, LineOptions
 
 _SETTING = '{"recovery.lease": "30s"}'
 
