@@ -61,7 +61,6 @@ LADDER = {
     "workers/process": DOING,
     "workers/extras/preflight": DOING,
     "workers/launch": DOING,
-    "workers/script/arguments": DOING,
     "workers/script/calls": DOING,
     "workers/script/processes": DOING,
     "workers/script": DOING,

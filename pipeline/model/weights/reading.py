@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from stageline.pipeline.plan.keys.key_types import nearest
+from stageline.pipeline.plan.keys.key_types import hint
 
 from .tensor_files import Form, Rows, is_mapped, values_in
 
@@ -110,5 +110,4 @@ def listed(faults: Sequence[str]) -> str:
 
 def _hint(name: str, names: Collection[str], number: int) -> str:
     """Of a fault that is shown; to look for all would take long."""
-    near = nearest(name, names) if number < SHOWN else ""
-    return f" ({near})" if near else ""
+    return hint(name, names) if number < SHOWN else ""

@@ -1,4 +1,7 @@
-"""News of a script's run for people: lost workers, what a run waits for, and its end before its time.
+"""News of a script's run for people: lost workers, what a run waits for, its end before its time, and its progress.
+
+Progress is a line that changes on a terminal, elsewhere a line every few seconds. A thread draws it from what the
+script has seen; the loop does not wait for that.
 
 Each line on stderr is marked as stageline's. Each question to the broker has a connection of its own, so any thread may
 ask; a broker that does not answer is gone, or busy: then nothing is known, which is no error.
@@ -6,6 +9,7 @@ ask; a broker that does not answer is gone, or busy: then nothing is known, whic
 
 import atexit
 import os
+import socket
 import sys
 import threading
 import weakref
@@ -17,6 +21,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from stageline.broker.ledger.registry import worker_label
+from stageline.pipeline.addresses import EVERY_INTERFACE, host_of, masked
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.printable import printable_line
 from stageline.workers.control.client import BrokerUnreachable, Client
@@ -184,31 +189,32 @@ def early_end(folder: Path, store: str, *, knows_failure: bool = False) -> str:
     return f"{where}; {'' if knows_failure else failure}{ending.action}{begins}"
 
 
-# MERGED: The progress of a script's run: a line that changes on a terminal, elsewhere a line every few seconds, or news alone.
-# MERGED:
-# MERGED: A thread draws from what the script has seen; the loop does not wait for it.
+class NewsAlone:
+    """Surface on which news is written to `stream`, and no progress is shown; other surfaces show it, too."""
 
-
-class Surface(Protocol):
-    """Where progress is shown."""
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def show(self, text: str, waits: str) -> None:
-        """Called at every look. `waits`: what the run waits for, "" for nothing."""
+        """Show progress, at every look. `waits`: what the run waits for, "" for nothing."""
 
     def say(self, line: str) -> None:
-        """Writes what has happened, once."""
+        """Write what has happened, once."""
+        with suppress(OSError, ValueError):  # it may be closed
+            print(f"stageline: {line}", file=self._stream, flush=True)
 
     def close(self, text: str) -> None:
-        """Shows `text` for the last time."""
+        """Show `text` for the last time."""
 
 
-class OnTerminal:
+class OnTerminal(NewsAlone):
     """Draws one line again and again, and below it what the run waits for; what the script prints goes above it. The
     cursor stays visible: a script that is killed leaves a terminal that works."""
 
     def __init__(self, console: "Console") -> None:
         from rich.live import Live
 
+        super().__init__(sys.stderr)
         of_stdout = _is_terminal(sys.stdout)  # what goes to a file or pipe stays there
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=of_stdout)
         self._live.start()
@@ -230,23 +236,6 @@ class OnTerminal:
             self._live.stop()
 
 
-class NewsAlone:
-    """Writes what has happened, and no progress."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def show(self, text: str, waits: str) -> None:
-        """Nothing."""
-
-    def say(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # it may be closed
-            print(f"stageline: {line}", file=self._stream, flush=True)
-
-    def close(self, text: str) -> None:
-        """Nothing."""
-
-
 class InLines(NewsAlone):
     """Writes a line of progress every few seconds, too, without any control characters."""
 
@@ -263,7 +252,7 @@ class InLines(NewsAlone):
         self.say(text)
 
 
-def surface_for_progress() -> Surface:
+def surface_for_progress() -> NewsAlone:
     """The terminal that stderr is, if no other bar is on it; else plain lines there."""
     if is_free_terminal():
         from rich.console import Console
@@ -289,7 +278,7 @@ class Display(AbstractContextManager["Display"]):
     and may take its time; `news` gives what has happened since it was called."""
 
     def __init__(
-        self, name: str, seen: Seen, waits_for: Callable[[], str], surface: Surface, news: Callable[[], list[str]]
+        self, name: str, seen: Seen, waits_for: Callable[[], str], surface: NewsAlone, news: Callable[[], list[str]]
     ) -> None:
         self._name = name
         self._seen = seen
@@ -353,3 +342,13 @@ def display_of(
     if progress or is_free_terminal():
         return Display(name, seen, waits_for, surface_for_progress(), news or list)
     return None if news is None else Display(name, seen, lambda: "", NewsAlone(sys.stderr), news)
+
+
+def command_there(broker: str) -> str:
+    """Return the command to run on the other machines."""
+    shown = masked(broker)
+    if shown != broker:
+        return f"stageline worker --join, with STAGELINE_BROKER__URL={shown} and its password in the environment"
+    if host_of(broker) in EVERY_INTERFACE:
+        shown = f"tcp://{socket.gethostname()}:{broker.rpartition(':')[2]}"
+    return f"stageline worker --join {shown}"

@@ -6,6 +6,10 @@
 
 It is in a session of its own, so that Ctrl-C reaches the script alone. The first SIGTERM stops the run, the second
 kills its processes. It ends with the run.
+
+`LocalProcesses` is the script's view: the processes started, stopped, and how they ended. A script that uses a GPU, or
+that has torch's threads for backwards on GPUs, cannot be forked: no fork can have these. Threads that a library's
+parallel loops have left do no harm, since the thread that forks has none.
 """
 
 import os
@@ -44,8 +48,7 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.notes import CODE, write_code
 from stageline.workers.runs.owner import require_free, write_owner
 from stageline.workers.runs.result import Facts, LaunchOutcome
-from stageline.workers.script.calls.news import LostWorkers
-from stageline.workers.script.checks import command_there
+from stageline.workers.script.calls.news import LostWorkers, command_there
 
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 PLAN = "script:plan"  # names the plan on the command lines of its processes
@@ -166,12 +169,6 @@ def gpu_obstacle(devices: Iterable[str]) -> str:
         f"was forked. Make the line before, or set {_ASKS_NO_GPU}=1 in the script's environment, with which torch asks "
         f"in a way that forks survive"
     )
-
-
-# MERGED: The processes of a scripted run on this machine, as the script sees them: started, stopped, and how they ended.
-# MERGED:
-# MERGED: A script that uses a GPU, or that has torch's threads for backwards on GPUs, cannot be forked: no fork can have these.
-# MERGED: Threads that a library's parallel loops have left do no harm, since the thread that forks has none.
 
 
 class NotStarted(StagelineError):

@@ -90,7 +90,15 @@ class ScriptLog(AbstractContextManager["ScriptLog"]):
 
 class ProcessRun:
     """A run of `plan`, whose number of stages is known and whose workers run `program`; or, with `resume`,
-    continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
+    continues the run of that id. Its methods are for the script's thread alone, unless they say otherwise.
+
+    Attributes:
+        size: The number of its workers.
+        folder: Of its files.
+        batches: What its steps were trained on; None if it cannot be resumed.
+        cannot_save: Why it saves no checkpoints; "" if it does.
+
+    Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
     """
 
     cannot_save = ""
@@ -129,6 +137,7 @@ class ProcessRun:
 
     @property
     def position(self) -> int:
+        """The number of training steps that have been called."""
         return self._driver.position.step
 
     def submit(
@@ -140,11 +149,23 @@ class ProcessRun:
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
+        """Call the workers, in order; return their replies.
+
+        Args:
+            kind: Of the call.
+            inputs: Of its batch. Tensors must not be written to afterwards.
+            targets: Likewise.
+            state: Weights to load.
+            ema: True if averages stand for weights.
+
+        Raises `RunFailed` if the run is over.
+        """
         if kind is CallKind.TRAIN and self.batches is not None:
             self.batches.check(self.position, inputs, targets)
         return self._driver.submit(kind, inputs, targets, state, ema=ema)
 
     def close(self) -> None:
+        """End the run well: every call is carried out, the weights are kept. Raises `RunFailed` if that fails."""
         self._open.detach()
         with self._stack:
             last = self._driver.submit(CallKind.STOP)
@@ -159,7 +180,8 @@ class ProcessRun:
             self._wanted = False
 
     def timetable(self) -> Timetable:
-        """Asked of the broker; once that is gone, read from its records."""
+        """Return that of the newest step whose times are known; as it is planned while there is none. The broker is
+        asked; once that is gone, its records tell."""
         schedule = self._program.schedule
         facts = None if self._driver.ended.is_set() else ask(self._processes.broker, "timetable")
         if facts is None:
@@ -167,21 +189,29 @@ class ProcessRun:
         return timetable_of(schedule, timed_in(schedule, facts))
 
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        """Save a checkpoint; `call` has the workers write it into the folder that it is given. Raises `NotSaved`."""
         save_checkpoint(folder, self._plan, self.folder.name, lambda: self.position, call)
 
     def waits_for(self) -> str:
+        """Return what the run has waited for longer than a moment; "" for nothing. For any thread; it may take
+        seconds."""
         return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._processes.broker)
 
     def news(self) -> list[str]:
+        """Return what has happened to the workers since the last call, as lines for people. For any thread."""
         return self._processes.news()
 
     def workers(self) -> list[str]:
+        """Return what each worker is and does, one line for each; none once they have ended."""
         return [] if self._driver.ended.is_set() else worker_lines(self._processes.broker)
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """Return the weights of a run that was closed, or their averages, under the unsplit model's names."""
         return load_weights(self.folder, ema=ema and self.position > 0)
 
     def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
+        """End the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows.
+        `interrupted`: by Ctrl-C, so that another one may come."""
         self._open.detach()
         self._knows_failure = knows_failure
         with self._stack:
@@ -198,6 +228,7 @@ class ProcessRun:
                 raise
 
     def discard(self) -> None:
+        """End the run as it is; nothing of it is of use any more, and nothing is said of it."""
         self._wanted = False
         self._open.detach()
         with self._stack:

@@ -37,8 +37,7 @@ from stageline.workers.disk.atomic_file import persist_json, write_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.script.calls.calls import Replies, WeightNames
-from stageline.workers.script.calls.news import say
-from stageline.workers.script.checks import command_there
+from stageline.workers.script.calls.news import command_there, say
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
 
 from .launcher import LocalProcesses, start_processes
