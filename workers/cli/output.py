@@ -8,13 +8,13 @@ import difflib
 import errno
 import re
 import sys
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 import click
-import structlog
+import msgspec
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan.errors import PlanError, PlanRefused
@@ -37,6 +37,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def say(text: str, *, err: bool = False, file: IO[Any] | None = None) -> None:
     """Prints `text` on stdout, or on stderr or to `file`. What would control a terminal is shown instead."""
     click.echo(printable(text, most=LONGEST), err=err, file=file)
+
+
+def answer(facts: object, as_json: bool, show_facts: Callable[[], object]) -> None:
+    """Print what a command has found: `facts` as one line of JSON, or for people, as `show_facts` does."""
+    if as_json:
+        click.echo(msgspec.json.encode(facts))
+    else:
+        show_facts()
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -159,6 +167,8 @@ def _draw(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], ri
 
 def log_to_stderr() -> None:
     """Configure structlog for this process, which a closed or full stdout does not end from now on."""
+    import structlog  # takes longer than a command that only asks
+
     lose_output()
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render],

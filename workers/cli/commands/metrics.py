@@ -16,7 +16,7 @@ from msgspec import UNSET
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import folder_of
-from stageline.workers.cli.output import CommandFailed, say, show
+from stageline.workers.cli.output import CommandFailed, answer, say, show
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import METRICS, EvaluationMetrics, MetricsLine, MetricsTail, StepMetrics, metrics_in
 from stageline.workers.runs.owner import read_owner
@@ -101,7 +101,7 @@ def metrics(
         _follow(folder, every or 1)
     elif as_json:
         lines = list(_chosen(_lines(folder), every or 1))
-        click.echo(msgspec.json.encode({"schema": "metrics/1", "run": folder.resolve().name, "lines": lines}))
+        answer({"schema": "metrics/1", "run": folder.resolve().name, "lines": lines}, as_json, tuple)
     elif csv:
         click.echo(as_csv(_chosen(_lines(folder), every or 1)), nl=False)
     else:

@@ -5,19 +5,20 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
-from stageline.workers.cli.output import counted, say, share, show, size, span
+from stageline.workers.cli.output import answer, counted, say, share, show, size, span
 
 if TYPE_CHECKING:
+    from stageline.pipeline.plan import Plan
     from stageline.workers.extras.fitting import HostFit
     from stageline.workers.extras.preflight.trial_result import Estimate, StageMemory, WorkerEstimate
 
@@ -131,19 +132,17 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
         from stageline.workers.launch.trials import fitted
 
         found_fit = fitted(read, options.plan_arguments(config, sets), hosts)
-        if as_json:
-            click.echo(msgspec.json.encode(found_fit))
-        else:
-            show_fit(found_fit)
+        answer(found_fit, as_json, partial(show_fit, found_fit))
         return
     from stageline.workers.launch import template
     from stageline.workers.launch.trials import try_plan
 
     with template.Template() as processes:
         found = try_plan(read, options.plan_arguments(config, sets), processes).estimate
-    if as_json:
-        click.echo(msgspec.json.encode(found))
-        return
+    answer(found, as_json, partial(_show, read, found))
+
+
+def _show(read: "Plan", found: "Estimate") -> None:
     options.warn(found.warnings[len(read.warnings) :])
     chosen = read.undecided_keys(len(found.stages)) if found.memory else ()
     origins = {**found.origins, **({"model.cut": "measured"} if found.seconds else {})}

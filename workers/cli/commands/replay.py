@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from stageline.pipeline.errors import ExitCode, cause_of, traceback_text
 from stageline.workers.cli import options
-from stageline.workers.cli.output import CommandFailed, counted, say
+from stageline.workers.cli.output import CommandFailed, answer, counted, say
 
 if TYPE_CHECKING:  # loads torch
     from stageline.workers.extras.replay.replay import Replayed
@@ -52,11 +51,10 @@ def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch:
     with options.user_prints_to_stderr():
         replayed = run_again(folder, ReplayTarget(copy, step, microbatch), plan)
     _show_error(replayed)
-    if as_json:
-        place = {"stage": copy, "step": step, "microbatch": microbatch}
-        click.echo(msgspec.json.encode({"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}))
-    else:
-        say("\n  ".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
+    place = {"stage": copy, "step": step, "microbatch": microbatch}
+    facts = {"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}
+    lines = _lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")
+    answer(facts, as_json, lambda: say("\n  ".join(lines)))
     if not replayed.reproduced:
         raise CommandFailed(_verdict(replayed), ExitCode.FAILED, answered=True)
 

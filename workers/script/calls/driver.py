@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import reduce
 from time import monotonic, time
 
@@ -203,12 +204,17 @@ class Driver:
 
     def _serve(self) -> None:
         try:
-            self._begin()
+            self._queues.admit(0)  # before the broker has told of any
+            for queue in self._answers:
+                self._inbound[queue.name].rewind(self._start.of(queue.per))
             while not self._closing:
                 self._obey()
                 self._put_calls()
                 self._hand_out()
-                self._take_replies()
+                if self._open:
+                    self._take_reply(TURN)
+                else:
+                    self._queues.pump(TURN)
         except (BrokerError, Stopped) as error:
             self._end(str(error), getattr(error, "code", ExitCode.FAILED))
         except Exception as bug:  # the script must not wait for a thread that is gone
@@ -216,11 +222,6 @@ class Driver:
             self._end(f"a bug in stageline: {type(bug).__name__}: {bug}", ExitCode.FAILED)
         finally:
             self._queues.close()
-
-    def _begin(self) -> None:
-        self._queues.admit(0)  # before the broker has told of any
-        for queue in self._answers:
-            self._inbound[queue.name].rewind(self._start.of(queue.per))
 
     def _obey(self) -> None:
         """Carries out the broker's commands."""
@@ -270,15 +271,8 @@ class Driver:
                 return None
             opened = self._submitted.popleft()
             call = opened.call
-            opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state, ema=call.ema)
-        return opened
-
-    def _take_replies(self) -> None:
-        """Waits for the next reply, or for something to do."""
-        if self._open:
-            self._take_reply(TURN)
-        else:
-            self._queues.pump(TURN)
+            numbered = self.calls.call(call.kind, call.inputs, call.targets, call.state, ema=call.ema)
+        return replace(opened, call=numbered)
 
     def _take_last_replies(self) -> None:
         """The workers stay for some seconds until all that they have put has arrived."""
@@ -287,16 +281,16 @@ class Driver:
             while self._open and not self._closing and monotonic() < deadline:
                 self._take_reply(TURN)
 
-    def _take_reply(self, timeout: float) -> bool:
-        """Takes the next reply to the oldest call; False if none comes in time."""
+    def _take_reply(self, timeout: float) -> None:
+        """Take the next reply to the oldest call, if it comes in time."""
         opened = self._open[0]
         queue = opened.missing[0]
         reply = self._inbound[queue.name].take(timeout)
         if reply is None:
-            return False
+            return
         if is_emptied(reply.payload):
             self._end(_gone(queue.producer, opened.call), ExitCode.SAVED)
-            return False
+            return
         opened.missing.popleft()
         opened.replies[queue.producer] = reply.payload
         if not opened.missing:
@@ -304,7 +298,6 @@ class Driver:
             self._settle(opened)
             self._replied.append(opened)
         self._untold = True
-        return True
 
     def _hand_out(self) -> None:
         """Just before this thread sleeps: the script's, which this wakes, then finds the interpreter free."""
