@@ -30,7 +30,6 @@ from time import monotonic, sleep
 from typing import Any, BinaryIO, Literal
 
 import msgspec
-import structlog
 from msgspec import UNSET, UnsetType
 
 from stageline.pipeline.errors import ExitCode, StagelineError
@@ -44,8 +43,6 @@ Value = float | Literal["nan", "inf", "-inf"] | None  # a text where JSON has no
 
 _ENCODER = msgspec.json.Encoder()
 EVERY = 1.0  # seconds between two writes
-
-log = structlog.get_logger()
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
@@ -339,7 +336,9 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         try:
             self.flush()
         except OSError as error:
-            log.warning("metrics not written", reason=str(self._not_written(error)))
+            import structlog  # takes longer than a command that only asks
+
+            structlog.get_logger().warning("metrics not written", reason=str(self._not_written(error)))
 
     def _attempt(self) -> float | None:
         """Write what waits; seconds until the next time, None if there should be none."""

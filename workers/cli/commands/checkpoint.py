@@ -73,7 +73,7 @@ def split(
 
 
 def _new_stage(change: "Recut", share: "Share") -> Facts:
-    """Return one stage of schema checkpoint-split/1: `worker` needs the old `snapshots`, of which `absent` are not here.
+    """Return a stage of schema checkpoint-split/1: `worker` needs the old `snapshots`, of which `absent` are not here.
 
     The `best_snapshots` are those of the checkpoint of the best evaluation, which moves along if all of them are here.
     """
@@ -106,7 +106,7 @@ def _show(change: "Recut", rows: list[Facts], *, written: bool) -> None:
     ]
     show(title, ("worker", "stage", "layers", "of old stages", "not here"), table)
     if written:
-        say(f"written: {', '.join(f'stage {row['stage']}' for row in rows)}")
+        say("written: " + ", ".join(f"stage {row['stage']}" for row in rows))
     else:
         say("nothing was written; --write makes the snapshots of the new stages")
 
