@@ -10,8 +10,7 @@ from stageline.workers.cli import options
 from stageline.workers.cli.output import answer, counted, say, show
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.extras.audit.audit import Picture
-    from stageline.workers.extras.audit.report import AuditReport, CutAudit
+    from stageline.workers.extras.audit.audit import AuditReport, CutAudit, Picture
 
 _WORDS = (
     "Splitting alone is not privacy: the R² are shares of the inputs that others can compute from what crosses the "
@@ -77,8 +76,8 @@ def audit(
     a run is read or written.
     """
     from stageline.workers.disk.atomic_file import write_file, write_json
+    from stageline.workers.extras.audit.audit import AuditChoice, png
     from stageline.workers.extras.audit.audit import audit as audit_cuts
-    from stageline.workers.extras.audit.report import AuditChoice, png
 
     plan = options.plan_of(config, sets)
 

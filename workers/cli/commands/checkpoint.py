@@ -55,7 +55,7 @@ def split(
     """
     plan = options.plan_of_run(Path(run), config, (*sets, f"run.dir={Path(run).absolute().parent}"))
     with options.user_prints_to_stderr():
-        from stageline.workers.extras.exchange.planned import layout_change
+        from stageline.workers.extras.exchange.load import layout_change
 
         change = layout_change(plan, Path(run), step)
     count = len(change.plan.workers)
