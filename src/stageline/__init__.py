@@ -41,8 +41,7 @@ if TYPE_CHECKING:
         TapsUnusable,
         read_taps,
     )
-    from stageline.workers.runs.folder import NoSuchRun
-    from stageline.workers.runs.result import Result
+    from stageline.workers.runs.folder import NoSuchRun, Result
     from stageline.workers.runtime.losses import ComputeFailed
     from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
     from stageline.workers.script.calls.page import Timetable
@@ -179,7 +178,7 @@ _MODULES = {  # where each name is defined
         "read_taps",
     ),
     "stageline.workers.runs.folder": ("NoSuchRun",),
-    "stageline.workers.runs.result": ("Result",),
+    "stageline.workers.runs.folder": ("Result",),
     "stageline.workers.runtime.losses": ("ComputeFailed",),
     "stageline.workers.script.callbacks": (
         "Callback",

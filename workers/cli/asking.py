@@ -19,8 +19,8 @@ from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.owner import read_owner
-from stageline.workers.runs.result import Facts
 
 from . import options
 from .output import CommandFailed

@@ -20,7 +20,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan.errors import PlanError, PlanRefused
 from stageline.pipeline.printable import printable, printable_line
 from stageline.pipeline.process.streams import lose_output
-from stageline.workers.runs.result import Result
+from stageline.workers.runs.folder import Result
 
 LONGEST = 1_000_000  # characters; a table may be long
 _AMOUNT = re.compile(r"-?|[\d.]+( [\w.%]+)*")  # "", "-", "12", "4.2 s", "12 %", "3 min 20 s"

@@ -25,8 +25,7 @@ from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import TRIED
 from stageline.workers.cli.output import say, share
 from stageline.workers.launch.launch import Launch
-from stageline.workers.runs.folder import read_broker_url
-from stageline.workers.runs.result import Facts
+from stageline.workers.runs.folder import Facts, read_broker_url
 from stageline.workers.script.calls.news import LostWorkers, ask
 
 STALL = 5.0  # seconds without a finished step, and

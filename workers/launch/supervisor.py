@@ -21,9 +21,8 @@ from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.runs.folder import read_control_secret
+from stageline.workers.runs.folder import Facts, LaunchOutcome, read_control_secret
 from stageline.workers.runs.owner import record_end
-from stageline.workers.runs.result import Facts, LaunchOutcome
 
 from .children import TELL_TIMEOUT, Children, Hangs, LocalRun, on_this_machine
 

@@ -15,10 +15,9 @@ from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 
-from .folder import PLAN
+from .folder import PLAN, Facts, Result
 from .listing import ending_of
 from .records import RecordedRun, RecordedState, RecordsDamaged
-from .result import Facts, Result
 
 
 class QueryRefused(StagelineError):

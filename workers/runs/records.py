@@ -29,8 +29,8 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
 from stageline.workers.runs import folder as runs
 
+from .folder import Result
 from .owner import RunOwner, read_owner
-from .result import Result
 
 SNAPSHOTS = "checkpoints"  # the folder of the stages' snapshots
 FRESH = 10.0  # seconds for which records count as those of a living run, if its process is on another machine

@@ -13,7 +13,7 @@ from stageline.workers.cli import options
 from stageline.workers.cli.asking import RUNS
 from stageline.workers.cli.output import CommandFailed, answer, counted, say, show, size, span
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import Facts
+from stageline.workers.runs.folder import Facts
 
 if TYPE_CHECKING:
     from stageline.workers.checkpoint.recut import Recut

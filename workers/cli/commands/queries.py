@@ -30,7 +30,7 @@ from stageline.workers.cli.output import (
     steps_of,
     summary,
 )
-from stageline.workers.runs.result import Facts, Result
+from stageline.workers.runs.folder import Facts, Result
 
 if TYPE_CHECKING:
     from stageline.workers.runs.listing import RunRow

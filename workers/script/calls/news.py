@@ -25,9 +25,9 @@ from stageline.pipeline.addresses import EVERY_INTERFACE, host_of, masked
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.printable import printable_line
 from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.listing import ending_of
 from stageline.workers.runs.records import RecordedState, recorded_run
-from stageline.workers.runs.result import Facts
 from stageline.workers.runtime.progress import Progress
 
 from .page import Seen

@@ -21,9 +21,9 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.folder import LaunchOutcome
 from stageline.workers.runs.owner import read_owner
 from stageline.workers.runs.records import recorded_run
-from stageline.workers.runs.result import LaunchOutcome
 from stageline.workers.script.processes.launcher import LOG, LauncherReport, LocalProcesses, NotStarted
 from stageline.workers.script.processes.process_run import ProcessRun
 from support.paths import importing_tests
@@ -318,7 +318,7 @@ WHOLE = """
 import torch
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import from_mapping
-from stageline.workers.runs.result import LaunchOutcome
+from stageline.workers.runs.folder import LaunchOutcome
 from stageline.workers.script.processes.launcher import LauncherReport
 from stageline.workers.script.processes.launcher import start_processes
 
