@@ -94,7 +94,7 @@ def _from_broker(url: str, query: str, of: dict[str, str]) -> Facts:
 
 
 def _from_records(run: Path, store: str | None, query: str, of: dict[str, str]) -> Facts:
-    from stageline.workers.runs.recorded_answer import recorded_answer  # imports pydantic
+    from stageline.workers.runs.listing import recorded_answer  # imports pydantic
     from stageline.workers.runs.records import recorded_run
 
     with recorded_run(run, store) as recorded:
