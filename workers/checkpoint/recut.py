@@ -27,8 +27,7 @@ from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import EVALUATIONS, METRICS, keep_lines
-from stageline.workers.runs.notes import NOTE, RecutNote, earlier_run, recut_id
-from stageline.workers.runs.records import RecordsDamaged, recorded_run
+from stageline.workers.runs.records import NOTE, RecordsDamaged, RecutNote, earlier_run, recorded_run, recut_id
 
 from .directory import FOLDER, SnapshotDirectory
 from .regroup import Contents, Share, faults_of, regrouped, shares_of

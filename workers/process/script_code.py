@@ -28,7 +28,7 @@ from stageline.pipeline.model.load import load_object, references_of
 from stageline.pipeline.model.object_names import defines, is_torch_name
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
-from stageline.workers.runs.notes import hashes_of, public_version
+from stageline.workers.runs.records import hashes_of, public_version
 
 _SHOWN = 12  # digits of a hash
 _LISTED = 5  # files that a refusal names

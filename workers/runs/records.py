@@ -8,11 +8,13 @@
 Reading changes nothing, and locks nothing out.
 """
 
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from time import time
 from typing import Any
@@ -22,19 +24,26 @@ import msgspec
 from stageline.broker.control.sqlite_store import SqliteReader
 from stageline.broker.control.store import MemoryStore, Store, StoredRun
 from stageline.broker.coordinator.records import OBSERVED
-from stageline.broker.coordinator.run import RunOutcome, RunPhase
+from stageline.broker.coordinator.run import RunOutcome, RunPhase, ScriptCode
+from stageline.broker.ledger.recovery import EarlierRun
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
+from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.runs import folder as runs
 
+from . import folder as runs
 from .folder import Result
 from .owner import RunOwner, read_owner
 
 SNAPSHOTS = "checkpoints"  # the folder of the stages' snapshots
 FRESH = 10.0  # seconds for which records count as those of a living run, if its process is on another machine
 PATIENCE = 3.0  # seconds to wait for a Redis server that has the records
+NOTE = "recut.json"
+_SUFFIX = re.compile(r"-at(\d+)-[0-9a-f]{6}$")
+CODE = "code.json"
 
 
 class RecordsDamaged(StagelineError):
@@ -189,3 +198,64 @@ def _open_store(folder: Path, plan: Mapping[str, Any] | None, address: str | Non
 
 def _store_address(plan: Mapping[str, Any] | None) -> str:
     return str((plan or {}).get("broker", {}).get("store", runs.IN_FOLDER))
+
+
+# MERGED: Notes in a run's folder: the run that it goes on from in another layout, and the code of its script.
+# MERGED:
+# MERGED: recut.json     {"run": "digits-20260131-101500-1f0c", "step": 120}, where its snapshots were made; its id tells it too,
+# MERGED:                and is the same on all machines: digits-20260131-101500-1f0c-at120-5e1d03
+# MERGED: code.json      {"torch": "2.13.0", "files": {"model.py": "5fa0c1d2..."}}      read by the broker, which tells joiners
+
+
+class RecutNote(msgspec.Struct, frozen=True):
+    """Of which run, and after how many of its steps, a run goes on in another layout."""
+
+    run: str
+    step: int
+
+
+def read_note(folder: Path) -> RecutNote | None:
+    """That of the run in `folder`; None without one, or with one that cannot be read."""
+    try:
+        return msgspec.json.decode((folder / NOTE).read_bytes(), type=RecutNote)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def recut_id(run: str, step: int, plan: Plan) -> str:
+    """The id of the run that goes on from the checkpoint of `step` of `run` as `plan` has it."""
+    identity = sha256(f"{run}/{step}/{plan.digest()}".encode()).hexdigest()
+    return f"{_SUFFIX.sub('', run)}-at{step}-{identity[:6]}"
+
+
+def earlier_run(plan: Plan, run: str) -> EarlierRun | None:
+    """Return what the run `run` goes on from; None if it goes on from no other run, or repeats one from step 0. A
+    broker's machine may have no note."""
+    folder = runs.folder(plan, run)
+    note, named = read_note(folder), _SUFFIX.search(run)
+    source = "" if note is None else str(runs.folder(plan, note.run))
+    step = note.step if note is not None else int(named[1]) if named is not None else 0
+    return EarlierRun(step, source, str(folder), plan.scripted) if step else None
+
+
+def write_code(folder: Path, code: ScriptCode) -> None:
+    """Keep it in the run's `folder`."""
+    persist_json(folder / CODE, code)
+
+
+def read_code(folder: Path) -> ScriptCode | None:
+    """Return what is kept in the run's `folder`; None if its workers are not to join by names."""
+    try:
+        return msgspec.json.decode((folder / CODE).read_bytes(), type=ScriptCode)
+    except FileNotFoundError:
+        return None
+
+
+def hashes_of(root: Path, files: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 (hex) of each of `files`, given by their paths in `root`. Raises `OSError`."""
+    return {file: sha256((root / file).read_bytes()).hexdigest() for file in sorted(files)}
+
+
+def public_version(torch: str) -> str:
+    """torch's version without its build: "2.13.0+cu126" computes with the same code as "2.13.0+cpu"."""
+    return torch.partition("+")[0]

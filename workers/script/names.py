@@ -25,7 +25,7 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.object_names import defines, torch_name
-from stageline.workers.runs.notes import hashes_of
+from stageline.workers.runs.records import hashes_of
 
 from .arguments import FeatureMaker, LineOptions, Model
 from .checks import check_address, queues_beside

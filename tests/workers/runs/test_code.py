@@ -4,7 +4,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.workers.runs.notes import hashes_of, public_version, read_code, write_code
+from stageline.workers.runs.records import hashes_of, public_version, read_code, write_code
 
 
 def test_what_is_written_is_read_and_nothing_is_there_before(tmp_path: Path) -> None:

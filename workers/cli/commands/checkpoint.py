@@ -121,7 +121,7 @@ def _absent(row: Facts) -> str:
 def ls(run: str | None, as_json: bool) -> None:
     """List the checkpoints of RUN (default: the newest in ./runs), and which stages have a snapshot here."""
     from stageline.workers.checkpoint.source import checkpoint_rows
-    from stageline.workers.runs.notes import read_note
+    from stageline.workers.runs.records import read_note
 
     source = _source(run)
     rows, note = checkpoint_rows(source), read_note(source.folder)

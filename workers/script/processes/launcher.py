@@ -46,8 +46,8 @@ from stageline.workers.launch.supervisor import supervise
 from stageline.workers.launch.template import ForkedTemplate
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts, LaunchOutcome
-from stageline.workers.runs.notes import CODE, write_code
 from stageline.workers.runs.owner import require_free, write_owner
+from stageline.workers.runs.records import CODE, write_code
 from stageline.workers.script.calls.news import LostWorkers, command_there
 
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"

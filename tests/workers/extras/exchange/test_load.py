@@ -12,7 +12,7 @@ from torch import nn
 
 from stageline import Line, ModelRefused, NoSuchRun, WeightsUnusable, load, load_weights
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.workers.runs.notes import hashes_of, write_code
+from stageline.workers.runs.records import hashes_of, write_code
 from support.workspace import MODEL, Workspace
 
 LAYERS = """
