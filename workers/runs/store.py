@@ -18,7 +18,7 @@ from stageline.pipeline.schedule import Schedule
 
 from . import folder as runs
 
-PATIENCE = 600.0  # seconds that a broker waits for a Redis server that is away
+WAITS = 600.0  # seconds that a broker waits for a Redis server that is away
 TAIL = 3  # steps at the end that are not shown: in these the pipeline drains
 
 
@@ -31,7 +31,7 @@ def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = Non
         file = runs.folder(plan, run) / runs.STORE
         return SqliteStore(file, patience=retry.BOUND, waiting=waiting) if waiting else SqliteStore(file)
     url = plan.broker.store
-    return backend_of(url).open_store(url, run, PATIENCE, waiting or (lambda reason: None))
+    return backend_of(url).open_store(url, run, WAITS, waiting or (lambda reason: None))
 
 
 def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> list[Timed]:
