@@ -24,7 +24,7 @@ from stageline.workers.launch.launch import LaunchResult, prepare_launch, run_la
 from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts
-from stageline.workers.runs.store import measured
+from stageline.workers.runs.records import measured
 
 PLAN = Path(__file__).parent.parent / "stageline.toml"
 

@@ -31,7 +31,7 @@ from stageline.workers.extras.preflight.trial_result import (
 )
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts, LaunchOutcome, Result, result_of
-from stageline.workers.runs.store import measured_timetable
+from stageline.workers.runs.records import measured_timetable
 
 from .children import LocalRun, ScriptProcess
 from .supervisor import supervise

@@ -40,8 +40,7 @@ from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Result, result_of
 from stageline.workers.runs.owner import record_end, write_owner
-from stageline.workers.runs.records import earlier_run, read_code
-from stageline.workers.runs.store import open_store
+from stageline.workers.runs.records import earlier_run, open_store, read_code
 
 MOST, LARGEST = 100, 2**16  # messages that are kept, and bytes of one
 STOPPING = 2.0  # seconds that the records are waited for once the run is to stop

@@ -38,7 +38,7 @@ from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.errors import RunFailed
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.store import measured_timetable
+from stageline.workers.runs.records import measured_timetable
 from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.script.calls.batch_record import BatchRecord
