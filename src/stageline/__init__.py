@@ -177,8 +177,7 @@ _MODULES = {  # where each name is defined
         "TapsUnusable",
         "read_taps",
     ),
-    "stageline.workers.runs.folder": ("NoSuchRun",),
-    "stageline.workers.runs.folder": ("Result",),
+    "stageline.workers.runs.folder": ("NoSuchRun", "Result"),
     "stageline.workers.runtime.losses": ("ComputeFailed",),
     "stageline.workers.script.callbacks": (
         "Callback",

@@ -30,9 +30,6 @@ BROKER = "broker.url"  # there while the broker of the run is
 SECRET = "broker.secret"  # noqa: S105 - likewise: the file with what it wants from those who stop the run
 
 
-# MERGED: How a run ended: its outcome on this machine, and the result of a finished run, which is written to its folder.
-
-
 class LaunchOutcome(msgspec.Struct, frozen=True, tag=True):
     """The end of a run on this machine: exit code, the reason in words, and the broker's last status of the run."""
 

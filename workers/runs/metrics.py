@@ -41,7 +41,6 @@ METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 Value = float | Literal["nan", "inf", "-inf"] | None  # a text where JSON has no number; None where there were no rows
 
 
-_ENCODER = msgspec.json.Encoder()
 EVERY = 1.0  # seconds between two writes
 
 
@@ -87,7 +86,7 @@ def evaluation_line(step: int, values: Mapping[str, float | None], time: float, 
 
 def encoded(line: MetricsLine) -> bytes:
     """As it stands in the file."""
-    return _ENCODER.encode(line) + b"\n"
+    return msgspec.json.encode(line) + b"\n"
 
 
 def decoded(text: bytes) -> MetricsLine | None:
@@ -115,11 +114,6 @@ def place_of(line: MetricsLine) -> tuple[int, bool]:
     return line.step, isinstance(line, StepMetrics)
 
 
-def is_after(line: MetricsLine, step: int) -> bool:
-    """Return True if more than `step` steps had to be trained for `line`."""
-    return line.step > step or (line.step == step and isinstance(line, StepMetrics))
-
-
 def keep_lines(source: Path, step: int, target: Path) -> int:
     """Replace `target` by the lines in `source` that are not after `step` training steps, in one instant for readers.
     Returns the newest step of an evaluation among them, -1 without one. Raises `OSError`; then nothing has changed."""
@@ -128,7 +122,8 @@ def keep_lines(source: Path, step: int, target: Path) -> int:
     draft = draft_of(target)
     try:
         with draft.open("xb") as file:
-            for line in _kept(source, step):
+            first_after = step, True  # the place of step `step`
+            for line in (each for each in _lines_of(source) if place_of(each) < first_after):
                 newest = line.step if isinstance(line, EvaluationMetrics) else newest
                 file.write(encoded(line))
         sync(draft)
@@ -136,10 +131,6 @@ def keep_lines(source: Path, step: int, target: Path) -> int:
     finally:
         draft.unlink(missing_ok=True)
     return newest
-
-
-def _kept(source: Path, step: int) -> Iterable[MetricsLine]:
-    return (line for line in _lines_of(source) if not is_after(line, step))
 
 
 def _lines_of(path: Path) -> Iterator[MetricsLine]:

@@ -4,8 +4,12 @@
     plan.json        its plan, resolved
     broker.sqlite    the broker's records; or at a Redis server, as `broker.store` says
     result.json      the result of a finished run
+    recut.json       {"run": "digits-20260131-101500-1f0c", "step": 120}: which run it goes on from in another layout;
+                     its id tells that, too, and is the same on all machines: digits-20260131-101500-1f0c-at120-5e1d03
+    code.json        {"torch": "2.13.0", "files": {"model.py": "5fa0c1d2..."}}: read by the broker, which tells joiners
 
-Reading changes nothing, and locks nothing out.
+Reading changes nothing, and locks nothing out. The broker's store, which one broker at a time may use, also gives the
+measured timetable of a run that is over: when each action began and ended.
 """
 
 import re
@@ -36,8 +40,6 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
 from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Schedule
-from stageline.workers.disk.atomic_file import persist_json
-from stageline.workers.runs import folder as runs
 
 from . import folder as runs
 from .folder import Result
@@ -162,15 +164,18 @@ def recorded_run(folder: Path, store: str | None = None) -> Iterator[RecordedRun
     """
     with explained(str(folder / runs.OWNER)):
         owner = read_owner(folder)
-    alive = owner.alive if owner is not None else None
-    plan, result = _read_plan(folder), runs.result_in(folder)
-    with explained(str(folder / runs.PLAN)):
-        opened = _open_store(folder, plan, store)
-    with closing(opened), explained(place_of(folder, plan)):
+    alive, file = owner.alive if owner is not None else None, folder / runs.PLAN
+    result = runs.result_in(folder)
+    with explained(str(file)):
+        plan = msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
+        kept_at = str((plan or {}).get("broker", {}).get("store", runs.IN_FOLDER))
+        opened = _open_store(folder, store or kept_at)
+    place = str(folder / runs.STORE) if kept_at == runs.IN_FOLDER else f"the broker's store at {masked(kept_at)}"
+    with closing(opened), explained(place):
         stored = opened.load()
         if not (stored.facts or alive or result) and (folder / SNAPSHOTS).exists():
             raise RecordsDamaged(
-                f"{place_of(folder, plan)} holds no records, although the run has snapshots; resume it: they are enough"
+                f"{place} holds no records, although the run has snapshots; resume it: they are enough"
             )
         yield RecordedRun(folder, time(), owner, alive, plan, result, opened, stored)
 
@@ -184,34 +189,10 @@ def explained(place: str) -> Iterator[None]:
         raise RecordsDamaged(f"{place} is damaged: {type(error).__name__}: {error}") from error
 
 
-def place_of(folder: Path, plan: Mapping[str, Any] | None) -> str:
-    """Where the broker's records of a run are, for people."""
-    address = _store_address(plan)
-    return str(folder / runs.STORE) if address == runs.IN_FOLDER else f"the broker's store at {masked(address)}"
-
-
-def _read_plan(folder: Path) -> Mapping[str, Any] | None:
-    file = folder / runs.PLAN
-    with explained(str(file)):
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
-
-
-def _open_store(folder: Path, plan: Mapping[str, Any] | None, address: str | None) -> Store:
-    address = address or _store_address(plan)
+def _open_store(folder: Path, address: str) -> Store:
     if address == runs.IN_FOLDER:
         return SqliteReader(folder / runs.STORE) if (folder / runs.STORE).exists() else MemoryStore()
     return backend_of(address).open_store(address, folder.resolve().name, PATIENCE, lambda reason: None)
-
-
-def _store_address(plan: Mapping[str, Any] | None) -> str:
-    return str((plan or {}).get("broker", {}).get("store", runs.IN_FOLDER))
-
-
-# MERGED: Notes in a run's folder: the run that it goes on from in another layout, and the code of its script.
-# MERGED:
-# MERGED: recut.json     {"run": "digits-20260131-101500-1f0c", "step": 120}, where its snapshots were made; its id tells it too,
-# MERGED:                and is the same on all machines: digits-20260131-101500-1f0c-at120-5e1d03
-# MERGED: code.json      {"torch": "2.13.0", "files": {"model.py": "5fa0c1d2..."}}      read by the broker, which tells joiners
 
 
 class RecutNote(msgspec.Struct, frozen=True):
@@ -245,11 +226,6 @@ def earlier_run(plan: Plan, run: str) -> EarlierRun | None:
     return EarlierRun(step, source, str(folder), plan.scripted) if step else None
 
 
-def write_code(folder: Path, code: ScriptCode) -> None:
-    """Keep it in the run's `folder`."""
-    persist_json(folder / CODE, code)
-
-
 def read_code(folder: Path) -> ScriptCode | None:
     """Return what is kept in the run's `folder`; None if its workers are not to join by names."""
     try:
@@ -266,11 +242,6 @@ def hashes_of(root: Path, files: Iterable[str]) -> dict[str, str]:
 def public_version(torch: str) -> str:
     """torch's version without its build: "2.13.0+cu126" computes with the same code as "2.13.0+cpu"."""
     return torch.partition("+")[0]
-
-
-# MERGED: The store of a broker's records: SQLite in the run's folder, or Redis. One broker at a time may use it.
-# MERGED:
-# MERGED: Of a run that is over, it gives the measured timetable: when each action began and ended.
 
 
 def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = None) -> Store:

@@ -47,7 +47,7 @@ from stageline.workers.launch.template import ForkedTemplate
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts, LaunchOutcome
 from stageline.workers.runs.owner import require_free, write_owner
-from stageline.workers.runs.records import CODE, write_code
+from stageline.workers.runs.records import CODE
 from stageline.workers.script.calls.news import LostWorkers, command_there
 
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -129,7 +129,7 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
             persist_json(task.folder / runs.PLAN, task.plan.as_mapping())
         remote = task.code is not None
         if task.code is not None:
-            write_code(task.folder, task.code)
+            persist_json(task.folder / CODE, task.code)
         local = local_run(task.plan, task.folder, [PLAN], template, task.resume, script=_script_of(task), remote=remote)
         report.write(LaunchStarted(local.broker or broker_url(template.sockets), str(template.sockets)))
         lost = LostWorkers(_start_of(task))
