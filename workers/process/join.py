@@ -27,8 +27,8 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences, from_mapping
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.tables import dotted, leaves, nested
-from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
-from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_manifest
+from stageline.workers.checkpoint.directory import SnapshotDirectory
+from stageline.workers.checkpoint.snapshot import SnapshotDamaged, read_manifest
 from stageline.workers.control.client import BrokerUnreachable, Client, NoAnswer
 from stageline.workers.control.session import NotAdmitted
 from stageline.workers.disk.atomic_file import persist_json
@@ -222,7 +222,7 @@ def _other_plan(plan: Plan, file: Path) -> str | None:
 
 def _other_snapshot(plan: Plan, run: str, folder: Path) -> str | None:
     """A snapshot that was written for another run or plan. What is damaged belongs to none."""
-    checkpoints = SnapshotDirectory(folder / FOLDER, Origin(run, plan.digest()))
+    checkpoints = SnapshotDirectory.of(folder, run, plan)
     for stage, step in checkpoints.present():
         path = checkpoints.path(stage, step)
         try:

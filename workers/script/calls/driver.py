@@ -204,17 +204,12 @@ class Driver:
 
     def _serve(self) -> None:
         try:
-            self._queues.admit(0)  # before the broker has told of any
-            for queue in self._answers:
-                self._inbound[queue.name].rewind(self._start.of(queue.per))
+            self._begin()
             while not self._closing:
                 self._obey()
                 self._put_calls()
                 self._hand_out()
-                if self._open:
-                    self._take_reply(TURN)
-                else:
-                    self._queues.pump(TURN)
+                self._take_replies()
         except (BrokerError, Stopped) as error:
             self._end(str(error), getattr(error, "code", ExitCode.FAILED))
         except Exception as bug:  # the script must not wait for a thread that is gone
@@ -222,6 +217,11 @@ class Driver:
             self._end(f"a bug in stageline: {type(bug).__name__}: {bug}", ExitCode.FAILED)
         finally:
             self._queues.close()
+
+    def _begin(self) -> None:
+        self._queues.admit(0)  # before the broker has told of any
+        for queue in self._answers:
+            self._inbound[queue.name].rewind(self._start.of(queue.per))
 
     def _obey(self) -> None:
         """Carries out the broker's commands."""
@@ -273,6 +273,13 @@ class Driver:
             call = opened.call
             numbered = self.calls.call(call.kind, call.inputs, call.targets, call.state, ema=call.ema)
         return replace(opened, call=numbered)
+
+    def _take_replies(self) -> None:
+        """Wait for the next reply, or for something to do."""
+        if self._open:
+            self._take_reply(TURN)
+        else:
+            self._queues.pump(TURN)
 
     def _take_last_replies(self) -> None:
         """The workers stay for some seconds until all that they have put has arrived."""

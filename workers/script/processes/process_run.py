@@ -28,10 +28,9 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program
 from stageline.pipeline.tree import Tree
-from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
+from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.saved import load_weights
-from stageline.workers.checkpoint.snapshot import Origin
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
@@ -302,8 +301,8 @@ class ProcessRun:
         """Return the position of the checkpoint, as one of its snapshots tells it. Raises `SnapshotDamaged`."""
         if not assigned.step:
             return Position()
-        origin = Origin(assigned.run, self._plan.digest())
-        return SnapshotDirectory(runs.folder(self._plan, assigned.run) / FOLDER, origin).load(0, assigned.step).position
+        snapshots = SnapshotDirectory.of(runs.folder(self._plan, assigned.run), assigned.run, self._plan)
+        return snapshots.load(0, assigned.step).position
 
     def _reachable(self, endpoint: str) -> str:
         return reachable(endpoint, self._processes.broker)
