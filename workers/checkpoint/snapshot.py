@@ -43,8 +43,8 @@ MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 AVERAGES = "averages.safetensors"
 TRAINING = "training.safetensors"
-FILES = frozenset([WEIGHTS, TRAINING])  # of every snapshot
-_KNOWN = FILES | {AVERAGES}
+FILES = (WEIGHTS, TRAINING)  # of every snapshot
+_KNOWN = {*FILES, AVERAGES}
 
 UNSEALED = "0" * 64  # in place of the seal while that is computed
 
@@ -270,7 +270,7 @@ def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin)
 
 
 def _damages(folder: Path, manifest: Manifest) -> list[str]:
-    if not FILES <= manifest.files.keys() <= _KNOWN:
+    if not set(FILES) <= manifest.files.keys() <= _KNOWN:
         return [f"it lists the files {', '.join(manifest.files)}"]
     return list(filter(None, (_damage(folder / name, wanted) for name, wanted in manifest.files.items())))
 
