@@ -27,7 +27,7 @@ from math import isfinite
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -54,6 +54,13 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fie
     learning_rates: tuple[float, ...] = ()
     rows: int = 0
     time: float
+    metrics: ClassVar[Mapping[str, Value]] = {}
+    newest_round: ClassVar[int] = -1  # none
+
+    def add_to(self, file: "EventFile") -> None:
+        """Hand it to TensorBoard."""
+        norm = None if self.gradient_norm is UNSET else self.gradient_norm
+        file.add_step(self.step, self.loss, norm, self.learning_rates, self.time)
 
 
 class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation", tag_field="kind"):
@@ -65,6 +72,16 @@ class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluati
     metrics: Mapping[str, Value] = {}
     time: float
     fit: int | UnsetType = UNSET
+    learning_rates: ClassVar[tuple[float, ...]] = ()
+
+    @property
+    def newest_round(self) -> int:
+        """The steps before it."""
+        return self.step
+
+    def add_to(self, file: "EventFile") -> None:
+        """Hand it to TensorBoard."""
+        file.add_evaluation(self.step, self.values, self.time)
 
     @property
     def values(self) -> dict[str, float | None]:
@@ -124,7 +141,7 @@ def keep_lines(source: Path, step: int, target: Path) -> int:
         with draft.open("xb") as file:
             first_after = step, True  # the place of step `step`
             for line in (each for each in _lines_of(source) if place_of(each) < first_after):
-                newest = line.step if isinstance(line, EvaluationMetrics) else newest
+                newest = max(newest, line.newest_round)
                 file.write(encoded(line))
         sync(draft)
         publish(draft, target)
@@ -218,14 +235,6 @@ class EventFile(AbstractContextManager["EventFile"]):
     def flush(self) -> None:
         """What was written can be read."""
         self._writer.flush()
-
-    def add(self, line: MetricsLine) -> None:
-        """A line of a run's metrics."""
-        if isinstance(line, EvaluationMetrics):
-            self.add_evaluation(line.step, line.values, line.time)
-            return
-        norm = None if line.gradient_norm is UNSET else line.gradient_norm
-        self.add_step(line.step, line.loss, norm, line.learning_rates, line.time)
 
     def add_step(
         self,

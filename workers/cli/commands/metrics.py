@@ -56,9 +56,9 @@ def row(of: Iterable[str]) -> str:
 def as_csv(lines: Iterable[MetricsLine]) -> str:
     """A row for each line; a column for each learning rate and each metric."""
     every = list(lines)
-    most = max((len(line.learning_rates) for line in every if isinstance(line, StepMetrics)), default=0)
+    most = max((len(line.learning_rates) for line in every), default=0)
     rates = [f"learning_rate_{group}" for group in range(most)]
-    names = {name: None for line in every if isinstance(line, EvaluationMetrics) for name in line.metrics}
+    names = {name: None for line in every for name in line.metrics}
     columns = ["kind", "step", "loss", "gradient_norm", *rates, "rows", "time", "fit", *names]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -150,13 +150,13 @@ def _to_tensorboard(folder: Path, target: Path, every: int, *, follow: bool) -> 
     from stageline.workers.runs.metrics import EventFile  # imports torch
 
     with ExitStack() as stack:
-        take = stack.enter_context(EventFile(target, 0)).add
-        say(f"stageline: show them with: tensorboard --logdir {target}", err=True)
+        file = stack.enter_context(EventFile(target, 0))
+        options.tell(f"show them with: tensorboard --logdir {target}")
         if follow:
-            _follow(folder, every, take)
+            _follow(folder, every, lambda line: line.add_to(file))
         else:
             for line in _chosen(_lines(folder), every):
-                take(line)
+                line.add_to(file)
 
 
 def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
