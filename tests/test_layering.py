@@ -32,7 +32,6 @@ LADDER = {
     "pipeline/stage": TENSORS,
     "pipeline/data": DOING,
     "pipeline/model/families": TENSORS,
-    "pipeline/model/weights": DOING,
     "pipeline/model/traced": DOING,
     "pipeline/model": DOING,
     "broker": PURE,
@@ -108,7 +107,7 @@ PUBLIC = (
     "pipeline/model/plan_stage.py",
     "pipeline/model/segment.py",
     "pipeline/model/stage_layout.py",
-    "pipeline/model/weights/tensor_files.py",
+    "pipeline/model/tensor_files.py",
     "pipeline/plan/difference.py",  # a plan as tables of keys, and files that are written like one
     "pipeline/plan/errors.py",
     "pipeline/plan/keys/key_types.py",
