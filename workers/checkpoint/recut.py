@@ -305,7 +305,7 @@ class Recut:
                 (device, threads), (other, more) = before[odd[0]], now[share.layout.stage]
                 raise _refused(
                     f"stage {share.layout.stage} would compute on {other} with threads = {more}, and its layers did on "
-                    f"{device} with {threads}: that may give other bits. Set workers.N.device and "
+                    f"{device} with threads = {threads}: that may give other bits. Set workers.N.device and "
                     "workers.N.threads as they were"
                 )
 

@@ -88,17 +88,16 @@ def show_evaluations(rounds: Sequence[Mapping[str, Any]], best: Mapping[str, Any
         (
             each["step"],
             each["rows"],
-            *(_value(value) for value in (each["loss"], *(each["metrics"].get(name) for name in names))),
+            *(
+                "" if value is None else f"{float(value):.6g}"
+                for value in (each["loss"], *map(each["metrics"].get, names))
+            ),
             "best" if best is not None and best["step"] == each["step"] else "",
         )
         for each in shown
     ]
     title = "evaluations" if len(shown) == len(rounds) else f"evaluations, the newest {len(shown)} of {len(rounds)}"
     show(title, ("after step", "rows", "loss", *names, ""), rows)
-
-
-def _value(value: float | str | None) -> str:
-    return "" if value is None else f"{float(value):.6g}"
 
 
 def size(count: float) -> str:

@@ -69,7 +69,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     path.chmod(path.parent.stat().st_mode & 0o666)  # save_file keeps it from all other users
     sync(path)
     _drop_cache(path)
-    _require_equal(path, stored)
+    with _opened(path) as file:
+        for name, tensor in stored.items():
+            if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):
+                raise OSError(f"{name}, read back from {path}, differs from what was written: check this disk")
 
 
 def link_tensors(path: Path, former: Path, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -221,13 +224,6 @@ def _fault(shape: tuple[int, ...], dtype: torch.dtype, note: Note) -> str:
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return packed_strides(shape, tuple(range(len(shape), 0, -1)))  # the last dimension is the innermost
-
-
-def _require_equal(path: Path, stored: Mapping[str, torch.Tensor]) -> None:
-    with _opened(path) as file:
-        for name, tensor in stored.items():
-            if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):
-                raise OSError(f"{name}, read back from {path}, differs from what was written: check this disk")
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -92,8 +92,9 @@ class Supervisor:
             return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted twice: ended at once", self._facts)
         if signals and self._stopped is None:
             self._stop()
-        if self._stopped is None and (reason := self._irreplaceable()):
-            self._give_up(reason)
+        if self._stopped is None and (reason := self._irreplaceable()):  # what is saved is all: no step can be finished
+            self._stopped, self._why = monotonic(), reason
+            self._client.stop_run(reason)
         return None if over else self._failure()
 
     def _saves(self, facts: Facts) -> bool:
@@ -135,15 +136,12 @@ class Supervisor:
         ended += ["the broker"] if broker is not None and broker.poll() is not None else []
         return f"{' and '.join(ended)} cannot be started again: {gone}" if ended else ""
 
-    def _give_up(self, reason: str) -> None:
-        """End the run with what is saved: no step can be finished any more."""
-        self._stopped, self._why = monotonic(), reason
-        self._client.stop_run(reason)
-
     def _look(self) -> Facts:
         """Deal with processes that have ended or hang; return the broker's status, {} if it does not answer now."""
         self._report_exits()
-        self._report_script()
+        if self._script is not None and self._script.lifeline.cut:  # no process of the run knows its status
+            self._report_exit(self._script.index, self._script.pid, 0, None, "")
+            self._script = None
         broker = self._children.broker
         if self._stopped is None and not self._children.local.gone():
             self._restart_workers()
@@ -176,12 +174,6 @@ class Supervisor:
                 self._exited[name] = monotonic()
                 index = assigned.get(process.pid, self._children.indexes.get(name))
                 self._report_exit(index, process.pid, status, process.result, self._hangs.detail(name, process))
-
-    def _report_script(self) -> None:
-        """No process of the run started the script, so that its status is not known."""
-        if self._script is not None and self._script.lifeline.cut:
-            self._report_exit(self._script.index, self._script.pid, 0, None, "")
-            self._script = None
 
     def _report_exit(self, index: int | None, pid: int, status: int, result: int | None, detail: str) -> None:
         """Tell the broker how a process has ended, and note it, since the broker may have to be told again.

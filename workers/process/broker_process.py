@@ -25,7 +25,7 @@ from stageline.broker.control.store import StoreUnusable
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
-from stageline.broker.coordinator.state import EventLog, Life, RunState
+from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.transports.base import backend_of, open_server
@@ -229,10 +229,7 @@ def _turn(
     sends += coordinator.envelopes([(sender, _UNREADABLE) for sender in list(strangers)[:UNREADABLE]], clock())
     sends += coordinator.envelopes(coordinator.tick(clock()), clock())
     channel.send(sends)
-    _write_log(coordinator.run.events)
-
-
-def _write_log(events: EventLog) -> None:
+    events = coordinator.run.events
     for warning in events.warnings:  # first: the other lines often follow from them
         log.warning(warning)
     for line in events.infos:

@@ -198,7 +198,8 @@ def note_own(plan: Plan, run: str) -> None:
 
 
 def _what_else(plan: Plan, run: str, folder: Path) -> str | None:
-    there = [entry for entry in _entries(folder) if not entry.name.startswith(".")]  # before the note is looked for
+    entries = [*folder.iterdir()] if folder.exists() else []  # before the note is looked for
+    there = [entry for entry in entries if not entry.name.startswith(".")]
     noted = [folder / name for name in (runs.PLAN, NOTE) if (folder / name).exists()]
     for file in noted:
         if wrong := _other_plan(plan, file):
@@ -232,7 +233,3 @@ def _other_snapshot(plan: Plan, run: str, folder: Path) -> str | None:
         if (manifest.run, manifest.plan) != (run, plan.digest()):
             return f"{path} is of run {manifest.run}, of a plan with the digest {manifest.plan[:12]}"
     return None
-
-
-def _entries(folder: Path) -> list[Path]:
-    return [*folder.iterdir()] if folder.exists() else []

@@ -94,7 +94,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] = {}
     tables = nested(pairs)
     for table, keys in remote.items():
         tables[table] = {**tables.get(table, {}), **keys} if isinstance(keys, Mapping) else keys
-    sets = [f"{key}={_as_toml(value)}" for key, value in options.other_keys.items()]
+    shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in options.other_keys.items()}
+    sets = [f"{key}={value}" for key, value in shown.items()]
     own = callable(options.schedule) and "schedule.name" not in options.other_keys
     rows = partial(rows_by, options.schedule) if own else loaded_rows
     return from_mapping(tables, sets=sets, rows_of_function=rows).resolved(stages)
@@ -119,11 +120,6 @@ def _of_each_worker(key: str, name: str, value: Any, workers: int) -> Iterator[t
     for worker in range(workers):
         own = value[worker] if name == "placement" else value
         yield tuple(str(worker) if part == "N" else part for part in parts), own
-
-
-def _as_toml(value: object) -> object:
-    """Python's True and False have other names in a plan."""
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +154,10 @@ class ModelWeights:
             elif state[name].dtype != dtype:
                 yield f"{name} has dtype {state[name].dtype}, expected {dtype}: pass it through .to({dtype})"
         for name, first in self.copies.items():
-            if all(isinstance(state.get(each), Tensor) for each in (name, first)) and not _equal(state, name, first):
+            one, other = state.get(name), state.get(first)
+            if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one is other:
+                continue
+            if not torch.equal(one.cpu(), other.cpu()):
                 yield f"{name} and {first} differ, and are one parameter"
 
 
@@ -168,10 +167,6 @@ def weights_of(model: Any, segments: Sequence[Segment]) -> ModelWeights:
     order = model.state_dict() if isinstance(model, torch.nn.Module) else found
     copies = {name: first for part in segments for name, first in part.copies.items() if name != first}
     return ModelWeights({name: found[name] for name in (*order, *found) if name in found}, copies)
-
-
-def _equal(state: Mapping[str, Tensor], one: str, other: str) -> bool:
-    return state[one] is state[other] or torch.equal(state[one].cpu(), state[other].cpu())
 
 
 def begin_run(

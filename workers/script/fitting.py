@@ -172,14 +172,10 @@ class Fit:
             self._tell_losses(0)
             ended = self._ended()
         finally:
-            self._tell_end(ended)
+            with ExitStack() as stack:  # each callback is told, also if another raises: it may have a file to close
+                for callback in reversed(self._options.callbacks):
+                    stack.callback(_end, callback, ended)
         return ended
-
-    def _tell_end(self, ended: Fitted | None) -> None:
-        """Each callback is told, also if another raises: it may have a file to close."""
-        with ExitStack() as stack:
-            for callback in reversed(self._options.callbacks):
-                stack.callback(_end, callback, ended)
 
     def _train(self) -> None:
         if self._standing.stops:

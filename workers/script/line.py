@@ -272,14 +272,11 @@ class Line(AbstractContextManager["Line"]):
             raise ModelRefused("ema=True: this line keeps no averages of its weights. Make it with ema_decay = 0.999")
 
     def _submit(self, kind: CallKind, x: Tree, y: Tree, *, ema: bool = False) -> "Future[Replies]":
-        self._demand(kind, x, y)
-        return self._call(kind, _copied(x), _copied(y), ema=ema)
-
-    def _demand(self, kind: CallKind, x: Tree, y: Tree) -> None:
         of_step = self._options.accumulate if kind is CallKind.TRAIN else 1
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
             self._check_inputs(inputs, self._options.accumulate // of_step)
+        return self._call(kind, _copied(x), _copied(y), ema=ema)
 
     def _call(
         self,

@@ -101,7 +101,13 @@ def _needed(checkpoint: "Recut", share: "Share") -> tuple[tuple[str, ...], tuple
 def _show(change: "Recut", rows: list[Facts], *, written: bool) -> None:
     title = f"step {change.step} of run {change.source.run} goes on as run {change.run}"
     table = [
-        (row["worker"], row["stage"], span(row["layers"]), ", ".join(map(str, row["old_stages"])), _absent(row))
+        (
+            row["worker"],
+            row["stage"],
+            span(row["layers"]),
+            ", ".join(map(str, row["old_stages"])),
+            ", ".join([*row["absent"], *(f"{path} (optional)" for path in row["best_absent"])]) or "none",
+        )
         for row in rows
     ]
     show(title, ("worker", "stage", "layers", "of old stages", "not here"), table)
@@ -109,10 +115,6 @@ def _show(change: "Recut", rows: list[Facts], *, written: bool) -> None:
         say("written: " + ", ".join(f"stage {row['stage']}" for row in rows))
     else:
         say("nothing was written; --write makes the snapshots of the new stages")
-
-
-def _absent(row: Facts) -> str:
-    return ", ".join([*row["absent"], *(f"{path} (optional)" for path in row["best_absent"])]) or "none"
 
 
 @checkpoint.command(epilog="Example: stageline checkpoint ls runs/digits-20260131-101500-1f0c")

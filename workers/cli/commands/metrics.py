@@ -164,7 +164,9 @@ def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
     tail = MetricsTail(folder)
     say(row(COLUMNS))
     while True:
-        over = _is_over(folder)  # before the lines are read: none comes after them then
+        owner = read_owner(folder)
+        ended = owner is not None and owner.alive is False
+        over = ended or (folder / runs.RESULT).exists()  # before the lines are read: none comes after them then
         for line in _chosen(tail.read(), every):
             say(row(cells(line)))
             take(line)
@@ -172,9 +174,3 @@ def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
             return
         sys.stdout.flush()
         sleep(LOOK)
-
-
-def _is_over(folder: Path) -> bool:
-    """Its result is there, or its process is gone."""
-    owner = read_owner(folder)
-    return (folder / runs.RESULT).exists() or (owner is not None and owner.alive is False)

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from time import monotonic, time
 
 import msgspec
@@ -259,12 +260,9 @@ class Driver:
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
                 self._outbound[message.stage].put(message)
             if self._batches is not None and opened.call.kind is CallKind.TRAIN:
-                self._batches.note(opened.call.step, self._checksums(opened.call.number))
+                sums = (self._outbound[worker].checksums(opened.call.number) for worker in self._owners)
+                self._batches.note(opened.call.step, tuple(chain.from_iterable(sums)))
         self._tell()
-
-    def _checksums(self, number: int) -> tuple[int, ...]:
-        """Of the inputs and the targets that call `number` brings."""
-        return tuple(crc for worker in self._owners for crc in self._outbound[worker].checksums(number))
 
     def _number_next(self) -> OpenCall | None:
         with self._numbering:
@@ -302,8 +300,9 @@ class Driver:
         opened.missing.popleft()
         opened.replies[queue.producer] = reply.payload
         if not opened.missing:
-            self._open.popleft()
-            self._settle(opened)
+            call = self._open.popleft().call
+            for worker in self._owners if call.kind.runs_forward_only else ():  # not needed again, whoever is lost
+                self._outbound[worker].empty(call.number, settled_call(call, opened.replies[worker]))
             self._replied.append(opened)
         self._untold = True
 
@@ -313,12 +312,6 @@ class Driver:
             opened = self._replied.popleft()
             if not opened.done.done():
                 opened.done.set_result(opened.replies)
-
-    def _settle(self, opened: OpenCall) -> None:
-        """All replies are here: what was only run forward is not needed again, whichever worker is lost."""
-        call = opened.call
-        for worker in self._owners if call.kind.runs_forward_only else ():
-            self._outbound[worker].empty(call.number, settled_call(call, opened.replies[worker]))
 
     def _tell(self) -> None:
         """Leaves what the script does for the reports."""

@@ -148,7 +148,8 @@ class LostWorkers:
     def _next(self, facts: Facts) -> str:
         """Where the replacement begins, and why the steps that are finished become fewer then."""
         step, finished = facts["checkpoint"] or 0, max(self._finished, facts["finished_floor"])
-        again = f", so that {_counted(finished - step)} done again" if finished > step else ""
+        steps = "1 step is" if finished == step + 1 else f"{finished - step} steps are"
+        again = f", so that {steps} done again" if finished > step else ""
         return f"; its replacement begins at step {step}{again}"
 
     def _waiting(self, row: dict[str, Any]) -> str:
@@ -159,16 +160,9 @@ class LostWorkers:
 
 
 def _replaced(row: dict[str, Any], facts: Facts) -> str:
-    process = next((f", in process {each['pid']}" for each in facts["workers"] if _has_place(each, row)), "")
+    there = (each for each in facts["workers"] if each["index"] == row["index"] and "pid" in each)
+    process = next((f", in process {each['pid']}" for each in there), "")
     return f"{_label(row)} computes again{process}, {row['since']:.1f} s after it was lost"
-
-
-def _has_place(worker: dict[str, Any], row: dict[str, Any]) -> bool:
-    return worker["index"] == row["index"] and "pid" in worker
-
-
-def _counted(steps: int) -> str:
-    return "1 step is" if steps == 1 else f"{steps} steps are"
 
 
 def _label(row: dict[str, Any]) -> str:

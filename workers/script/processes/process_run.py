@@ -23,7 +23,6 @@ from torch import Tensor
 
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program
@@ -221,7 +220,9 @@ class ProcessRun:
                     await_beginning(self._processes.broker, self._driver.ended)
                 self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
                 what = "the workers finish their step and save it" if saves else "the run ends"
-                self._await_end(f"{what}; another Ctrl-C ends all at once" if interrupted else f"{reason}: {what}")
+                if self._processes.wait(QUIET) is None:
+                    say(f"{what}; another Ctrl-C ends all at once" if interrupted else f"{reason}: {what}")
+                    self._processes.wait(END_TIMEOUT)
             except KeyboardInterrupt:  # once more: nothing is saved any longer
                 self._processes.abandon()
                 raise
@@ -236,12 +237,6 @@ class ProcessRun:
                 self._processes.stop()
                 if self._processes.wait(seconds) is not None:
                     break
-
-    def _await_end(self, doing: str) -> None:
-        """Wait for the processes to end, and say what they are `doing` if that takes a while."""
-        if self._processes.wait(QUIET) is None:
-            say(doing)
-            self._processes.wait(END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
         say(*(f"warning: {warning}" for warning in self._plan.warnings))
@@ -271,7 +266,8 @@ class ProcessRun:
             if driver is not None:
                 driver.lack_room(reason)
 
-        queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, waiting, wakes_at_once=True)
+        windows = dict.fromkeys(map(queue_key, self._program.inbound(self._program.script)), REPLIES_AHEAD)
+        queues = open_queues(self._plan, self._program, windows, assigned, folder, waiting, wakes_at_once=True)
         start = self._position_of(assigned)
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
@@ -306,9 +302,6 @@ class ProcessRun:
 
     def _reachable(self, endpoint: str) -> str:
         return reachable(endpoint, self._processes.broker)
-
-    def _windows(self) -> dict[QueueKey, int]:
-        return dict.fromkeys(map(queue_key, self._program.inbound(self._program.script)), REPLIES_AHEAD)
 
     def _failure(self, reason: str, code: int) -> RunFailed:
         return RunFailed(self._processes.killed or reason, code, self.folder)
