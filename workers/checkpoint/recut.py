@@ -26,7 +26,7 @@ from stageline.pipeline.schedule import DELAYED
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics import EVALUATIONS, METRICS, keep_lines
+from stageline.workers.runs.metrics import EVALUATIONS, METRICS, carry_lines
 from stageline.workers.runs.records import NOTE, RecordsDamaged, RecutNote, earlier_run, recorded_run, recut_id
 
 from .directory import SnapshotDirectory
@@ -224,9 +224,7 @@ class Recut:
         target = SnapshotDirectory.of(folder, self.run, self.plan)
         self._write_best(target, tell, stages)
         self._write_snapshots(target, stages)
-        for name in (METRICS, EVALUATIONS):
-            if (self.source.folder / name).exists() and not (folder / name).exists():
-                keep_lines(self.source.folder / name, self.step, folder / name)
+        carry_lines(self.source.folder, self.step, folder, METRICS, EVALUATIONS)
         write_json(folder / NOTE, RecutNote(self.source.run, self.step))
         if not (folder / runs.PLAN).exists():  # from here on it is a run
             write_json(folder / runs.PLAN, self.plan.as_mapping())

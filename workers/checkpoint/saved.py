@@ -34,7 +34,7 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file, write_json
 from stageline.workers.disk.tensor_file import Unsaveable, read_tensors, write_tensors
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
+from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
@@ -147,8 +147,7 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
     try:
         for stage in range(saved.stages):
             _copy(theirs, ours, stage, saved.step)
-        if (folder / EVALUATIONS).exists():
-            keep_lines(folder / EVALUATIONS, saved.step, made / EVALUATIONS)
+        carry_lines(folder, saved.step, made, EVALUATIONS)
         write_json(made / runs.PLAN, plan.as_mapping())
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)

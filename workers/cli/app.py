@@ -31,7 +31,7 @@ def _commands(files: Iterable[str]) -> dict[str, click.Command]:
     """Return the commands that these files of the folder `commands` define, by name."""
     modules = [import_module(f".commands.{file}", __package__) for file in files]
     found = [each for module in modules for each in vars(module).values() if isinstance(each, click.Command)]
-    inner = [each for group in found if isinstance(group, click.Group) for each in group.commands.values()]
+    inner = [each for command in found for each in getattr(command, "commands", {}).values()]
     return {str(each.name): each for each in found if each not in inner}
 
 

@@ -30,7 +30,7 @@ POLL = 0.1  # seconds between two looks at the processes and at the broker's sta
 ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile
 SAVE_TIMEOUT = 5.5  # seconds for the workers of an interrupted run to finish and save a step
 STOP_TIMEOUT = 6.0  # seconds for the broker of a run that is stopped to answer; it is not started again then
-VERDICT_TIMEOUT = 3.0  # seconds for the broker to end the run after a worker's final exit
+FINAL_TIMEOUT = 3.0  # seconds for the broker to end the run after a worker's final exit
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is restarted again, doubling each time
 MAX_BROKER_RESTARTS = 5  # in a row
 STEADY = 20.0  # seconds after which a process counts as one that stays up
@@ -259,7 +259,7 @@ class Supervisor:
             return LaunchOutcome(ExitCode.FAILED, self._broker_failure(), self._facts)
         for name, when in self._exited.items():
             process = self._children.workers[name]
-            if not self._restartable(process) and monotonic() - when > VERDICT_TIMEOUT:
+            if not self._restartable(process) and monotonic() - when > FINAL_TIMEOUT:
                 return self._worker_failure(name, process)
         return None
 
@@ -320,5 +320,5 @@ def _pause(process: Child, restarts: int) -> float:
     One that is done has left because the run is over: the next status says so.
     """
     if process.result == ExitCode.OK:
-        return VERDICT_TIMEOUT
+        return FINAL_TIMEOUT
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (restarts - 1)) if restarts else 0.0

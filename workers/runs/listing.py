@@ -54,7 +54,7 @@ def ending_of(run: RecordedRun) -> Ending:
 def _running(run: RecordedRun) -> Ending:
     if _in_memory(run):
         return Ending("the run is one process, which answers no questions", "nothing: its records are a second old")
-    who = "the script's launcher" if run.scripted else "`train`"
+    who = {True: "the script's launcher", False: "`train`"}[run.scripted]
     return Ending("its broker does not answer", f"wait: workers train without a broker, and {who} restarts it")
 
 

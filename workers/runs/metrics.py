@@ -150,6 +150,14 @@ def keep_lines(source: Path, step: int, target: Path) -> int:
     return newest
 
 
+def carry_lines(source: Path, step: int, target: Path, *names: str) -> None:
+    """Keep the lines of the files `names` in the folder `source` up to `step` in the folder `target`, as `keep_lines`
+    does; files that are not there, or are already in `target`, are left."""
+    for name in names:
+        if (source / name).exists() and not (target / name).exists():
+            keep_lines(source / name, step, target / name)
+
+
 def _lines_of(path: Path) -> Iterator[MetricsLine]:
     with suppress(FileNotFoundError), path.open("rb") as file:
         yield from lines_in(file)

@@ -42,7 +42,7 @@ from stageline.workers.runs.metrics import (
     keep_lines,
     lines_in,
 )
-from stageline.workers.runtime.calls import AHEAD
+from stageline.workers.runtime.calls import UNDER_WAY
 from stageline.workers.script.calls.calls import StepLoss
 
 from .callbacks import Callback, FitOptions, Fitted, named, one_pass
@@ -184,7 +184,7 @@ class Fit:
         while not self._standing.stops and (batch := next(self._steps, None)) is not None:
             step = self._line.position
             self._called.append((step, self._line.step(*batch)))
-            self._tell_losses(AHEAD)
+            self._tell_losses(UNDER_WAY)
             if self._is_due(step + 1):
                 self._evaluate(step + 1)
 

@@ -21,7 +21,7 @@ from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
-from stageline.workers.runtime.calls import AHEAD, CallKind, batches_of_step
+from stageline.workers.runtime.calls import UNDER_WAY, CallKind, batches_of_step
 
 from .arguments import LineCall, Model, given_as
 from .begin import begin_run
@@ -33,7 +33,7 @@ from .checks import batches_of, demand_batch
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"
-MOST = 2 * AHEAD  # calls without replies: a script that has so many sleeps until half are done, not after each call
+MOST = 2 * UNDER_WAY  # calls without replies: a script that has so many sleeps until half are done, not after each call
 
 
 class Line(AbstractContextManager["Line"]):
@@ -294,7 +294,7 @@ class Line(AbstractContextManager["Line"]):
                 "new line" + ("; state_dict() still has the weights" if self._closed == FINISHED else "")
             )
         if len(self._waiting) >= MOST:
-            while len(self._waiting) > AHEAD:
+            while len(self._waiting) > UNDER_WAY:
                 self._waiting.pop(0).result()
         done = self._run.submit(kind, x, y, state, ema=ema)
         self._waiting.append(done)

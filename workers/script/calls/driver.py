@@ -5,7 +5,7 @@ broker.
     submit(call) ── deque ──> put ── CALL (retained until trimmed) ──> carried out in order
     Future       <─────────── take <─ LOSS, or a REPLY from each ──────
 
-At most `AHEAD` calls are under way; more may be submitted, and wait here. A script that leaves, or whose run is
+At most `UNDER_WAY` calls are under way; more may be submitted, and wait here. A script that leaves, or whose run is
 stopped, makes no more of them; it takes the replies to those that it has made, since its workers save the state after
 them. A call that was only run forward, and has all its replies, is forgotten but for its number and its checksums:
 however much is evaluated between two checkpoints, its batches take no memory.
@@ -38,7 +38,7 @@ from stageline.pipeline.program import Per, Program
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.calls import AHEAD, LAST_REPLIES, Call, CallKind, Position, answers, settled_call
+from stageline.workers.runtime.calls import LAST_REPLIES, UNDER_WAY, Call, CallKind, Position, answers, settled_call
 from stageline.workers.runtime.progress import Doing, Progress
 from stageline.workers.runtime.queue_keys import queue_key
 
@@ -163,7 +163,7 @@ class Driver:
         call = Call(kind, *_UNNUMBERED, inputs, targets, state, ema)
         opened = OpenCall(call, deque(answers(self._program, kind)))
         self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
-        if len(self._open) < AHEAD:  # else the thread looks for another once it has the replies to the oldest
+        if len(self._open) < UNDER_WAY:  # else the thread looks for another once it has the replies to the oldest
             self._queues.ring()
         if self.ended.is_set():  # the thread may have ended before it saw the call
             self.raise_failure()
@@ -255,7 +255,7 @@ class Driver:
     def _put_calls(self) -> None:
         if not self._submitted and not self._untold:
             return
-        while self._submitted and len(self._open) < AHEAD and (opened := self._number_next()) is not None:
+        while self._submitted and len(self._open) < UNDER_WAY and (opened := self._number_next()) is not None:
             self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
                 self._outbound[message.stage].put(message)
