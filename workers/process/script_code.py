@@ -31,7 +31,7 @@ from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
 from stageline.workers.runs.records import hashes_of, public_version
 
 _SHOWN = 12  # digits of a hash
-_LISTED = 5  # files that a refusal names
+_NAMED_FILES = 5  # files that a refusal names
 _LONGEST = 100  # characters of a name in a refusal
 _LOADERS = (  # in the order in which Python looks
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
@@ -96,8 +96,8 @@ def _named(file: str) -> str:
 
 def _listed(each: Sequence[str], separator: str) -> str:
     """The first few, and how many there are if those are not all."""
-    more = f"{separator}and {len(each) - _LISTED} more" if len(each) > _LISTED else ""
-    return separator.join(each[:_LISTED]) + more
+    more = f"{separator}and {len(each) - _NAMED_FILES} more" if len(each) > _NAMED_FILES else ""
+    return separator.join(each[:_NAMED_FILES]) + more
 
 
 def _modules(plan: Plan, code: ScriptCode, folder: Path) -> list[tuple[str, str, str]]:
