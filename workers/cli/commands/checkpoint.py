@@ -10,7 +10,7 @@ import click
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
-from stageline.workers.cli.asking import RUNS
+from stageline.workers.cli.options import RUNS
 from stageline.workers.cli.output import CommandFailed, answer, counted, say, show, size, span
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts

@@ -16,7 +16,7 @@ import msgspec
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
-from stageline.workers.cli.asking import RUNS, answer_about
+from stageline.workers.cli.options import RUNS, answer_about
 from stageline.workers.cli.output import (
     CommandFailed,
     answer,
