@@ -1,4 +1,12 @@
-"""Arguments and options that several commands share, and the kinds of value that they take."""
+"""Arguments and options that several commands share, the kinds of value that they take, and the run that they name.
+
+`answer_about` asks about a run: its broker, if one is there, otherwise the run's records.
+
+--broker URL        that broker, and nothing else
+a run's folder      the broker whose address is in it, if a process listens there; otherwise its records
+a plan              the broker of the newest run in its run.dir, the one at its broker.url, the run's records
+nothing             the newest run in ./runs, then the plan of the current folder
+"""
 
 import contextlib
 import math
@@ -28,7 +36,6 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.owner import read_owner
 
-from . import options
 from .output import CommandFailed, say
 
 Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
@@ -220,14 +227,6 @@ def ascii_only() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
 
 
-# MERGED: Asks about a run: its broker, if one is there, otherwise the run's records.
-# MERGED:
-# MERGED: --broker URL        that broker, and nothing else
-# MERGED: a run's folder      the broker whose address is in it, if a process listens there; otherwise its records
-# MERGED: a plan              the broker of the newest run in its run.dir, the one at its broker.url, the run's records
-# MERGED: nothing             the newest run in ./runs, then the plan of the current folder
-
-
 def answer_about(where: str | None, broker: str | None, query: str, **of: str) -> Facts:
     """The facts of the answer. `source` is "broker" or "records", `as_of` when that was so (seconds since the epoch).
 
@@ -307,7 +306,7 @@ def _find(where: str | None) -> Whereabouts:
     if where is not None and runs.is_known(Path(where)):
         return Whereabouts(run=Path(where))
     if where is not None:
-        options.require_existence(where)
+        require_existence(where)
     elif (newest := runs.newest_in(RUNS)) is not None:
         return Whereabouts(run=newest)
     elif url := os.environ.get("STAGELINE_BROKER__URL"):
@@ -323,7 +322,7 @@ def _find(where: str | None) -> Whereabouts:
 def _find_by_plan(config: str) -> Whereabouts:
     from stageline.pipeline.model.own_schedule import read_plan
 
-    with options.user_prints_to_stderr():
+    with user_prints_to_stderr():
         plan = read_plan(config, environment=os.environ)
     found = [each for each in runs.all_in(plan.run.dir) if each.name.startswith(f"{plan.run.name}-")]
     return Whereabouts(

@@ -8,6 +8,11 @@ The broker names the run and with it the folder. A process that poses as a broke
 whose snapshots and weights would be deleted. So the folder must be absent, empty, or hold the same plan and snapshots:
 
     joined.json     the plan, in a folder that a joining worker has made; where the run was begun, plan.json has it
+
+This machine may import nothing but what its own folder has, too. Before anything is imported, every file must be there
+with the content that the script has, and Python must find every name in one of these files, or it must be a public one
+of torch. Afterwards, every module must come from its file, and every name must be a class or function that its module
+itself defines: `model.system` is refused also where model.py imports it from `os`.
 """
 
 import os
@@ -53,7 +58,6 @@ from stageline.workers.runs.records import hashes_of, public_version
 from .open_queues import address_towards
 
 _SHOWN = 12  # digits of a hash
-_NAMED_FILES = 5  # files that a refusal names
 _LONGEST = 100  # characters of a name in a refusal
 _LOADERS = (  # in the order in which Python looks
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
@@ -69,14 +73,6 @@ _WEIGHTS_HERE = (
 RUNS = "runs"  # where the files of runs go, unless --set or the environment tells
 
 log = structlog.get_logger()
-
-
-# MERGED: Which of what a script's plan names a worker on another machine may import: nothing but what its own folder has, too.
-# MERGED:
-# MERGED: Before anything is imported, every file must be there with the content that the script has, and Python must find every
-# MERGED: name in one of these files, or it must be a public one of torch. Afterwards, every module must come from its file, and
-# MERGED: every name must be a class or function that its module itself defines: `model.system` is refused also where model.py
-# MERGED: imports it from `os`.
 
 
 def demand_same_code(plan: Plan, code: ScriptCode, folder: Path, host: str) -> None:
@@ -135,8 +131,8 @@ def _named(file: str) -> str:
 
 def _listed(each: Sequence[str], separator: str) -> str:
     """The first few, and how many there are if those are not all."""
-    more = f"{separator}and {len(each) - _NAMED_FILES} more" if len(each) > _NAMED_FILES else ""
-    return separator.join(each[:_NAMED_FILES]) + more
+    more = f"{separator}and {len(each) - _LISTED} more" if len(each) > _LISTED else ""
+    return separator.join(each[:_LISTED]) + more
 
 
 def _modules(plan: Plan, code: ScriptCode, folder: Path) -> list[tuple[str, str, str]]:
@@ -155,10 +151,8 @@ def _modules(plan: Plan, code: ScriptCode, folder: Path) -> list[tuple[str, str,
                 f"folder that the script has, too: {_listed([*map(_named, code.files)], ', ') or 'none'}",
             )
         if (taken := _taken(module, [folder / file for file in files], folder)) is not None:
-            where = folder / files[-1]
-            raise _refused(
-                key, reference, f"{taken} has that name here, as {where} has; rename the file, or its folder"
-            )
+            reason = f"{taken} has that name here, as {folder / files[-1]} has; rename the file, or its folder"
+            raise _refused(key, reference, reason)
         found.append((key, module, name))
     return found
 
@@ -253,8 +247,13 @@ def work_for_script(broker: str, patience: float, sets: Sequence[str], work: Cal
         answer = _ask(broker, deadline, patience)
         code = ScriptCode(answer.torch, answer.files)
         try:
-            plan = _plan_of(answer, code, imported, broker, sets)
-            imported = code
+            plan = plan_here(answer.settings, broker, sets, os.environ)
+            if not plan.scripted:
+                raise CannotJoin(f"run {answer.run} is not a script's: start its workers with its plan")
+            if imported.files and imported != code:
+                raise CannotJoin(f"the code of run {answer.run} is not that of the run before: start this worker again")
+            demand_same_code(plan, code, Path.cwd(), socket.gethostname())
+            imported = code  # by this process
             return work(plan)
         except NotAdmitted as refusal:
             if _goes_on(answer.run, broker):
@@ -269,17 +268,6 @@ def tell_script(broker: str, error: Exception) -> None:
     """Why this process does not join: who waits for it sits at the script."""
     with suppress(BrokerUnreachable), Client(broker) as client:
         client.decline(str(error))
-
-
-def _plan_of(answer: JoinAnswer, code: ScriptCode, imported: ScriptCode, broker: str, sets: Sequence[str]) -> Plan:
-    """`imported`: the code that this process has imported already, if it has."""
-    plan = plan_here(answer.settings, broker, sets, os.environ)
-    if not plan.scripted:
-        raise CannotJoin(f"run {answer.run} is not a script's: start its workers with its plan")
-    if imported.files and imported != code:
-        raise CannotJoin(f"the code of run {answer.run} is not that of the run before: start this worker again")
-    demand_same_code(plan, code, Path.cwd(), socket.gethostname())
-    return plan
 
 
 def _goes_on(run: str, broker: str) -> bool:
@@ -391,10 +379,9 @@ def _other_plan(plan: Plan, file: Path) -> str | None:
         kept = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return f"its {file.name} cannot be read"
-    found = differences(plan.as_mapping(), kept)
-    more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    first = "; ".join(map(str, found[:_LISTED])) + more
-    return f"it was begun with another plan: {first} (here: the broker's, there: the folder's)" if found else None
+    found = [*map(str, differences(plan.as_mapping(), kept))]
+    named = _listed(found, "; ")
+    return f"it was begun with another plan: {named} (here: the broker's, there: the folder's)" if found else None
 
 
 def _other_snapshot(plan: Plan, run: str, folder: Path) -> str | None:
