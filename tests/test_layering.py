@@ -135,8 +135,7 @@ PUBLIC = (
 REACHING = {
     "workers/extras/exchange/load.py": "fills an unsplit model as stages are filled",
     "workers/extras/forward/forward_run.py": "begins a scripted run without a Line",
-    "workers/extras/forward/rows.py": "likewise",
-    "workers/extras/prefix_cache/again.py": "computes stages as a worker does",
+    "workers/extras/prefix_cache/opening.py": "computes stages as a worker does",
     "workers/extras/prefix_cache/cache.py": "keeps rows in the form of messages",
     "workers/extras/preflight/doctor.py": "opens the transports of a plan",
     "workers/extras/preflight/dry_run.py": "carries out a step without workers",
