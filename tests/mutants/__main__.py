@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mutants import notes
-from mutants.places import Place, mutated, noting, places_in
-from mutants.scratch import MODULE, Scratch
+from mutants.places import Mutation, mutated, noting, places_in
+from mutants.scratch import MODULE, ScratchCopy
 from support.paths import ROOT
 
 CORE = ("pipeline", "broker", "workers")
@@ -20,7 +20,7 @@ ONE_TEST = "timeout=90"
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NotedTests:
     """What the quick suite has shown: seconds of each test that passed, and the tests that pass each place."""
 
     seconds: Mapping[str, float]
@@ -39,7 +39,7 @@ def main() -> None:
     chosen = parser.parse_args()
     drawn = draw(chosen.root, tuple(chosen.without), chosen.seed, chosen.count)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        scratch = Scratch(chosen.root, Path(folder), shlex.split(chosen.before))
+        scratch = ScratchCopy(chosen.root, Path(folder), shlex.split(chosen.before))
         noted = note(scratch, drawn, chosen.processes)
         survivors = [place for number, place in enumerate(drawn) if not _killed(scratch, number, place, noted, chosen)]
     print(f"\n{len(drawn) - len(survivors)} of {len(drawn)} killed (seed {chosen.seed}). Survivors:")
@@ -47,7 +47,7 @@ def main() -> None:
         print(f"  {place}")
 
 
-def draw(root: Path, without: Sequence[str], seed: int, count: int) -> list[Place]:
+def draw(root: Path, without: Sequence[str], seed: int, count: int) -> list[Mutation]:
     """Return `count` places of the core in `root`, drawn uniformly."""
     found = [
         place
@@ -60,9 +60,9 @@ def draw(root: Path, without: Sequence[str], seed: int, count: int) -> list[Plac
     return random.Random(seed).sample(found, count)
 
 
-def note(scratch: Scratch, drawn: Sequence[Place], processes: str) -> Noted:
+def note(scratch: ScratchCopy, drawn: Sequence[Mutation], processes: str) -> NotedTests:
     """Run the quick suite while every place notes the tests that pass it; the copy is then as it was."""
-    by_file: dict[str, list[tuple[int, Place]]] = defaultdict(list)
+    by_file: dict[str, list[tuple[int, Mutation]]] = defaultdict(list)
     for number, place in enumerate(drawn):
         by_file[place.file].append((number, place))
     before = {file: (scratch.root / file).read_bytes() for file in by_file}
@@ -85,10 +85,10 @@ def note(scratch: Scratch, drawn: Sequence[Place], processes: str) -> Noted:
     print(f"{len(seconds) - len(failed)} tests passed while they were noted, {len(failed)} did not:", flush=True)
     for test in sorted(failed):
         print(f"    {test}", flush=True)
-    return Noted({test: took for test, took in seconds.items() if test not in failed}, passing)
+    return NotedTests({test: took for test, took in seconds.items() if test not in failed}, passing)
 
 
-def rounds(place: Place, passing: set[str], seconds: Mapping[str, float], patience: float) -> Iterator[list[str]]:
+def rounds(place: Mutation, passing: set[str], seconds: Mapping[str, float], patience: float) -> Iterator[list[str]]:
     """Yield the tests of a mutant's first run, and those of its second."""
     path = PurePosixPath(place.file)
     room, named = f"tests/{path.parent}", f"tests/{path.parent}/test_{path.stem}"
@@ -108,7 +108,7 @@ def rounds(place: Place, passing: set[str], seconds: Mapping[str, float], patien
     yield wider
 
 
-def _killed(scratch: Scratch, number: int, place: Place, noted: Noted, chosen: argparse.Namespace) -> bool:
+def _killed(scratch: ScratchCopy, number: int, place: Mutation, noted: NotedTests, chosen: argparse.Namespace) -> bool:
     source = (scratch.root / place.file).read_bytes()
     scratch.write(place.file, mutated(source, place))
     try:

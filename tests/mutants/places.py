@@ -31,7 +31,7 @@ _UNTOUCHED = {"annotation", "returns", "decorator_list", "pattern"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Mutation:
     """A node of a file, by its bytes, and the text in its stead."""
 
     file: str
@@ -48,7 +48,7 @@ class Place:
         return f"{self.file}:{self.line}  {self.operator}: {_short(self.was)}  ->  {_short(self.becomes)}"
 
 
-def places_in(file: str, source: bytes) -> Iterator[Place]:
+def places_in(file: str, source: bytes) -> Iterator[Mutation]:
     """Yield every mutation of `source`, the text of `file`."""
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -62,14 +62,14 @@ def places_in(file: str, source: bytes) -> Iterator[Place]:
             if alone or not statement:
                 was = source[start:end].decode()
                 written = becomes if statement else f"({becomes})"
-                yield Place(file, node.lineno, start, end, operator, was, written, statement, imported)
+                yield Mutation(file, node.lineno, start, end, operator, was, written, statement, imported)
 
 
-def mutated(source: bytes, place: Place) -> bytes:
+def mutated(source: bytes, place: Mutation) -> bytes:
     return source[: place.start] + place.becomes.encode() + source[place.end :]
 
 
-def noting(source: bytes, places: Sequence[tuple[int, Place]], module: str) -> bytes:
+def noting(source: bytes, places: Sequence[tuple[int, Mutation]], module: str) -> bytes:
     """Return `source`, the text of one file, in which numbered places call `module.at` with their numbers."""
     inserted: list[tuple[int, int, int, bytes]] = []  # where, closing before opening, the wider one outside, what
     for number, place in places:

@@ -15,14 +15,14 @@ _COMMAND = "#!{python}\nimport sys\nfrom stageline.workers.cli import main\nsys.
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TestsEnded:
     """A run of tests: `failed` names the first that failed, "" if none did."""
 
     failed: str
     output: str
 
 
-class Scratch:
+class ScratchCopy:
     """A copy of the checkout `root` in `folder`.
 
     Args:
@@ -53,7 +53,7 @@ class Scratch:
     def write(self, file: str, source: bytes) -> None:
         (self.root / file).write_bytes(source)
 
-    def pytest(self, arguments: Iterable[str], limit: float) -> Ended:
+    def pytest(self, arguments: Iterable[str], limit: float) -> TestsEnded:
         """Run pytest with `arguments`; tests that have not ended after `limit` seconds count as failed."""
         words = self.root.with_name("arguments.txt")
         words.write_text("\n".join(arguments))
@@ -69,10 +69,10 @@ class Scratch:
                 code = process.wait(limit)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                return Ended(f"(no end within {limit:.0f} s)", "")
+                return TestsEnded(f"(no end within {limit:.0f} s)", "")
             output.seek(0)
             text = output.read()
         failed = [line.split(" ", 1)[1] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         if code and not failed:
-            return Ended(f"(pytest ended with {code})", text)
-        return Ended(failed[0].partition(" - ")[0] if failed else "", text)
+            return TestsEnded(f"(pytest ended with {code})", text)
+        return TestsEnded(failed[0].partition(" - ")[0] if failed else "", text)
