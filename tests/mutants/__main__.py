@@ -68,7 +68,7 @@ def note(scratch: ScratchCopy, drawn: Sequence[Mutation], processes: str) -> Not
     before = {file: (scratch.root / file).read_bytes() for file in by_file}
     for file, places in by_file.items():
         scratch.write(file, noting(before[file], places, MODULE))
-    scratch.pytest(["-n", processes, "--dist", "worksteal", "-p", MODULE, "-o", "timeout=300", "tests"], limit=7200)
+    scratch.pytest(["-n", processes, "--dist", "worksteal", "-o", "timeout=300", "tests"], limit=7200, notes=True)
     for file, source in before.items():
         scratch.write(file, source)
     seconds: dict[str, float] = defaultdict(float)

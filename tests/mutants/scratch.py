@@ -53,11 +53,17 @@ class ScratchCopy:
     def write(self, file: str, source: bytes) -> None:
         (self.root / file).write_bytes(source)
 
-    def pytest(self, arguments: Iterable[str], limit: float) -> TestsEnded:
+    def pytest(self, arguments: Iterable[str], limit: float, *, notes: bool = False) -> TestsEnded:
         """Run pytest with `arguments`; tests that have not ended after `limit` seconds count as failed."""
         words = self.root.with_name("arguments.txt")
         words.write_text("\n".join(arguments))
-        command = [*self._before, str(self._python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"@{words}"]
+        options = [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *(["-p", MODULE] if notes else []),
+        ]  # none of `-p` is read from a file
+        command = [*self._before, str(self._python), "-m", "pytest", *options, f"@{words}"]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with (
             self.root.with_name("output.txt").open("w+", encoding="utf-8", errors="replace") as output,
