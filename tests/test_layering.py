@@ -32,7 +32,6 @@ LADDER = {
     "pipeline/stage": TENSORS,
     "pipeline/data": DOING,
     "pipeline/model/families": TENSORS,
-    "pipeline/model/weights": DOING,
     "pipeline/model/traced": DOING,
     "pipeline/model": DOING,
     "broker": PURE,
@@ -48,7 +47,6 @@ LADDER = {
     "workers": PURE,
     "workers/extras": PURE,
     "workers/extras/fitting": PURE,
-    "workers/extras/drawing": PURE,
     "workers/disk": DOING,
     "workers/runs": DOING,
     "workers/runtime": DOING,
@@ -92,7 +90,7 @@ DECIDING = {
     "pipeline/addresses.py": PURE,
     "pipeline/evaluation.py": PURE,
     "workers/checkpoint/regroup.py": TENSORS,
-    "workers/control/session.py": PURE,
+    "workers/control/joining.py": PURE,
     "workers/runtime/machine.py": PURE,
 }
 
@@ -109,7 +107,7 @@ PUBLIC = (
     "pipeline/model/plan_stage.py",
     "pipeline/model/segment.py",
     "pipeline/model/stage_layout.py",
-    "pipeline/model/weights/tensor_files.py",
+    "pipeline/model/tensor_files.py",
     "pipeline/plan/difference.py",  # a plan as tables of keys, and files that are written like one
     "pipeline/plan/errors.py",
     "pipeline/plan/keys/key_types.py",

@@ -14,7 +14,7 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_update import OptimizerFactory, ParameterGroup, make_optimizer
 
 from .stage_layout import Form, StageLayout
-from .weights.stage_weights import StageWeights
+from .stage_weights import StageWeights
 
 
 @dataclass(frozen=True, slots=True)

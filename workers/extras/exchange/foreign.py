@@ -31,10 +31,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model import tensor_files
 from stageline.pipeline.model.cut import build_segments
 from stageline.pipeline.model.segment import Segment
-from stageline.pipeline.model.weights import tensor_files
-from stageline.pipeline.model.weights.tensor_files import INDEX, TORCH, WHOLE, files_by_name
+from stageline.pipeline.model.tensor_files import INDEX, TORCH, WHOLE, files_by_name
 from stageline.pipeline.plan import Plan
 
 from .export import export_file, export_folder, write_index, write_tensors

@@ -32,8 +32,8 @@ from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.plan_stage import optimizer_of
 from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.model.stage_layout import StageLayout
-from stageline.pipeline.model.weights.reading import listed, misformed, misnamed
-from stageline.pipeline.model.weights.stage_weights import unset_buffers
+from stageline.pipeline.model.stage_weights import unset_buffers
+from stageline.pipeline.model.tensor_files import listed, misformed, misnamed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 from stageline.workers.checkpoint.recut import Recut, needs_recut
