@@ -233,10 +233,7 @@ class ProcessRun:
         self._open.detach()
         with self._stack:
             self._driver.leave()
-            for seconds in (DISCARD_TIMEOUT, END_TIMEOUT):  # the second time its processes are killed
-                self._processes.stop()
-                if self._processes.wait(seconds) is not None:
-                    break
+            self._processes.close(DISCARD_TIMEOUT, END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
         say(*(f"warning: {warning}" for warning in self._plan.warnings))
