@@ -24,7 +24,7 @@ from .shutdown import update_outcome
 from .state import RunState
 
 _STAGE = r"[0-9]{1,6}(\.[0-9]{1,6})?"  # or one of its replicas
-_QUEUE = re.compile(f"[a-z]{{1,16}}-{_STAGE}(-from-{_STAGE})?")  # `Flow` has the words; its module needs torch
+_QUEUE = re.compile(f"[a-z]{{1,16}}-{_STAGE}(-from-{_STAGE})?")
 _DIFFERING = (
     "what was taken from {} in step {} is not what was put there: another client of the queues' server has replaced "
     "messages, or what computed them was not deterministic. Let only this run's processes use that server (a password, "

@@ -7,11 +7,18 @@ evaluation-2           activations of evaluated batches, from stage 1 to stage 2
 call-1, reply-1        from a script to worker 1, and back
 """
 
+import re
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 FEW = 16  # messages that are small and come one a call, round or step: more than are under way, to spare requests
+
+
+LONGEST_NAME = 64
+_NAME = rf"^[!-~]{{1,{LONGEST_NAME}}}\Z"
+QueueName = Annotated[str, msgspec.Meta(pattern=_NAME)]  # as it travels in the header of each message
 
 
 class Per(StrEnum):
@@ -65,6 +72,13 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     ends: int | None = None
     signals: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a name that cannot travel."""
+        if not re.match(_NAME, self.name):
+            raise ValueError(
+                f"{self.name!r} is no name for a queue, which has 1 to {LONGEST_NAME} printable ASCII characters"
+            )
+
     @property
     def flow(self) -> str:
         """What it carries: "forward"."""
@@ -85,6 +99,20 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
         """Return the step (or whatever else `per` names) and the microbatch of message `number`."""
         unit, place = divmod(number, self.count)
         return unit, self.order[place] if self.order else place
+
+    def first(self, unit: int) -> int:
+        """Return the number of the first message of a step, or of whatever else `per` names."""
+        return unit * self.count
+
+    @property
+    def is_local(self) -> bool:
+        """True if the queue begins and ends at one worker."""
+        return self.producer == self.consumer
+
+    @property
+    def answers(self) -> bool:
+        """True if the queue brings a script what came of its calls."""
+        return self.source is None and self.target is None and self.per is not Per.CALL
 
     def within(self, floor: int) -> int:
         """Return the step nearest to `floor` that bounds messages of this queue.

@@ -39,7 +39,6 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.queue_keys import queue_key
 
 from .trial_result import StageEstimate
 from .trial_stages import LiveBytes, TrialStages, demand_changed
@@ -289,8 +288,8 @@ def _message(
     if not instruction.gives:
         return {}
     queue = job.program.queues[instruction.gives[0]]
-    key, codec = queue_key(queue), Codec[queue.codec.upper()]
-    frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, coded(payload, codec) if codec else payload))
+    codec = Codec[queue.codec.upper()]
+    frames = encode(Message("dry-run", queue.name, 0, 1, coded(payload, codec) if codec else payload))
     same = [t for t in tensors(payload) if t.data_ptr() in before and torch.equal(t, before[t.data_ptr()])]
     carried = Carried(sum(memoryview(frame).nbytes for frame in frames), total_bytes(same))
     return dict.fromkeys(_queues_like(job, queue), carried)

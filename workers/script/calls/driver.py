@@ -38,7 +38,6 @@ from stageline.workers.control.session import Stopped
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import AHEAD, LAST_REPLIES, Call, CallKind, Position, answers, settled_call
 from stageline.workers.runtime.progress import Doing, Progress
-from stageline.workers.runtime.queue_keys import queue_key
 
 from .batch_record import BatchRecord
 from .calls import CallLog, OpenCall, Replies, WeightNames, messages
@@ -135,8 +134,8 @@ class Driver:
         self._owners = list(dict.fromkeys([owner(0), owner(program.last)]))  # the workers that a batch goes to
         self._untold = False  # replies have come which the reports do not know of
         self._answers = program.inbound(program.script)
-        self._inbound = {queue.name: queues.inbound(queue_key(queue)) for queue in self._answers}
-        self._outbound = [queues.outbound(queue_key(program.queues[f"call-{each}"])) for each in range(program.script)]
+        self._inbound = {queue.name: queues.inbound(queue) for queue in self._answers}
+        self._outbound = {queue.name: queues.outbound(queue) for queue in program.outbound(program.script)}
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
 
     def begin(self) -> None:
@@ -228,7 +227,7 @@ class Driver:
             match self._commands.popleft():
                 case Peers(workers):
                     self._queues.admit(max(incarnation for incarnation, _ in workers.values()))
-                    self._queues.connect({queue_key(queue): workers[queue.producer][1] for queue in self._answers})
+                    self._queues.connect({queue: workers[queue.producer][1] for queue in self._answers})
                 case Trim(step):
                     self._trim(step)
                 case Stop(at_step_end=True, step=None):
@@ -246,7 +245,7 @@ class Driver:
         if self._batches is not None:
             self._batches.trim(step)
         if (position := self.calls.trim(step)) is not None:
-            for outbound in self._outbound:
+            for outbound in self._outbound.values():
                 outbound.trim(position.calls)
 
     def _put_calls(self) -> None:
@@ -255,14 +254,14 @@ class Driver:
         while self._submitted and len(self._open) < AHEAD and (opened := self._number_next()) is not None:
             self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
-                self._outbound[message.stage].put(message)
+                self._outbound[message.queue].put(message)
             if self._batches is not None and opened.call.kind is CallKind.TRAIN:
                 self._batches.note(opened.call.step, self._checksums(opened.call.number))
         self._tell()
 
     def _checksums(self, number: int) -> tuple[int, ...]:
         """Of the inputs and the targets that call `number` brings."""
-        return tuple(crc for worker in self._owners for crc in self._outbound[worker].checksums(number))
+        return tuple(crc for worker in self._owners for crc in self._outbound[f"call-{worker}"].checksums(number))
 
     def _number_next(self) -> OpenCall | None:
         with self._numbering:
@@ -317,7 +316,7 @@ class Driver:
         """All replies are here: what was only run forward is not needed again, whichever worker is lost."""
         call = opened.call
         for worker in self._owners if call.kind.runs_forward_only else ():
-            self._outbound[worker].empty(call.number, settled_call(call, opened.replies[worker]))
+            self._outbound[f"call-{worker}"].empty(call.number, settled_call(call, opened.replies[worker]))
 
     def _tell(self) -> None:
         """Leaves what the script does for the reports."""

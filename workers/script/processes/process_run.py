@@ -23,7 +23,6 @@ from torch import Tensor
 
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program
@@ -40,7 +39,6 @@ from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.store import measured_timetable
 from stageline.workers.runtime.calls import CallKind, Position
-from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
@@ -59,7 +57,6 @@ END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by 
 DISCARD_TIMEOUT = 2.0  # seconds for the processes of a run of which nothing is wanted, before they are killed
 QUIET = 2.0  # seconds that a run may take to end before that is said
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
-REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
 
 
 def await_beginning(broker: str, ended: threading.Event) -> None:
@@ -241,7 +238,7 @@ class ProcessRun:
             if driver is not None:
                 driver.lack_room(reason)
 
-        queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, waiting, wakes_at_once=True)
+        queues = open_queues(self._plan, self._program, assigned, folder, waiting, wakes_at_once=True)
         start = self._position_of(assigned)
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
@@ -276,9 +273,6 @@ class ProcessRun:
 
     def _reachable(self, endpoint: str) -> str:
         return reachable(endpoint, self._processes.broker)
-
-    def _windows(self) -> dict[QueueKey, int]:
-        return dict.fromkeys(map(queue_key, self._program.inbound(self._program.script)), REPLIES_AHEAD)
 
     def _failure(self, reason: str, code: int) -> RunFailed:
         return RunFailed(self._processes.killed or reason, code, self.folder)
