@@ -13,12 +13,12 @@ from typing import Annotated
 
 import msgspec
 
-FEW = 16  # messages that are small and come one a call, round or step: more than are under way, to spare requests
-
-
 LONGEST_NAME = 64
 _NAME = rf"^[!-~]{{1,{LONGEST_NAME}}}\Z"
 QueueName = Annotated[str, msgspec.Meta(pattern=_NAME)]  # as it travels in the header of each message
+Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+FEW = 16  # messages that are small and come one a call, round or step: more than are under way, to spare requests
 
 
 class Per(StrEnum):
@@ -39,8 +39,8 @@ class Per(StrEnum):
         return self in (Per.MICROBATCH, Per.EVALUATED)
 
 
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue of a run.
+class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One queue of a run. A worker sends the broker those that it has an end of.
 
     Attributes:
         name: What it carries and who takes from it: "forward-2".
@@ -58,16 +58,16 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
         signals: True if its messages have no content.
     """
 
-    name: str
-    producer: int
-    consumer: int
-    source: int | None = None
-    target: int | None = None
+    name: QueueName
+    producer: Place
+    consumer: Place
+    source: Place | None = None
+    target: Place | None = None
     per: Per = Per.MICROBATCH
-    count: int = 1
-    order: tuple[int, ...] = ()
+    count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
+    order: tuple[Place, ...] = ()
     window: int = 0
-    codec: str = "lossless"
+    codec: Annotated[str, msgspec.Meta(max_length=100)] = "lossless"
     begins: int = 0
     ends: int | None = None
     signals: bool = False
@@ -78,6 +78,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"{self.name!r} is no name for a queue, which has 1 to {LONGEST_NAME} printable ASCII characters"
             )
+        if self.order and len(self.order) != self.count:
+            raise ValueError(f"queue {self.name} has {self.count} messages a step, and an order of {len(self.order)}")
 
     @property
     def flow(self) -> str:
@@ -113,6 +115,14 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     def answers(self) -> bool:
         """True if the queue brings a script what came of its calls."""
         return self.source is None and self.target is None and self.per is not Per.CALL
+
+    def differing(self, other: "Queue") -> str:
+        """Return in what the queue differs from `other` of its name, "" if both carry the same messages alike.
+
+        Windows and codecs do not count: each end has the plan's.
+        """
+        names = ("producer", "consumer", "source", "target", "per", "count", "order", "begins", "ends", "signals")
+        return next((name for name in names if getattr(self, name) != getattr(other, name)), "")
 
     def within(self, floor: int) -> int:
         """Return the step nearest to `floor` that bounds messages of this queue.

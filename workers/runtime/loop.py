@@ -10,7 +10,7 @@ poll():  AwaitOrder    before a step, in a run that chooses its schedule: until 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -27,14 +27,13 @@ from stageline.workers.runs.metrics import MetricsLine, StepMetrics, evaluation_
 
 from .call_sequence import CallSequence, Keep, SaveStages
 from .calls import CallKind, Position
-from .executor import Executor
+from .executor import CarryOut, Executor
 from .machine import AwaitCredit, AwaitOrder, Command, Compute, Finish, Machine, Take
 from .orders import LONGEST, OrderMissing, StepOrders
 from .outbound_queues import OutboundQueues
 from .plan_calls import PlanCalls
 from .progress import Progress
 
-CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
 Measured = Callable[[MetricsLine], object]
 
