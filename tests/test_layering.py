@@ -47,7 +47,6 @@ LADDER = {
     "workers": PURE,
     "workers/extras": PURE,
     "workers/extras/fitting": PURE,
-    "workers/extras/drawing": PURE,
     "workers/disk": DOING,
     "workers/runs": DOING,
     "workers/runtime": DOING,
@@ -91,7 +90,7 @@ DECIDING = {
     "pipeline/addresses.py": PURE,
     "pipeline/evaluation.py": PURE,
     "workers/checkpoint/regroup.py": TENSORS,
-    "workers/control/session.py": PURE,
+    "workers/control/joining.py": PURE,
     "workers/runtime/machine.py": PURE,
 }
 
