@@ -26,7 +26,7 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import (
-    AHEAD,
+    UNDER_WAY,
     Call,
     CallFeed,
     CallKind,
@@ -71,7 +71,7 @@ class ScriptedRun:
         microbatches = self.recipe.microbatches
         made = make_schedule(self.schedule, self.placement, microbatches, window=self.window)
         calls = calls_of(made, ENDLESS, scripted=True)
-        self.calls = with_windows(calls, lambda queue: 2 * microbatches if queue.per.many else AHEAD)
+        self.calls = with_windows(calls, lambda queue: 2 * microbatches if queue.per.many else UNDER_WAY)
         self.program = self.calls.program
         self.position = Position()
         self.incarnation = 1
