@@ -26,12 +26,14 @@ from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.failures import failures_reported
+from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.orders import FixedSchedule
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.queue_keys import queue_key
-from support.programs import calls_of
+from support.programs import calls_of, queued_calls
 
 STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
@@ -100,16 +102,15 @@ class SimulatedWorker(SimulatedMember):
 
     def _work(self, control: ControlThread, assigned: Assigned) -> None:
         environment, scenario = self._environment, self._environment.scenario
-        calls = calls_in(scenario)
+        calls = calls_in(scenario, orders_of(environment, assigned))
         program = calls.program
         feed = ChainFeed() if scenario.calls else None
         executor = ChainExecutor(scenario.schedule, assigned.index, self._compute, feed)
         self.queues = queues = SimulatedQueues(
             self, environment, self.name.endpoint, assigned.incarnation, self._options(program, assigned.index)
         )
-        orders = orders_of(environment, program, assigned)
         where = assigned.index, assigned.step
-        progress = Progress.of(calls, where[0], start=where[1], orders=orders, queues=queues, now=self.time())
+        progress = Progress.of(calls, where[0], start=where[1], queues=queues, now=self.time())
         handler: CommandHandler | None = None
 
         def wake() -> None:
@@ -135,7 +136,6 @@ class SimulatedWorker(SimulatedMember):
                     run=RUN,
                     incarnation=assigned.incarnation,
                     start=where[1],
-                    orders=orders,
                     clock=self,
                     progress=progress,
                     keep=hooks.keep,
@@ -145,7 +145,7 @@ class SimulatedWorker(SimulatedMember):
 
     def _hooks(
         self,
-        calls: PlanCalls,
+        calls: PlanCalls | QueuedCalls,
         assigned: Assigned,
         start: Position,
         executor: ChainExecutor,
@@ -160,7 +160,7 @@ class SimulatedWorker(SimulatedMember):
             progress,
             environment.disk,
             SimulatedWriter(self, environment.rng, scenario.disk),
-            Rhythm(calls.steps, scenario.every, LOG_EVERY, due),
+            Rhythm(ENDLESS if scenario.calls else scenario.steps, scenario.every, LOG_EVERY, due),
             incarnation=assigned.incarnation,
             start=start,
             announced=announced,
@@ -177,20 +177,18 @@ class SimulatedWorker(SimulatedMember):
         self._environment.worked()
 
 
-def calls_in(scenario: Scenario) -> PlanCalls:
+def calls_in(scenario: Scenario, orders: FixedSchedule | None = None) -> PlanCalls | QueuedCalls:
     """What all do that take part in the run."""
-    steps = ENDLESS if scenario.calls else scenario.steps
-    rounds, criterion, first = scenario.rounds, scenario.criterion, scenario.replayed_from
-    scripted = bool(scenario.calls)
-    passes = scenario.passes
+    if scenario.calls:
+        return queued_calls(scenario.schedule, scenario.passes)
     return calls_of(
         scenario.schedule,
-        steps,
-        rounds,
-        passes=passes,
-        scripted=scripted,
-        criterion=criterion,
-        replayed_from=first,
+        scenario.steps,
+        scenario.rounds,
+        passes=scenario.passes,
+        criterion=scenario.criterion,
+        replayed_from=scenario.replayed_from,
+        orders=orders,
     )
 
 

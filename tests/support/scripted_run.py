@@ -38,10 +38,9 @@ from stageline.workers.runtime.calls import (
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop
 from stageline.workers.runtime.metric_value import Metric
-from stageline.workers.runtime.plan_calls import ENDLESS
 from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import take_turns
-from support.programs import calls_of, queue_named
+from support.programs import queue_named, queued_calls
 from support.reference import Recipe
 
 RUN = "scripted"
@@ -71,7 +70,7 @@ class ScriptedRun:
     def __post_init__(self) -> None:
         microbatches = self.recipe.microbatches
         made = make_schedule(self.schedule, self.placement, microbatches, window=self.window)
-        self.calls = calls_of(made, ENDLESS, scripted=True)
+        self.calls = queued_calls(made)
         self.program = self.calls.program
         self.position = Position()
         self.incarnation = 1
