@@ -32,7 +32,6 @@ LADDER = {
     "pipeline/stage": TENSORS,
     "pipeline/data": DOING,
     "pipeline/model/families": TENSORS,
-    "pipeline/model/weights": DOING,
     "pipeline/model/traced": DOING,
     "pipeline/model": DOING,
     "broker": PURE,
@@ -109,7 +108,7 @@ PUBLIC = (
     "pipeline/model/plan_stage.py",
     "pipeline/model/segment.py",
     "pipeline/model/stage_layout.py",
-    "pipeline/model/weights/tensor_files.py",
+    "pipeline/model/tensor_files.py",
     "pipeline/plan/difference.py",  # a plan as tables of keys, and files that are written like one
     "pipeline/plan/errors.py",
     "pipeline/plan/keys/key_types.py",
@@ -135,8 +134,7 @@ PUBLIC = (
 REACHING = {
     "workers/extras/exchange/load.py": "fills an unsplit model as stages are filled",
     "workers/extras/forward/forward_run.py": "begins a scripted run without a Line",
-    "workers/extras/forward/rows.py": "likewise",
-    "workers/extras/prefix_cache/again.py": "computes stages as a worker does",
+    "workers/extras/prefix_cache/opening.py": "computes stages as a worker does",
     "workers/extras/prefix_cache/cache.py": "keeps rows in the form of messages",
     "workers/extras/preflight/doctor.py": "opens the transports of a plan",
     "workers/extras/preflight/dry_run.py": "carries out a step without workers",

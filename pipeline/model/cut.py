@@ -20,9 +20,8 @@ from .families.layers import Layers
 from .load import base_folder, factory_of
 from .patterns import train_only
 from .segment import Segment
+from .stage_weights import StageWeights, demand_known, made_without_memory, twins_of, unset_buffers, variables_of
 from .ties import with_own_copies
-from .weights.stage_weights import StageWeights, twins_of, unset_buffers, variables_of
-from .weights.unallocated import demand_known, made_without_memory
 
 
 def build_segments(plan: Plan) -> list[Segment]:

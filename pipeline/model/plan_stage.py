@@ -11,6 +11,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.training import LrSchedulerPlan, OptimizerPlan
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_update import OptimizerFactory
 
@@ -52,21 +53,23 @@ def make_stage(
     if plan.stage_plan(part.index).tensor > 1:
         watch_draws(part, plan, torch.device(device))
     stage = part.stage(
+        optimizer_of(plan),
+        load_function(plan.model.loss, base, "model.loss") if last else None,
+        StageSettings(
+            seed=plan.run.seed,
+            device=device,
+            lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
+            lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
+            groups=groups_of(plan),
+            stash_weights=stash_weights,
+            delay_weights=delay_weights,
+            clip_norm=plan.optimizer.clip_norm,
+            ema_decay=plan.optimizer.ema_decay,
+            autocast=plan.model.autocast,
+            recompute=plan.recompute_of(part.index),
+        ),
+        load_features(plan),
         kind=kind,
-        seed=plan.run.seed,
-        optimizer=optimizer_of(plan),
-        lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
-        loss=load_function(plan.model.loss, base, "model.loss") if last else None,
-        device=device,
-        stash_weights=stash_weights,
-        delay_weights=delay_weights,
-        clip_norm=plan.optimizer.clip_norm,
-        ema_decay=plan.optimizer.ema_decay,
-        autocast=plan.model.autocast,
-        groups=groups_of(plan),
-        recompute=plan.recompute_of(part.index),
-        features=load_features(plan),
-        lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
     )
     if plan.stage_plan(part.index).processes > 1:
         demand_splittable(stage.optimizer, plan, part.index)

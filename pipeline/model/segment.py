@@ -1,18 +1,20 @@
 """A stage's part of the unsplit model, and the stage that computes it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from stageline.pipeline.feature import Feature
 from stageline.pipeline.features.ties import SharedParameters
 from stageline.pipeline.stage.layers.layer import BatchCheck, BoundLayer, joined, named_state, parts_of
+from stageline.pipeline.stage.layers.loss import Loss
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_update import OptimizerFactory, ParameterGroup, make_optimizer
 
 from .stage_layout import Form, StageLayout
-from .weights.stage_weights import StageWeights
+from .stage_weights import StageWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +116,34 @@ class Segment:
             if any(parameter == found for found, _ in named_state(layer, name))
         )
 
-    def stage(self, *, kind: Callable[..., Stage] = Stage, **options: Any) -> Stage:
-        """The stage that computes it, of that `kind`, with these `options` of a `Stage`."""
-        place: dict[str, Any] = {
-            "index": self.index,
-            "first_layer": self.first_layer,
-            "names": self.names,
-            "order": self.order,
-            "titles": self.titles,
-            "shared": self.shared,
-        }
-        return kind(self.layers, **place, **options)
+    def stage(
+        self,
+        optimizer: OptimizerFactory | None = None,
+        loss: Loss | None = None,
+        settings: StageSettings = StageSettings(),  # noqa: B008  # frozen
+        features: Sequence[Feature] = (),
+        *,
+        kind: Callable[..., Stage] = Stage,
+    ) -> Stage:
+        """Return the stage that computes it.
+
+        Args:
+            optimizer: As a `Stage` takes it.
+            loss: Likewise.
+            settings: Likewise, without the names, the order and the titles, which the segment knows.
+            features: Likewise.
+            kind: Makes the stage.
+        """
+        return kind(
+            self.layers,
+            index=self.index,
+            first_layer=self.first_layer,
+            optimizer=optimizer,
+            loss=loss,
+            settings=replace(settings, names=self.names, order=self.order, titles=self.titles),
+            shared=self.shared,
+            features=features,
+        )
 
     @property
     def parts(self) -> list[tuple[str, torch.nn.Module]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stageline.pipeline.schedule.replicated import NAMES as REPLICATED
+from stageline.pipeline.schedule.replicas import NAMES as REPLICATED
 
 from .errors import PlanError, Reason, ReasonPart, Setting, say
 from .keys.models import PlanTables

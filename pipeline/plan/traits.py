@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stageline.pipeline.schedule import DELAYED, LISTED
-from stageline.pipeline.schedule.replicated import NAMES as REPLICATED
+from stageline.pipeline.schedule.replicas import NAMES as REPLICATED
 
 from .errors import Setting, say
 from .keys.models import SCRIPT_BATCHES, PlanTables

@@ -8,10 +8,9 @@ true of a schedule.
 from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
 from .alternating import window_for
 from .catalogue import WINDOWED, forward_only, make_schedule, schedule_names
-from .greedy_v import Times
 from .listed import LISTED, faults, rows_of, told_by
 from .shape import Placement, ScheduleRefused, Shape
-from .v_shaped import v_shaped
+from .v_shaped import Times, v_shaped
 from .value import DELAYED, Mode, Schedule
 
 __all__ = [

@@ -20,14 +20,47 @@ until I, it defers K[0] - K[r], so that each holds K[0]. Four stages (F, I and W
     stage 1  .. F0 F1 F2 .. .. I0 F3 I1 W0 F4 I2 ... W3 F7 I5 W4 I6 W5 I7 W6 W7
     stage 2  .. .. F0 F1 .. I0 F2 I1 F3 I2 W0 F4 ... I5 W3 F7 I6 W4 I7 W5 W6 W7
     stage 3  .. .. .. F0 I0 F1 I1 F2 I2 F3 I3 W0 ... F6 I6 W3 F7 I7 W4 W5 W6 W7
+
+**Interleaved 1F1B** (arXiv 2104.04473): each worker owns several stages, P apart, and takes them in turn.
+
+The stages loop over the workers (worker r of P owns r, P + r, 2P + r, ...), and microbatches run in groups: a worker
+forwards a group through its first stage, then through its second, and so on, before it begins the next group.
+Two workers with two stages each, groups of two (stage before, microbatch after the letter; B takes twice as long):
+
+    worker 0  0F0 0F1 2F0 2F1 0F2 ... 2B0 === 0F3 2B1 === 2F2 0B0 === 2F3 0B1 === ... 2B2 === ...
+    worker 1  ... 1F0 1F1 3F0 3B0 === 3F1 3B1 === 1F2 1B0 === 1F3 1B1 === 3F2 3B2 === 3F3 3B3 ...
+
+**Breadth first** (arXiv 2211.05953): each worker runs all microbatches through one of its stages before it turns to the
+next. A stage is so in use once in a forward pass and once in a backward pass, in one piece: right where other weights
+are elsewhere meanwhile. It has the bubble of interleaved 1F1B, (P - 1)(F + B) / V with V stages a worker and F
+and B the times of a worker, and the memory of GPipe. Backwards are in ascending order of microbatches, as everywhere
+here; the paper's bubble does not depend on it. Two workers with two stages each (B takes twice as long):
+
+    worker 0  0F0 0F1 2F0 2F1 ... ... ... 2B0 === 2B1 === 0B0 === 0B1 ===
+    worker 1  ... 1F0 1F1 3F0 3F1 3B0 === 3B1 === 1B0 === 1B1 ===
+
+**Merged.** The lists of stages on one worker are merged by the time at which each action would start on a worker of its
+own. This works for any placement: neighbours on one worker, a U (first and last stage together), four stages on three
+workers. All workers follow one order in time, in which nothing starts before its data, so they cannot deadlock.
+
+In asynchronous mode, microbatches are numbered over the whole run here.
 """
 
 import math
+import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from .action import Action, Kind
+from .action import Action, Kind, Lists
 from .shape import Shape
+
+_COST: dict[str, int] = {
+    Kind.FORWARD: 1,
+    Kind.BACKWARD: 2,
+    Kind.INPUT: 1,
+    Kind.WEIGHT: 1,
+}  # costs that are assumed before a run; messages take no time
 
 
 def gpipe(stages: int, microbatches: int) -> list[int]:
@@ -111,3 +144,130 @@ def with_deferred_weights(
             yield Action(Kind.WEIGHT, stage, numbers[place - deferred])
     for number in numbers[max(0, len(numbers) - deferred) :] if trains else ():
         yield Action(Kind.WEIGHT, stage, number)
+
+
+def check_looped(shape: Shape) -> None:
+    """Raises `ScheduleRefused` unless the stages loop over the workers."""
+    placement = [sorted(stages) for stages in shape.placement]
+    looped = [list(range(worker, shape.stages, shape.workers)) for worker in range(shape.workers)]
+    multiple = shape.stages % shape.workers == 0
+    if not multiple or placement != looped:
+        way_out = f"place the stages as {looped}" if multiple else f"use a multiple of {shape.workers} stages"
+        raise shape.refused(
+            f"its stages must loop over the workers (worker r of P owns r, P + r, ...); {way_out}, or use 1f1b"
+        )
+
+
+def interleaved(shape: Shape) -> Lists:
+    """Each worker's list for one step, without updates. Raises `ScheduleRefused` if stages or groups do not fit."""
+    check_looped(shape)
+    group = _group(shape.workers, shape.microbatches)
+    if group is None:
+        raise shape.refused(_not_in_groups(shape))
+    return tuple(
+        tuple(action for action in actions if action.kind is Kind.FORWARD or action.stage >= shape.first_trainable)
+        for actions in (_worker(shape, worker, group) for worker in range(shape.workers))
+    )
+
+
+def _worker(shape: Shape, worker: int, group: int) -> Iterator[Action]:
+    turns = shape.stages // shape.workers
+    places = turns * shape.microbatches
+    warm_up = min(places, (turns - 1) * group + 2 * (shape.workers - 1 - worker))
+
+    def action(kind: Kind, place: int) -> Action:
+        turn = place // group % turns
+        stage = (turn if kind is Kind.FORWARD else turns - 1 - turn) * shape.workers + worker
+        return Action(kind, stage, place // (group * turns) * group + place % group)
+
+    for place in range(places):
+        yield action(Kind.FORWARD, place)
+        if place >= warm_up:
+            yield action(Kind.BACKWARD, place - warm_up)
+    for place in range(places - warm_up, places):
+        yield action(Kind.BACKWARD, place)
+
+
+def _group(workers: int, microbatches: int) -> int | None:
+    """The number of microbatches in a group; None if the step does not divide into groups."""
+    rounds = max(1, microbatches // workers)
+    return microbatches // rounds if microbatches % rounds == 0 else None
+
+
+def _not_in_groups(shape: Shape) -> str:
+    workers, microbatches = shape.workers, shape.microbatches
+    below = next(number for number in range(microbatches - 1, 0, -1) if _group(workers, number))
+    above = next(number for number in range(microbatches + 1, microbatches + workers + 1) if _group(workers, number))
+    return (
+        f"the microbatches do not divide into {microbatches // workers} equal groups; "
+        f"the nearest numbers that work on {workers} workers are {below} and {above}"
+    )
+
+
+def breadth_first(shape: Shape) -> Lists:
+    """Each worker's list for one step, without updates. Raises `ScheduleRefused` if the stages do not loop."""
+    check_looped(shape)
+    return tuple(_fills_and_drains(shape, sorted(stages)) for stages in shape.placement)
+
+
+def _fills_and_drains(shape: Shape, stages: list[int]) -> tuple[Action, ...]:
+    numbers = range(shape.microbatches)
+    trained = [stage for stage in reversed(stages) if stage >= shape.first_trainable]
+    return (
+        *(Action(Kind.FORWARD, stage, number) for stage in stages for number in numbers),
+        *(Action(Kind.BACKWARD, stage, number) for stage in trained for number in numbers),
+    )
+
+
+def merge(lists: Sequence[Iterator[Action]], first_trainable: int, ahead: int = sys.maxsize) -> Iterator[Action]:
+    """All actions of all stages' lists in the order of their start. A stage below `first_trainable`, which waits for no
+    gradient, is at most `ahead` microbatches ahead of the next one.
+
+    Of actions that start at once a backward goes first, its second half last; then the lower number, then the later
+    stage.
+    """
+    clock = _Clock(len(lists), first_trainable, ahead)
+    heads = [next(actions, None) for actions in lists]
+    while ready := [(start, action) for action in heads if action and (start := clock.start(action)) is not None]:
+        start, action = min(ready, key=_precedence)
+        clock.run(start, action)
+        heads[action.stage] = next(lists[action.stage], None)
+        yield action
+
+
+class _Clock:
+    """When each stage is free, and when the messages arrived that it has not used yet."""
+
+    def __init__(self, stages: int, first_trainable: int, ahead: int) -> None:
+        self._free = [0] * stages
+        self._unlimited, self._ahead = first_trainable, ahead
+        forward = (f"forward-{stage}" for stage in range(1, stages))
+        backward = (f"backward-{stage}" for stage in range(first_trainable, stages - 1))
+        self._arrivals: dict[str, deque[int]] = {queue: deque() for queue in (*forward, *backward)}
+
+    def start(self, action: Action) -> int | None:
+        """When `action` can start; None until the message that it needs has been sent, and while its stage is as far
+        ahead of the next one as it may be."""
+        if action.stage < self._unlimited and len(self._arrivals.get(action.outbound, ())) >= self._ahead:
+            return None
+        free = self._free[action.stage]
+        arrivals = self._arrivals.get(action.inbound)
+        if arrivals is None:
+            return free
+        return max(free, arrivals[0]) if arrivals else None
+
+    def run(self, start: int, action: Action) -> None:
+        """Runs `action` at `start`: takes its message, and sends its result."""
+        self._free[action.stage] = start + _COST[action.kind]
+        if action.inbound in self._arrivals:
+            self._arrivals[action.inbound].popleft()
+        if action.outbound in self._arrivals:
+            self._arrivals[action.outbound].append(self._free[action.stage])
+
+
+_URGENCY: dict[str, int] = {Kind.BACKWARD: 0, Kind.INPUT: 0, Kind.FORWARD: 1, Kind.WEIGHT: 2}
+
+
+def _precedence(candidate: tuple[int, Action]) -> tuple[int, int, int, int]:
+    start, action = candidate
+    return start, _URGENCY[action.kind], action.microbatch, -action.stage

@@ -4,16 +4,22 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from .action import Action, Kind, Lists
-from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b, with_deferred_weights
-from .greedy_v import Times, timed_zb_v
-from .interleaved import breadth_first, interleaved
+from .alternating import (
+    alternate,
+    breadth_first,
+    checked_window,
+    eager,
+    gpipe,
+    interleaved,
+    merge,
+    one_f_one_b,
+    with_deferred_weights,
+)
 from .listed import LISTED, descends, faults, listed
-from .merge import merge
-from .replicas import Shares, replicas_of
-from .replicated import NAMES as REPLICATED
-from .replicated import forwards, replicated
+from .replicas import NAMES as REPLICATED
+from .replicas import Shares, forwards, replicas_of, replicated
 from .shape import Placement, ScheduleRefused, Shape
-from .v_shaped import dualpipe_v, zb_v
+from .v_shaped import Times, dualpipe_v, timed_zb_v, zb_v
 from .value import DELAYED, Mode, Schedule
 
 _NAMES: dict[Mode, tuple[str, ...]] = {

@@ -6,8 +6,7 @@ from itertools import chain, repeat
 from typing import Literal
 
 from .action import Action, Kind, Lists
-from .alternating import alternate, one_f_one_b
-from .merge import merge
+from .alternating import alternate, merge, one_f_one_b
 from .replicas import Replicas, Shares, replicas_of
 from .shape import Placement, ScheduleRefused, Shape
 

@@ -21,21 +21,22 @@ from stageline.pipeline.features.averages import WeightAverage
 from stageline.pipeline.features.clipping import GradientClip, numbers_of
 from stageline.pipeline.features.halves import Root, WaitingHalves, demand_divisible
 from stageline.pipeline.features.offload import Scratch
-from stageline.pipeline.features.recompute import Recompute, recomputation_of
+from stageline.pipeline.features.recompute import recomputation_of
 from stageline.pipeline.features.ties import SharedParameters
 from stageline.pipeline.features.versions import InFlight, versions_of
 from stageline.pipeline.tree import Tree, map_tensors
 
 from .layers.body import Body, evaluating
 from .layers.file_memory import FileMemory
-from .layers.loss import Autocast, Loss, demand_gradient, precision_of, scalar_loss
+from .layers.loss import Loss, demand_gradient, precision_of, scalar_loss
 from .layers.memory import OutputGuard
 from .layers.seeded_layers import GRADIENTS, LOSS, Activity, SeededLayers, Tap
 from .layers.skipped_calls import plain_layers
 from .layers.stash import PRESENT, Arrivals, InputNodes, Key, Stash, Stashed, Version, matched
 from .offloaded import OffloadedParts
+from .settings import StageSettings
 from .stage_state import NamedTensors, StageState, capture_state, restore_state
-from .stage_update import LrSchedulerFactory, OptimizerFactory, ParameterGroup, StageUpdate
+from .stage_update import OptimizerFactory, StageUpdate
 
 
 class _NotGiven:
@@ -48,20 +49,16 @@ NOT_GIVEN = _NotGiven()
 class Stage(NamedTensors):
     """One contiguous segment of a model.
 
-    `layers` are the segment's layers in order; `names` are their names in the unsplit model (by default their numbers,
-    from `first_layer` on). `optimizer` makes an optimizer from parameters, as `functools.partial(SGD, lr=0.1)` does; a
-    stage without trainable parameters makes none. `lr_scheduler` steps after every `lr_every` updates.
-    `loss(output, target)` belongs to the last stage and is a mean over rows. With `stash_weights`, backward
-    uses the weights that its forward used (PipeDream, SOSP'19, section 3.3); with `delay_weights`, all microbatches of
-    a step use the weights before the newest update (PipeDream-2BW, arXiv 2006.09503).
-    `clip_norm` is the most that the norm of all stages' gradients may be: `norms` and `clip` go before each update.
-    `order` has each parameter's number among those of the unsplit model, by name; by default that of the layers.
-    `groups` have settings of the optimizer for parameters by their names: those in `titles`, where it has them.
-    With `ema_decay`, every update ends with that of an exponential moving average of the weights.
-    With `autocast` = "bf16", forwards and the loss compute in that precision where torch's autocast does.
-    `recompute` keeps less of each forward, which backward runs again, with the same bits: "stage", "layers", or
-    patterns of the names of layers and of modules in them. Every forward seeds torch's default generators, layer by
-    layer; one that runs again, too.
+    Args:
+        layers: Layers of the segment, in order.
+        index: Number of the stage, from 0.
+        first_layer: Number of the first layer in the unsplit model, by which its random generators are seeded.
+        optimizer: Makes an optimizer from parameters, as `functools.partial(SGD, lr=0.1)` does. A stage without
+            trainable parameters makes none.
+        loss: Computes the mean loss over rows from output and target, on the last stage.
+        settings: All else; the defaults are those of a plain synchronous stage.
+        shared: Parameters that other stages have, too.
+        features: Features of the user; the outermost first.
     """
 
     def __init__(
@@ -70,52 +67,42 @@ class Stage(NamedTensors):
         *,
         index: int = 0,
         first_layer: int = 0,
-        names: Sequence[str] | None = None,
-        seed: int = 0,
         optimizer: OptimizerFactory | None = None,
-        lr_scheduler: LrSchedulerFactory | None = None,
-        lr_every: int = 1,
         loss: Loss | None = None,
-        device: str | torch.device = "cpu",
-        stash_weights: bool = False,
-        delay_weights: bool = False,
-        clip_norm: float | None = None,
-        order: Mapping[str, int] | None = None,
-        autocast: Autocast | None = None,
-        groups: Sequence[ParameterGroup] = (),
-        titles: Mapping[str, str] | None = None,
-        ema_decay: float | None = None,
-        recompute: Recompute | None = None,
+        settings: StageSettings = StageSettings(),  # noqa: B008  # frozen
         shared: SharedParameters | None = None,
         features: Sequence[Feature] = (),
     ) -> None:
         listed = plain_layers(layers)
-        self.names = tuple(names or (str(first_layer + k) for k in range(len(listed))))
-        self.device = torch.device(device)
+        self.names = tuple(settings.names or map(str, range(first_layer, first_layer + len(listed))))
+        self.device = torch.device(settings.device)
         self._activity = Activity(self.names)
         body = Body(listed, self.names, self.device)
-        named, known = body.unsplit_parameters(), titles or {}
-        trainable = {known.get(name, name): each for name, each in named.items() if each.requires_grad}
-        average = None if ema_decay is None else WeightAverage(body, ema_decay)
-        update = StageUpdate(trainable, optimizer, groups, lr_scheduler, lr_every, average, self._activity)
+        named, titles = body.unsplit_parameters(), settings.titles
+        trainable = {titles.get(name, name): each for name, each in named.items() if each.requires_grad}
+        average = None if settings.ema_decay is None else WeightAverage(body, settings.ema_decay)
+        update = StageUpdate(
+            trainable, optimizer, settings.groups, settings.lr_scheduler, settings.lr_every, average, self._activity
+        )
         super().__init__(index, body, update)
         self.loss = loss
         self.shared = shared or SharedParameters()
         self.features = features
         self._trainable = trainable
-        self.seed = seed
+        self.seed = settings.seed
         self.first_layer = first_layer
         self._layers = SeededLayers(
-            listed, self.names, first_layer=first_layer, seed=seed, device=self.device, activity=self._activity
+            listed, self.names, first_layer=first_layer, seed=self.seed, device=self.device, activity=self._activity
         )
-        self._precision = precision_of(autocast, self.device)
+        self._precision = precision_of(settings.autocast, self.device)
         self._arrivals = Arrivals(self.device)
-        numbers = numbers_of(named, first_layer) if order is None else order
-        self._clip = None if clip_norm is None else GradientClip(index, clip_norm, named, numbers)
+        numbers = settings.order or numbers_of(named, first_layer)
+        most = settings.clip_norm
+        self._clip = None if most is None else GradientClip(index, most, named, numbers)
         self._output_guard = OutputGuard(self._body, index)
         self._stash = Stash(index)
-        self._versions = versions_of(self._body, stash=stash_weights, delay=delay_weights)
-        self._recomputation = recomputation_of(self._body, recompute, versions=self._versions.stashed)
+        self._versions = versions_of(self._body, stash=settings.stash_weights, delay=settings.delay_weights)
+        self._recomputation = recomputation_of(self._body, settings.recompute, versions=self._versions.stashed)
         self._halves = WaitingHalves(index)  # between `backward_input` and `backward_weight`
         self._offloaded = OffloadedParts(self._body, self._layers, self._update)
         self._forwarded = 0
@@ -384,7 +371,7 @@ class Stage(NamedTensors):
 
     def _clipping(self) -> GradientClip:
         if self._clip is None:
-            raise StageError(f"stage {self.index} clips no gradients: make it with clip_norm")
+            raise StageError(f"stage {self.index} clips no gradients: set clip_norm in its StageSettings")
         return self._clip
 
     def _run(self, x: Tree, key: Key, version: Version, *, taps: bool = True) -> Tree:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan, PlanError, PlanRefused
     from stageline.pipeline.program import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
+    from stageline.pipeline.stage.settings import StageSettings
     from stageline.pipeline.stage.stage import Stage
     from stageline.workers.checkpoint.saved import NotSaved, load_weights
     from stageline.workers.errors import LineClosed, RunFailed
@@ -86,6 +87,7 @@ __all__ = [
     "Source",
     "Stage",
     "StageError",
+    "StageSettings",
     "StagelineError",
     "StreamLoader",
     "TappedLayer",
@@ -153,6 +155,7 @@ _MODULES = {  # where each name is defined
         "Verdict",
         "check_schedule",
     ),
+    "stageline.pipeline.stage.settings": ("StageSettings",),
     "stageline.pipeline.stage.stage": ("Stage",),
     "stageline.workers.checkpoint.saved": ("NotSaved", "load_weights"),
     "stageline.workers.errors": (

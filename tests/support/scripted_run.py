@@ -8,7 +8,6 @@ run.train(x, y)
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 
 import torch
@@ -22,6 +21,7 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind, Placement, make_schedule
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
@@ -260,15 +260,9 @@ class ScriptedRun:
         recipe, last = self.recipe, self.program.last
         torch.manual_seed(recipe.seed)
         parts = cut_model(recipe.build(), self.cut)
-        make = partial(Stage, seed=recipe.seed, optimizer=recipe.optimizer, lr_scheduler=recipe.lr_scheduler)
+        settings = StageSettings(seed=recipe.seed, lr_scheduler=recipe.lr_scheduler)
         stages = {
-            part.index: make(
-                part.layers,
-                index=part.index,
-                first_layer=part.first_layer,
-                names=part.names,
-                loss=recipe.loss if part.index == last else None,
-            )
+            part.index: part.stage(recipe.optimizer, recipe.loss if part.index == last else None, settings)
             for part in parts
             if part.index in self.placement[worker]
         }

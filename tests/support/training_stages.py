@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler as schedulers
 
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.alternating import alternate
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 
@@ -137,7 +138,12 @@ def last_stage(
 ) -> Stage:
     torch.manual_seed(seed)
     return Stage(
-        layers(), first_layer=2, optimizer=optimizer, lr_scheduler=scheduler, loss=functional.cross_entropy, index=1
+        layers(),
+        first_layer=2,
+        optimizer=optimizer,
+        loss=functional.cross_entropy,
+        index=1,
+        settings=StageSettings(lr_scheduler=scheduler),
     )
 
 
@@ -179,4 +185,4 @@ def drive(stage: Stage, numbers: range, warm_up: int) -> tuple[dict[str, Any], d
 
 def middle_stage(layers: Callable[[], list[nn.Module]], seed: int = 0) -> Stage:
     torch.manual_seed(seed)
-    return Stage(layers(), optimizer=partial(torch.optim.AdamW, lr=0.1), stash_weights=True)
+    return Stage(layers(), optimizer=partial(torch.optim.AdamW, lr=0.1), settings=StageSettings(stash_weights=True))

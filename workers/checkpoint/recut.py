@@ -18,7 +18,7 @@ from stageline.broker.coordinator.run import ResumeMode
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ForeignState, ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
-from stageline.pipeline.model.weights.reading import listed
+from stageline.pipeline.model.tensor_files import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT, Difference
 from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce, Setting

@@ -17,8 +17,7 @@ from stageline.broker.transports.sockets.descriptors import raise_descriptor_lim
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.printable import is_utf8
 
-from .errors import CommandFailed, as_facts, message_of, suggestion
-from .output import say
+from .output import CommandFailed, as_facts, message_of, say, suggestion
 
 COMMANDS = {  # the file in commands/ that each is in
     "init": "init",

@@ -23,7 +23,7 @@ from stageline.workers.runs.owner import read_owner
 from stageline.workers.runs.result import Facts
 
 from . import options
-from .errors import CommandFailed
+from .output import CommandFailed
 
 PATIENCE = 3.0  # seconds to wait for the broker's answer
 RUNS = Path("runs")

@@ -22,8 +22,7 @@ from stageline.pipeline.model.object_names import is_of_script, script_object
 from stageline.pipeline.model.own_schedule import read_plan
 from stageline.workers.runs import folder as runs
 
-from .errors import CommandFailed
-from .output import say
+from .output import CommandFailed, say
 
 Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
 _VISIBLE = (

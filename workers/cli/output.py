@@ -1,23 +1,37 @@
-"""Prints for people on stdout: text, tables, amounts, the summary of a result. Answers as JSON keep their exact text.
+"""What commands print: text, tables, amounts and results for people, log lines, and how a command has failed.
 
-A table is drawn for a terminal, and stands in plain aligned columns otherwise.
+A table is drawn for a terminal, and stands in plain aligned columns otherwise. Answers as JSON keep their exact text.
+A log event is a line on stderr, `01:02:03 assigned: worker 0, incarnation 1`; an error begins with `stageline:`.
 """
 
+import difflib
+import errno
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 import click
+import structlog
 
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.plan.errors import PlanError, PlanRefused
 from stageline.pipeline.printable import printable, printable_line
+from stageline.pipeline.process.streams import lose_output
 from stageline.workers.runs.result import Result
 
 LONGEST = 1_000_000  # characters; a table may be long
 _AMOUNT = re.compile(r"-?|[\d.]+( [\w.%]+)*")  # "", "-", "12", "4.2 s", "12 %", "3 min 20 s"
 _NEWEST = 20  # rounds of evaluation that are shown
 _BYTES = ("B", "kB", "MB", "GB", "TB")
+Event = MutableMapping[str, Any]
+
+_PREFIXES = {"critical": "stageline:", "error": "stageline:", "warning": "stageline: warning:"}  # others: the time
+_LINE = re.compile(r"(?!--|STAGELINE_)(.+?)(?::(\d+))?", re.DOTALL)  # the place of a fault in a file
+_NO_FOLDER = "No usable temporary directory"  # as the module tempfile says it
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def say(text: str, *, err: bool = False, file: IO[Any] | None = None) -> None:
@@ -141,3 +155,77 @@ def _draw(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], ri
     for row in cells:
         drawn.add_row(*map(text.Text, row))
     console.Console().print(drawn)
+
+
+def log_to_stderr() -> None:
+    """Configure structlog for this process, which a closed or full stdout does not end from now on."""
+    lose_output()
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def render(_: object, __: str, event: Event) -> str:
+    """One event as text. A traceback comes first: the last line of a log states what went wrong."""
+    level, text, traceback = event.pop("level", "info"), event.pop("event"), event.pop("exception", "")
+    reason = event.pop("reason", "")
+    details = ", ".join(f"{name} {value}" for name, value in event.items())
+    message = printable(": ".join(part for part in (str(text), str(reason), details) if part))
+    prefix = _PREFIXES.get(level) or f"{datetime.now():%H:%M:%S}"
+    line = f"{prefix} {message}".replace("\n", "\n    ")  # no text can begin a line that looks like another event
+    return "\n".join(part for part in (printable(traceback), line) if part)
+
+
+class CommandFailed(StagelineError):
+    """Ends the command with a message for the user, and `exit_code`. `answered`: its result has been printed."""
+
+    def __init__(self, message: str, exit_code: int, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.answered = answered
+
+
+def message_of(error: Exception) -> str:
+    """Return what the user reads about an expected error; an `OSError` names the file or the disk that caused it."""
+    if not isinstance(error, OSError) or isinstance(error, StagelineError):
+        return str(error)
+    reason = error.strerror or str(error)
+    if error.filename is not None:
+        return f"cannot use {error.filename}: {reason}"
+    if error.errno in _FULL:  # the system does not say of which file
+        return f"cannot write to stdout, or to the run's folder: {reason}"
+    if reason.startswith(_NO_FOLDER):
+        return f"{reason}. Sockets and files of a process need one: make /tmp writable, or name a folder in TMPDIR"
+    return reason
+
+
+def as_facts(error: Exception, message: str, exit_code: int) -> dict[str, object]:
+    """The error as schema error/1, which `--json` prints in place of a result.
+
+    `errors` has everything that is wrong with a plan, each with its place; it is empty for any other error.
+    """
+    errors = [_plan_fault(each) for each in error.errors] if isinstance(error, PlanRefused) else []
+    return {"schema": "error/1", "exit_code": int(exit_code), "message": message, "errors": errors}
+
+
+def _plan_fault(fault: PlanError) -> dict[str, object]:
+    """`file` and `line` are None for what no file says: `where` is then "--set", or a variable of the environment."""
+    file, line = _LINE.fullmatch(fault.where), None
+    if file is not None:
+        line = int(file[2]) if file[2] else None
+    return {
+        "where": fault.where,
+        "file": None if file is None else file[1],
+        "line": line,
+        "key": fault.key,
+        "value": fault.value,
+        "message": fault.reason,
+    }
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Continue a message about an unknown word: the nearest known one, or all of them."""
+    words = list(known)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(words)}"

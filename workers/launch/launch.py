@@ -22,8 +22,13 @@ from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.disk.owned_folder import demand_short_socket_paths
-from stageline.workers.extras.preflight.transcript import FirstBatches, Transcript, goes_on
-from stageline.workers.extras.preflight.trial_result import StageMemory, WorkerEstimate
+from stageline.workers.extras.preflight.trial_result import (
+    FirstBatches,
+    StageMemory,
+    Transcript,
+    WorkerEstimate,
+    goes_on,
+)
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.store import measured_timetable

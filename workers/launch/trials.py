@@ -32,7 +32,6 @@ from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.extras.fitting import HostFit, LayerTimes, fit, read_hosts
-from stageline.workers.extras.preflight.transcript import agrees, repeats
 from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,
     MeasuredCut,
@@ -40,6 +39,8 @@ from stageline.workers.extras.preflight.trial_result import (
     TrialLog,
     TrialRefusal,
     TriedPlan,
+    agrees,
+    repeats,
 )
 
 from .template import Template

@@ -37,9 +37,8 @@ from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.losses import ComputeFailed
 
-from .failures import lacks_resources, why_it_leaves
 from .join import tell_script, why_not_own
-from .worker import Worker, WorkerOptions
+from .worker import Worker, WorkerOptions, lacks_resources, why_it_leaves
 
 EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused"}
 

@@ -20,8 +20,7 @@ from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.background_writer import BackgroundWriter
-from stageline.workers.runs.metrics import MetricsLine
-from stageline.workers.runs.metrics_file import MetricsFile
+from stageline.workers.runs.metrics import MetricsFile, MetricsLine
 
 from .call_source import Keep, SaveStages
 from .executor import Executor

@@ -1,9 +1,15 @@
-"""Begins the run of a `Line`: cuts the model, makes the plan and the schedule, and starts or makes the workers."""
+"""Begins the run of a `Line`: cuts the model, makes the plan and the schedule, and starts or makes the workers.
 
-from collections.abc import Callable, Sequence
+`ScriptRun` is what a `Line` needs of a run, wherever its workers are: calls go in, replies come out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
 
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.model.cut import with_stored_weights
@@ -16,20 +22,81 @@ from stageline.pipeline.program import Program
 from stageline.pipeline.schedule import Placement
 from stageline.pipeline.stage.layers.layer import BatchCheck
 from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.job import scripted_program
 from stageline.workers.script.arguments.arguments import LineOptions, Model, in_arguments_words
-from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.script_plan import build_model, plan_of, registered
+from stageline.workers.script.calls.batch_record import BatchRecord
 
 from .arguments.checks import demand_default_device, demand_usable
-from .calls.calls import WeightNames
+from .arguments.script_plan import ModelWeights, weights_of
+from .calls.calls import Replies, WeightNames
+from .calls.page import Timetable
 from .inline_run import InlineRun
-from .script_run import ScriptRun
 
 if TYPE_CHECKING:
     from .processes.names import RemotePlan
 
 InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
+
+
+class ScriptRun(Protocol):
+    """A run that a script drives. Its methods are for the script's thread alone."""
+
+    size: int  # how many workers it has
+    batches: BatchRecord | None  # what its steps were trained on; None if it cannot be resumed
+    cannot_save: str  # why it saves no checkpoints; "" if it does
+
+    @property
+    def folder(self) -> Path | None:
+        """Of its files; None if it has none."""
+
+    @property
+    def position(self) -> int:
+        """The number of training steps that have been called."""
+
+    def submit(
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
+    ) -> "Future[Replies]":
+        """Calls the workers, in order; what they reply. The tensors must not be written to afterwards. With `ema`,
+        averages stand for weights.
+
+        Raises `RunFailed` if the run is over.
+        """
+
+    def close(self) -> None:
+        """Ends the run well: every call is carried out, the weights are kept. Raises `RunFailed` if that fails."""
+
+    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        """Saves a checkpoint; `call` has the workers write it into the folder that it is given. Raises `NotSaved`."""
+
+    def waits_for(self) -> str:
+        """What the run has waited for longer than a moment; "" for nothing. For any thread; it may take seconds."""
+
+    def news(self) -> list[str]:
+        """What has happened to the workers since the last call, as lines for people. For any thread."""
+
+    def workers(self) -> list[str]:
+        """What each worker is and does, one line for each; none once they have ended."""
+
+    def timetable(self) -> Timetable:
+        """Of the newest step whose times are known; as it is planned while there is none."""
+
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """The weights of a run that was closed, or their averages, under the unsplit model's names."""
+
+    def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
+        """Ends the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows.
+        `interrupted`: by Ctrl-C, so that another one may come."""
+
+    def discard(self) -> None:
+        """Ends the run as it is; nothing of it is of use any more, and nothing is said of it."""
 
 
 def begin_run(

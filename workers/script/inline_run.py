@@ -19,6 +19,7 @@ from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program, Queue
 from stageline.pipeline.stage.layers.seeded_layers import generators_kept
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
@@ -153,18 +154,20 @@ class InlineRun:
         """The stage that computes `part`; only the last stage has a loss. Raises `ModelRefused` for its weights."""
         part.load()
         return part.stage(
-            seed=options.seed,
             optimizer=options.optimizer,
-            lr_scheduler=options.lr_scheduler,
-            lr_every=options.lr_every,
             loss=options.loss if part.index == self._program.last else None,
-            device=options.device,
-            clip_norm=options.clip_norm,
-            ema_decay=options.ema_decay,
-            autocast=options.autocast,
-            recompute=self._recompute(part.index),
-            groups=self._groups,
             features=[each if isinstance(each, Feature) else each() for each in options.features],
+            settings=StageSettings(
+                seed=options.seed,
+                lr_scheduler=options.lr_scheduler,
+                lr_every=options.lr_every,
+                device=options.device,
+                clip_norm=options.clip_norm,
+                ema_decay=options.ema_decay,
+                autocast=options.autocast,
+                recompute=self._recompute(part.index),
+                groups=self._groups,
+            ),
         )
 
 

@@ -26,12 +26,10 @@ from stageline.workers.script.arguments.arguments import LineCall, Model, given_
 
 from .arguments.checks import batches_of, demand_batch
 from .begin import begin_run
-from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
+from .callbacks import BetterName, Callback, FitBatches, FitOptions, Fitted, demand_fit, end_of, held_out_of, steps_from
 from .calls.calls import Replies, StepLoss, only, total
 from .calls.display import display_of
-from .calls.page import Timetable, page
-from .calls.seen import Seen
-from .fit_batches import FitBatches, end_of, held_out_of, steps_from
+from .calls.page import Seen, Timetable, page
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"

@@ -26,8 +26,7 @@ from stageline.pipeline.stage.layers.skipped_calls import hooks_in
 from stageline.pipeline.tree import Leaf, leaves
 
 from .apart import Unfinished, backward_keeps_from_forking, run_apart
-from .example import Example
-from .export import does_not_fit, plain_output
+from .export import Example, does_not_fit, plain_output
 from .unchanged import buffers_kept, model_kept
 
 Results = Mapping[tuple[str, str], Leaf]  # by kind and name

@@ -12,10 +12,9 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
+from stageline.pipeline.model.families.layers import Layer
 from stageline.pipeline.stage.layers.layer import BatchCheck, BoundLayer
 from stageline.pipeline.tree import Tree
-
-from ..families.layers import Layer
 
 Values = tuple[Any, ...]  # tensors, numbers, and lists of tensors
 

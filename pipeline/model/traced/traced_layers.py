@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.body import evaluating
@@ -34,10 +35,8 @@ from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.stage.layers.skipped_calls import all_hooks
 from stageline.pipeline.tree import Tree, map_leaves
 
-from ..families.layers import Layers
 from .comparison import difference_of
-from .example import Example
-from .export import COMPUTED, Forward, traced_forward
+from .export import COMPUTED, Example, Forward, traced_forward
 from .layer import TracedFunction, TracedPiece, TwoModes, Values
 from .pieces import outer_calls, pieces_of
 

@@ -12,6 +12,7 @@ from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from stageline.pipeline.errors import ForeignState, StageError
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from support.states import difference
 
@@ -49,8 +50,8 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(5, 4, generator=generator), torch.randn(5, 3, generator=generator)
 
 
-def stage(**options: Any) -> Stage:
-    return Stage(model(), loss=mse_loss, **{"optimizer": ADAM, "ema_decay": DECAY, **options})
+def stage(decay: float | None = DECAY, **options: Any) -> Stage:
+    return Stage(model(), loss=mse_loss, optimizer=ADAM, settings=StageSettings(ema_decay=decay, **options))
 
 
 def averaged_model(of: nn.Module) -> AveragedModel:
@@ -95,7 +96,7 @@ def test_only_what_is_trained_has_an_average_under_each_of_its_names() -> None:
     train(trained, range(1))
     assert set(trained.averages) == {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.scale"}
     assert trained.averages["0.weight"] is trained.averages["3.weight"]
-    frozen = Stage(nn.Linear(2, 2).requires_grad_(False), optimizer=ADAM, ema_decay=DECAY)
+    frozen = Stage(nn.Linear(2, 2).requires_grad_(False), optimizer=ADAM, settings=StageSettings(ema_decay=DECAY))
     frozen.forward(torch.ones(1, 2))
     frozen.update()
     assert not frozen.averages
@@ -105,7 +106,10 @@ def test_only_what_is_trained_has_an_average_under_each_of_its_names() -> None:
 def test_dtypes_are_averaged_apart() -> None:
     layers = [nn.Linear(3, 3), nn.Linear(3, 3).bfloat16(), nn.Linear(3, 3).double()]
     made = nn.Sequential(*layers)
-    averaged, trained = averaged_model(made), Stage(deepcopy(made), optimizer=ADAM, ema_decay=DECAY)
+    averaged, trained = (
+        averaged_model(made),
+        Stage(deepcopy(made), optimizer=ADAM, settings=StageSettings(ema_decay=DECAY)),
+    )
     optimizer = ADAM(made.parameters())
     for step in range(3):
         for parameters in (made.parameters(), trained._body.parameters()):
@@ -155,7 +159,10 @@ class Recurrent(nn.LSTM):
 def test_whatever_refers_to_a_weight_is_evaluated_with_its_average(layer: Any) -> None:
     torch.manual_seed(0)
     made = nn.Sequential(layer())
-    averaged, trained = averaged_model(made), Stage(deepcopy(made), optimizer=ADAM, ema_decay=DECAY)
+    averaged, trained = (
+        averaged_model(made),
+        Stage(deepcopy(made), optimizer=ADAM, settings=StageSettings(ema_decay=DECAY)),
+    )
     optimizer = ADAM(made.parameters())
     for step in range(3):
         x, _ = batch(step)
@@ -202,7 +209,10 @@ def test_evaluation_with_averages_disturbs_no_microbatch_in_flight(versions: dic
 
 def test_an_output_that_is_an_average_is_sent_as_a_copy() -> None:
     trained = Stage(
-        list(model())[:4], loss=lambda given, target: mse_loss(given[0], target), optimizer=ADAM, ema_decay=DECAY
+        list(model())[:4],
+        loss=lambda given, target: mse_loss(given[0], target),
+        optimizer=ADAM,
+        settings=StageSettings(ema_decay=DECAY),
     )
     train(trained, range(1))
     _, scale = trained.evaluate(batch(9)[0], ema=True)  # type: ignore[misc]
@@ -229,7 +239,7 @@ def test_a_state_whose_averages_do_not_fit_is_refused() -> None:
     train(trained, range(2))
     state = trained.snapshot()
     with pytest.raises(ForeignState, match="averages of weights are in the state only"):
-        stage(ema_decay=None).restore(state)
+        stage(None).restore(state)
     for name, wrong, said in (
         ("1.bias", {}, r"the average of 1.bias is missing, the weight is float32 \[4\]"),
         (
@@ -256,7 +266,7 @@ def test_weights_that_are_loaded_leave_averages_as_they_are_which_is_what_a_plai
 
 
 def test_a_stage_without_averages_says_so() -> None:
-    trained = stage(ema_decay=None)
+    trained = stage(None)
     with pytest.raises(StageError, match="stage 0 keeps no averages of its weights: make it with ema_decay"):
         trained.state_dict(ema=True)
     with pytest.raises(StageError, match="stage 0 keeps no averages"):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from stageline import Stage
 from stageline.pipeline.errors import GradientMismatch, StageError
 from stageline.pipeline.features.clipping import GradientClip, GradientNotFinite
+from stageline.pipeline.stage.settings import StageSettings
 
 HOST = torch.device("cpu")
 
@@ -82,7 +83,13 @@ def test_stages_in_a_loop_of_ones_own_clip_as_the_whole_model() -> None:
 
     whole, x, y = nn.Sequential(*layers()), torch.randn(7, 4), torch.randn(7, 3)
     stages = [
-        Stage(part, index=k, first_layer=low, loss=nn.functional.mse_loss if k else None, clip_norm=0.01)
+        Stage(
+            part,
+            index=k,
+            first_layer=low,
+            loss=nn.functional.mse_loss if k else None,
+            settings=StageSettings(clip_norm=0.01),
+        )
         for k, (low, part) in enumerate([(0, layers()[:1]), (1, layers()[1:])])
     ]
     nn.functional.mse_loss(whole(x), y).backward()
@@ -94,5 +101,5 @@ def test_stages_in_a_loop_of_ones_own_clip_as_the_whole_model() -> None:
     assert stages[0].gradient_norm == stages[1].gradient_norm == wanted.item()
     own = [parameter.grad for stage in stages for parameter in stage._body.parameters()]
     assert all(torch.equal(mine, each.grad) for mine, each in zip(own, whole.parameters(), strict=True))
-    with pytest.raises(StageError, match="stage 0 clips no gradients: make it with clip_norm"):
+    with pytest.raises(StageError, match="stage 0 clips no gradients: set clip_norm"):
         Stage(layers()).norms()

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.features.ties import SharedGradients, SharedParameters
 from stageline.pipeline.program import Tied
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors
 
@@ -163,8 +165,8 @@ class FirstOfTwo(nn.Module):
         return given[0]
 
 
-def stage(layers: nn.Module, **options: object) -> Stage:
-    return Stage(deepcopy(layers), optimizer=SGD, **options)
+def stage(layers: nn.Module, loss: Any = None, **options: Any) -> Stage:
+    return Stage(deepcopy(layers), optimizer=SGD, loss=loss, settings=StageSettings(**options))
 
 
 def randoms(like: Tree, seed: int) -> Tree:

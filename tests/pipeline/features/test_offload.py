@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stageline.pipeline.features import offload
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.extras.preflight.trial_stages import LiveBytes
 
@@ -61,7 +62,7 @@ def model() -> list[nn.Module]:
 def trained(scratch: BytesScratch | None, *, ahead: int = 3, **options: Any) -> dict[str, Tensor]:
     """`ahead` microbatches are run forward before the first goes backward; with versions of the weights, each is a
     step."""
-    stage = Stage(model(), optimizer=ADAM, **options)
+    stage = Stage(model(), optimizer=ADAM, settings=StageSettings(**options))
     if scratch is not None:
         stage.offload_activations(scratch)
     drawn = torch.Generator().manual_seed(1)

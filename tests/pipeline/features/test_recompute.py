@@ -13,6 +13,7 @@ from torch.nn import functional
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.features.recompute import Recompute, outermost, recomputable
 from stageline.pipeline.stage.layers.seeded_layers import layer_seed
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -79,9 +80,12 @@ def trained(cut: int, recompute: Any, *, frozen: tuple[str, ...] = (), **options
     for name in frozen:
         layers[name].requires_grad_(False)
     names, modules = list(layers), list(layers.values())
-    make = partial(Stage, optimizer=SGD, recompute=recompute, **options)
-    first = make(modules[:cut], names=names[:cut])
-    last = make(modules[cut:], names=names[cut:], index=1, first_layer=cut, loss=functional.cross_entropy)
+    make = partial(Stage, optimizer=SGD)
+    settings = partial(StageSettings, recompute=recompute, **options)
+    first = make(modules[:cut], settings=settings(names=names[:cut]))
+    last = make(
+        modules[cut:], index=1, first_layer=cut, loss=functional.cross_entropy, settings=settings(names=names[cut:])
+    )
     for step in range(STEPS):
         for microbatch in range(MICROBATCHES):
             x, target = batch(step, microbatch)
@@ -132,7 +136,7 @@ class ForwardCounter(nn.Linear):
 )
 def test_only_what_is_named_runs_again_and_not_in_evaluation(recompute: Recompute | None, forwards: list[int]) -> None:
     watched = [ForwardCounter(), ForwardCounter()]
-    stage = Stage([*watched, nn.Tanh()], recompute=recompute)
+    stage = Stage([*watched, nn.Tanh()], settings=StageSettings(recompute=recompute))
     stage.evaluate(torch.randn(2, 8))
     assert [each.forwards for each in watched] == [1, 1]
     stage.forward(torch.randn(2, 8))
@@ -148,7 +152,7 @@ def test_a_stage_that_runs_again_keeps_its_input_and_nothing_else() -> None:
         kept[tuple(tensor.shape)] += 1
         return tensor
 
-    stage = Stage([nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4)], recompute="stage")
+    stage = Stage([nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4)], settings=StageSettings(recompute="stage"))
     with saved_tensors_hooks(note, lambda tensor: tensor):
         stage.forward(torch.randn(2, 8))
     assert kept == {(2, 8): 1}
@@ -156,7 +160,7 @@ def test_a_stage_that_runs_again_keeps_its_input_and_nothing_else() -> None:
 
 def test_layers_are_tapped_once() -> None:
     tapped: list[str] = []
-    stage = Stage([nn.Linear(8, 8), nn.Tanh()], recompute="stage")
+    stage = Stage([nn.Linear(8, 8), nn.Tanh()], settings=StageSettings(recompute="stage"))
     stage.tap = lambda name, output: tapped.append(name)
     stage.forward(torch.randn(2, 8))
     stage.backward(torch.ones(2, 8))
@@ -165,7 +169,7 @@ def test_layers_are_tapped_once() -> None:
 
 @pytest.mark.parametrize("recompute", ["stage", ["0"]], ids=str)
 def test_weights_that_change_before_the_forward_has_run_again_are_refused(recompute: Recompute) -> None:
-    stage = Stage([nn.Linear(4, 4), nn.Tanh()], optimizer=SGD, recompute=recompute)
+    stage = Stage([nn.Linear(4, 4), nn.Tanh()], optimizer=SGD, settings=StageSettings(recompute=recompute))
     for step in range(2):
         stage.forward(torch.randn(2, 4), step=step, microbatch=0)
     stage.backward(torch.ones(2, 4), step=0, microbatch=0)
@@ -183,7 +187,7 @@ def test_with_versions_of_the_weights_the_forward_runs_again_with_those_it_used(
         layers = named_layers()
         names, modules = list(layers), list(layers.values())
         versions: Any = {how: True}
-        stage = Stage(modules, names=names, optimizer=SGD, recompute=recompute, **versions)
+        stage = Stage(modules, optimizer=SGD, settings=StageSettings(names=names, recompute=recompute, **versions))
         outputs = [stage.forward(batch(step, 0)[0], step=step, microbatch=0) for step in range(ahead)]
         for step in range(4):
             stage.backward(torch.ones_like(outputs[step]), step=step, microbatch=0)
@@ -195,7 +199,7 @@ def test_with_versions_of_the_weights_the_forward_runs_again_with_those_it_used(
 
 
 def test_a_module_that_writes_to_its_input_is_refused_by_name() -> None:
-    stage = Stage([nn.Linear(4, 4), nn.ReLU(inplace=True)], recompute=["1"])
+    stage = Stage([nn.Linear(4, 4), nn.ReLU(inplace=True)], settings=StageSettings(recompute=["1"]))
     with pytest.raises(StageError, match=r"^1 writes to what it is given"):
         stage.forward(torch.randn(2, 4))
 
@@ -250,7 +254,12 @@ def one_step(layers: list[nn.Module], recompute: Any) -> dict[str, Tensor]:
     torch.manual_seed(1)
     for layer in layers:
         layer.apply(lambda each: each.reset_parameters() if isinstance(each, nn.Linear) else None)  # type: ignore[no-any-return]
-    stage = Stage(layers, optimizer=SGD, recompute=recompute, loss=lambda output, _: output.square().mean())
+    stage = Stage(
+        layers,
+        optimizer=SGD,
+        loss=lambda output, _: output.square().mean(),
+        settings=StageSettings(recompute=recompute),
+    )
     for microbatch in range(2):
         stage.forward(batch(0, microbatch)[0][:, :4], torch.zeros(()), microbatch=microbatch)
     for microbatch in range(2):
@@ -287,4 +296,4 @@ def test_of_a_list_of_modules_those_in_it_run_again_since_it_has_no_forward() ->
 @pytest.mark.parametrize("recompute", ["all", "b*", 5, [1]])
 def test_what_is_neither_the_stage_nor_patterns_is_refused(recompute: Any) -> None:
     with pytest.raises(StageError, match='expected "stage", "layers" or a list of patterns of names'):
-        Stage([nn.Linear(4, 4)], optimizer=SGD, recompute=recompute)
+        Stage([nn.Linear(4, 4)], optimizer=SGD, settings=StageSettings(recompute=recompute))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from stageline.pipeline.errors import StageError
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -18,7 +19,7 @@ def test_backward_uses_the_weights_that_forward_used():
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     reference = copy.deepcopy(module)
-    stage = Stage(module, optimizer=partial(torch.optim.SGD, lr=1.0), stash_weights=True)
+    stage = Stage(module, optimizer=partial(torch.optim.SGD, lr=1.0), settings=StageSettings(stash_weights=True))
     x = [torch.randn(2, 4, requires_grad=True) for _ in range(2)]
     g = torch.randn(2, 4)
     for step, each in enumerate(x):
@@ -48,7 +49,9 @@ class HoldsItsWeightTwice(nn.Module):
 
 def test_a_weight_that_is_read_from_a_list_is_refused_by_name():
     # Its gradient was left at the parameter and dropped, so the layer was never trained, and nothing said so.
-    stage = Stage([HoldsItsWeightTwice()], optimizer=partial(torch.optim.SGD, lr=1.0), stash_weights=True)
+    stage = Stage(
+        [HoldsItsWeightTwice()], optimizer=partial(torch.optim.SGD, lr=1.0), settings=StageSettings(stash_weights=True)
+    )
     stage.forward(torch.randn(2, 4), step=0, microbatch=0)
     with pytest.raises(StageError, match=r"^0\.linear\.weight was read other than as the attribute"):
         stage.backward(torch.ones(2, 4), step=0, microbatch=0)
@@ -69,7 +72,7 @@ class LastOutput(nn.Module):
 def test_recurrent_modules_whose_weights_torch_keeps_in_a_list_are_stashed(kind):
     module = LastOutput(kind(4, 4))
     reference = copy.deepcopy(module)
-    stage = Stage([module], optimizer=partial(torch.optim.SGD, lr=1.0), stash_weights=True)
+    stage = Stage([module], optimizer=partial(torch.optim.SGD, lr=1.0), settings=StageSettings(stash_weights=True))
     x, g = torch.randn(2, 3, 2, 4), torch.randn(3, 2, 4)
     for step in range(2):
         stage.forward(x[step], step=step, microbatch=0)
@@ -91,7 +94,7 @@ class ZeroingSGD(torch.optim.SGD):
 
 def test_an_optimizer_that_leaves_zeros_as_gradients_is_not_taken_for_a_second_reading():
     module = nn.Linear(4, 4)
-    stage = Stage([module], optimizer=partial(ZeroingSGD, lr=1.0), stash_weights=True)
+    stage = Stage([module], optimizer=partial(ZeroingSGD, lr=1.0), settings=StageSettings(stash_weights=True))
     before = module.weight.detach().clone()
     for step in range(2):
         stage.forward(torch.ones(2, 4), step=step, microbatch=0)

@@ -14,6 +14,7 @@ from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
 from stageline.pipeline.features.versions import Previous
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.alternating import alternate
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
@@ -31,7 +32,7 @@ def layers(seed: int = 0) -> nn.Sequential:
 
 
 def stage(seed: int = 0) -> Stage:
-    return Stage(layers(seed), optimizer=partial(torch.optim.AdamW, lr=0.1), delay_weights=True)
+    return Stage(layers(seed), optimizer=partial(torch.optim.AdamW, lr=0.1), settings=StageSettings(delay_weights=True))
 
 
 def given(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,7 +142,7 @@ def test_a_trained_parameter_that_shares_memory_is_refused_by_name(shares: str) 
         case _:
             made.register_buffer("other", made.weight.data[:2])
     with pytest.raises(ModelRefused, match=r"0\.(weight and 0\.other|other and 0\.weight) share memory.*clone one"):
-        Stage([made], optimizer=partial(torch.optim.SGD, lr=0.1), delay_weights=True)
+        Stage([made], optimizer=partial(torch.optim.SGD, lr=0.1), settings=StageSettings(delay_weights=True))
 
 
 def test_parameters_that_are_parts_of_one_memory_have_two_versions_as_others_do() -> None:
@@ -153,7 +154,7 @@ def test_parameters_that_are_parts_of_one_memory_have_two_versions_as_others_do(
             memory = torch.cat([module[0].weight.data.reshape(-1), module[2].weight.data.reshape(-1)])
             module[0].weight.data = memory[: 5 * 43].view(SHAPE)
             module[2].weight.data = memory[5 * 43 :].view(3, 5)
-        return Stage(module, optimizer=partial(torch.optim.SGD, lr=0.1), delay_weights=True)
+        return Stage(module, optimizer=partial(torch.optim.SGD, lr=0.1), settings=StageSettings(delay_weights=True))
 
     plain, flat = made(flat=False), made(flat=True)
     for each in (plain, flat):
@@ -164,6 +165,10 @@ def test_parameters_that_are_parts_of_one_memory_have_two_versions_as_others_do(
 @pytest.mark.parametrize("mode", ["delay_weights", "stash_weights"])
 def test_a_forward_that_writes_to_a_weight_is_refused_by_name(mode: str) -> None:
     """It wrote to one version: how many microbatches ran before the update decided the weights."""
-    made = Stage([nn.Embedding(7, 3, max_norm=0.5)], optimizer=partial(torch.optim.SGD, lr=0.1), **{mode: True})  # type: ignore[arg-type]
+    made = Stage(
+        [nn.Embedding(7, 3, max_norm=0.5)],
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        settings=StageSettings(**{mode: True}),
+    )  # type: ignore[arg-type]
     with pytest.raises(StageError, match=r"a forward has written to 0\.weight, .*max_norm.*mode = \"sync\""):
         made.forward(torch.arange(7), step=0, microbatch=0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stageline.pipeline.program import Costs, Program, SumExchange, check_schedule, compile_program
 from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule
-from stageline.pipeline.schedule.replicated import NAMES
+from stageline.pipeline.schedule.replicas import NAMES
 
 
 def summed(schedule: Schedule) -> Program:

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from stageline.pipeline.errors import LossNotScalar, StageError
 from stageline.pipeline.stage.layers.seeded_layers import layer_seed
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from support.towers import TwoTowers
 
@@ -125,7 +126,7 @@ def test_a_loss_without_a_gradient_is_refused_as_backward_of_the_unsplit_model_r
     stage = Stage(
         nn.Linear(4, 3),
         loss=lambda output, target: (output * 0).sum() if target else torch.ones(()),
-        recompute=recompute,
+        settings=StageSettings(recompute=recompute),
     )
     assert stage.forward(torch.zeros(2, 4), 1, microbatch=0) == 0
     with pytest.raises(StageError, match="the loss has no gradient"):
@@ -141,7 +142,12 @@ def test_the_seed_of_a_layer_depends_on_its_place_alone():
 @pytest.mark.parametrize("stash_weights", [False, True])
 def test_a_tap_is_given_what_each_layer_returns_before_the_next_may_write_to_it(stash_weights):
     """Layer 1 writes to what layer 0 returns."""
-    stage = Stage(layers(), optimizer=SGD, loss=functional.cross_entropy, names="abcdefg", stash_weights=stash_weights)
+    stage = Stage(
+        layers(),
+        optimizer=SGD,
+        loss=functional.cross_entropy,
+        settings=StageSettings(names="abcdefg", stash_weights=stash_weights),
+    )
     seen: list[tuple[str, Tensor]] = []
     stage.tap = lambda layer, output: seen.append((layer, output.detach().clone()))
     x, target = batch(0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from support.states import difference
@@ -147,7 +148,9 @@ def test_a_stage_without_parameters_has_a_state_too():
 
 
 def test_names_in_a_state_are_those_of_the_unsplit_model():
-    stage = Stage([nn.Linear(2, 2), nn.BatchNorm1d(2)], names=("encoder", "norm"), optimizer=SGD)
+    stage = Stage(
+        [nn.Linear(2, 2), nn.BatchNorm1d(2)], optimizer=SGD, settings=StageSettings(names=("encoder", "norm"))
+    )
     assert set(stage.snapshot().weights) == set(stage.state_dict())
     assert {name.partition(".")[0] for name in stage.snapshot().weights} == {"encoder", "norm"}
 

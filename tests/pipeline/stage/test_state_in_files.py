@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stageline.pipeline.stage.layers.file_memory import FileMemory
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.disk import memory as mapped_files
@@ -32,7 +33,7 @@ def model(*, frozen: bool = False) -> list[nn.Module]:
 
 
 def made(files: MappedFiles | None, wanted: dict[str, bool], *, frozen: bool = False, **options: Any) -> Stage:
-    stage = Stage(model(frozen=frozen), optimizer=ADAM, **options)
+    stage = Stage(model(frozen=frozen), optimizer=ADAM, settings=StageSettings(**options))
     if files is not None:
         stage.offload_state(FileMemory(files), **wanted)
     return stage

@@ -15,6 +15,7 @@ from stageline.pipeline.features.ties import SharedGradients
 from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.model.segment import layouts_of
 from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
@@ -57,9 +58,8 @@ def trained(cut: Sequence[int], optimizer: Any) -> tuple[list[StageState], list[
     stages = [
         part.stage(
             optimizer=optimizer,
-            lr_scheduler=STEP_LR,
-            ema_decay=0.9,
             loss=cross_entropy if part is segments[-1] else None,
+            settings=StageSettings(lr_scheduler=STEP_LR, ema_decay=0.9),
         )
         for part in segments
     ]

@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from stageline.pipeline.digest import tensor_digests, weights_sha256
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.checkpoint.saved import load_weights, save_weights
 
@@ -39,8 +40,14 @@ def test_the_files_can_be_used_without_stageline(tmp_path):
 
 def test_averages_are_beside_the_weights_where_a_stage_has_any(tmp_path):
     adam = torch.optim.AdamW
-    frozen = Stage(nn.Linear(2, 2).requires_grad_(False), optimizer=adam, ema_decay=0.5)
-    trains = Stage([nn.Linear(3, 3), nn.BatchNorm1d(3)], index=1, first_layer=1, optimizer=adam, ema_decay=0.5)
+    frozen = Stage(nn.Linear(2, 2).requires_grad_(False), optimizer=adam, settings=StageSettings(ema_decay=0.5))
+    trains = Stage(
+        [nn.Linear(3, 3), nn.BatchNorm1d(3)],
+        index=1,
+        first_layer=1,
+        optimizer=adam,
+        settings=StageSettings(ema_decay=0.5),
+    )
     for _ in range(2):
         trains.forward(torch.randn(4, 3))
         trains.backward(torch.ones(4, 3))

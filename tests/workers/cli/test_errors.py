@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.workers.cli.errors import CommandFailed, message_of, suggestion
+from stageline.workers.cli.output import CommandFailed, message_of, suggestion
 
 
 def test_an_error_of_a_command_carries_its_exit_code():

@@ -4,7 +4,7 @@ import re
 
 import structlog
 
-from stageline.workers.cli.logs import log_to_stderr
+from stageline.workers.cli.output import log_to_stderr
 
 
 def test_news_have_a_time_warnings_and_errors_a_prefix_and_the_traceback_comes_first(capsys):

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stageline.workers.cli import news as news_module
-from stageline.workers.cli.news import STALL, News
+from stageline.workers.cli import progress as news_module
+from stageline.workers.cli.progress import STALL, News
 
 LOST = {"index": 1, "pid": 7, "stages": [1], "since": 0.1, "how": "was killed by SIGKILL", "left": 60, "given": False}
 SILENT = {

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from stageline.workers.cli import progress
-from stageline.workers.cli.news import News
-from stageline.workers.cli.progress import INTERVAL, Lines, Pace, finished_loss, progress_of, stage_activity
+from stageline.workers.cli.progress import INTERVAL, Lines, News, Pace, finished_loss, progress_of, stage_activity
 
 LAUNCH = SimpleNamespace(
     steps=100,

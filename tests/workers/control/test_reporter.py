@@ -24,6 +24,7 @@ from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.program import Instruction, Per
 from stageline.pipeline.schedule import forward_only, make_schedule
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import MOST_REPEATED, Reporter
@@ -125,7 +126,7 @@ def test_time_that_room_was_waited_for_is_not_time_computed() -> None:
 
 
 def test_a_worker_that_waits_for_room_is_in_no_layer() -> None:
-    stage = Stage(nn.Linear(1, 1), names=["layers.3"])
+    stage = Stage(nn.Linear(1, 1), settings=StageSettings(names=["layers.3"]))
     progress = Progress()
     reporter = Reporter(progress, 1, 10, where=lambda index: stage.where)
     progress.computing(instruction(), 100.0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.workers.extras.preflight.transcript import Transcript
 from stageline.workers.extras.preflight.trial import record
+from stageline.workers.extras.preflight.trial_result import Transcript
 from stageline.workers.launch.launch import FILE, demand_same_data, keep_first_batches
 
 

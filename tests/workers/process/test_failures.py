@@ -12,7 +12,7 @@ from stageline.pipeline.errors import DataError, ExitCode, describe_error
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.session import Stopped
-from stageline.workers.process.failures import failures_reported, withheld
+from stageline.workers.process.worker import failures_reported, withheld
 from stageline.workers.runtime.losses import ComputeFailed
 
 

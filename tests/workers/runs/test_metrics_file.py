@@ -10,9 +10,15 @@ import pytest
 
 from stageline.pipeline import retry
 from stageline.pipeline.retry import ResourceFault
-from stageline.workers.runs import metrics_file
-from stageline.workers.runs.metrics import METRICS, StepMetrics, evaluation_line, metrics_in
-from stageline.workers.runs.metrics_file import MetricsFile, MetricsNotWritten
+from stageline.workers.runs import metrics as metrics_file
+from stageline.workers.runs.metrics import (
+    METRICS,
+    MetricsFile,
+    MetricsNotWritten,
+    StepMetrics,
+    evaluation_line,
+    metrics_in,
+)
 
 
 def trained(step: int) -> StepMetrics:

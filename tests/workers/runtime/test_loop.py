@@ -78,8 +78,8 @@ def test_the_last_stage_tells_what_each_round_of_evaluation_found(queues: Memory
 def test_a_worker_in_a_round_of_evaluation_has_done_the_steps_before_it(queues: MemoryQueues) -> None:
     first, _ = loops(queues, start=2, rounds=Rounds(STEPS, 2, every=2))
     assert first.step == 2
-    assert not first.poll(0)
-    assert (first.doing, first.step) == ("0F0 of evaluated batch 0 waits for credit in evaluation-1", 2)
+    assert first.poll(0)
+    assert (first.doing, first.step) == ("0F1 of evaluated batch 0 waits for credit in evaluation-1", 2)
     assert first.progress.is_after(2, 0)
 
 

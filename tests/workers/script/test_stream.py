@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from stageline import DataError, Loader, StreamLoader
-from stageline.workers.script.fit_batches import end_of, held_out_of, one_pass, steps_from
+from stageline.workers.script.callbacks import end_of, held_out_of, one_pass, steps_from
 
 PAIRS = [(torch.tensor([number]), torch.tensor([-number])) for number in range(3)]
 

@@ -10,8 +10,7 @@ from stageline.workers.cli import options
 from stageline.workers.cli.output import counted, say, show
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.extras.audit.audit import Picture
-    from stageline.workers.extras.audit.report import AuditReport, CutAudit
+    from stageline.workers.extras.audit.audit import AuditReport, CutAudit, Picture
 
 _WORDS = (
     "Splitting alone is not privacy: the R² are shares of the inputs that others can compute from what crosses the "
@@ -75,8 +74,8 @@ def audit(
     a run is read or written.
     """
     from stageline.workers.disk.atomic_file import write_json
+    from stageline.workers.extras.audit.audit import AuditChoice
     from stageline.workers.extras.audit.audit import audit as audit_cuts
-    from stageline.workers.extras.audit.report import AuditChoice
 
     plan = options.plan_of(config, sets)
     folder = None if out is None else Path(out)
@@ -97,7 +96,7 @@ def audit(
 
 def _write_picture(folder: Path, cut: "CutAudit", picture: "Picture") -> None:
     from stageline.workers.disk.atomic_file import write_file
-    from stageline.workers.extras.audit.report import png
+    from stageline.workers.extras.audit.audit import png
 
     write_file(folder / f"cut-{cut.cut}-{cut.defence.replace(' ', '-')}.png", png(picture))
 

@@ -11,8 +11,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import RUNS
-from stageline.workers.cli.errors import CommandFailed
-from stageline.workers.cli.output import counted, say, show, size, span
+from stageline.workers.cli.output import CommandFailed, counted, say, show, size, span
 from stageline.workers.runs import folder as runs
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def split(
 
     plan = options.plan_of_run(Path(run), config, (*sets, f"run.dir={Path(run).absolute().parent}"))
     with options.user_prints_to_stderr():
-        from stageline.workers.extras.exchange.planned import layout_change
+        from stageline.workers.extras.exchange.load import layout_change
 
         change = layout_change(plan, Path(run), step)
     count = len(change.plan.workers)

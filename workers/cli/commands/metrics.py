@@ -16,8 +16,7 @@ from msgspec import UNSET
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import folder_of
-from stageline.workers.cli.errors import CommandFailed
-from stageline.workers.cli.output import say, show
+from stageline.workers.cli.output import CommandFailed, say, show
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import METRICS, EvaluationMetrics, MetricsLine, MetricsTail, StepMetrics, metrics_in
 from stageline.workers.runs.owner import read_owner

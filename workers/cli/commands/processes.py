@@ -14,8 +14,7 @@ from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import options
-from stageline.workers.cli.logs import log_to_stderr
-from stageline.workers.cli.output import say
+from stageline.workers.cli.output import log_to_stderr, say
 
 if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan

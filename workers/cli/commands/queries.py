@@ -16,8 +16,18 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import RUNS, answer_about
-from stageline.workers.cli.errors import CommandFailed
-from stageline.workers.cli.output import best_of, duration, say, share, show, show_evaluations, size, steps_of, summary
+from stageline.workers.cli.output import (
+    CommandFailed,
+    best_of,
+    duration,
+    say,
+    share,
+    show,
+    show_evaluations,
+    size,
+    steps_of,
+    summary,
+)
 from stageline.workers.runs.result import Facts, Result
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import msgspec
 
 from stageline.pipeline.errors import ExitCode, cause_of, traceback_text
 from stageline.workers.cli import options
-from stageline.workers.cli.errors import CommandFailed
-from stageline.workers.cli.output import counted, say
+from stageline.workers.cli.output import CommandFailed, counted, say
 
 if TYPE_CHECKING:  # loads torch
     from stageline.workers.extras.replay.replay import Replayed

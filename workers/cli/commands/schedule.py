@@ -25,8 +25,7 @@ from stageline.pipeline.schedule import (
     window_for,
 )
 from stageline.workers.cli import options
-from stageline.workers.cli.errors import suggestion
-from stageline.workers.cli.output import counted, share, show
+from stageline.workers.cli.output import counted, share, show, suggestion
 from stageline.workers.extras import drawing as timetable
 
 MAX_FORWARDS = 20_000  # drawing and measuring more takes minutes

@@ -13,13 +13,12 @@ from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
 from stageline.pipeline.program import Timed
 from stageline.workers.cli import options
-from stageline.workers.cli.errors import CommandFailed
-from stageline.workers.cli.estimate import chosen_lines, tight_lines
-from stageline.workers.cli.logs import log_to_stderr
-from stageline.workers.cli.output import counted, say, summary
+from stageline.workers.cli.output import CommandFailed, counted, log_to_stderr, say, summary
 from stageline.workers.extras import drawing as timetable
 from stageline.workers.runs.folder import RESULT
 from stageline.workers.runs.owner import StartingRun
+
+from .plan import chosen_lines, tight_lines
 
 if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan

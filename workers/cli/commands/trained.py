@@ -60,8 +60,8 @@ def predict(
     plan: str | None,
 ) -> None:
     """Write what the model of RUN returns for the rows of a file, in their order, in evaluation mode."""
+    from stageline.workers.extras.forward.forward_run import predict_rows
     from stageline.workers.extras.forward.row_files import demand_writable, open_inputs
-    from stageline.workers.extras.forward.rows import predict_rows
 
     demand_writable(Path(target))
     inputs = open_inputs(Path(source))
@@ -106,7 +106,7 @@ def evaluate(
     """
     if dataset is not None and source is not None:
         raise click.UsageError("--data and --source are two ways to say what to evaluate on: leave one out")
-    from stageline.workers.extras.forward.rows import Wanted, evaluate_run
+    from stageline.workers.extras.forward.forward_run import Wanted, evaluate_run
 
     model = _model(run, step, plan, device, ema=ema)
     wanted = Wanted(dataset, source, metrics or None, batch_size)
@@ -225,7 +225,7 @@ def _form_of(out: str) -> str:
 
 
 def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[str, object]:
-    from stageline.workers.extras.exchange.planned import planned_configuration, read_configuration
+    from stageline.workers.extras.exchange.load import planned_configuration, read_configuration
 
     if config is not None:
         return read_configuration(Path(config))

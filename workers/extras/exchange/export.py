@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from stageline.pipeline.model.weights.tensor_files import COPIES, INDEX, WHOLE
+from stageline.pipeline.model.tensor_files import COPIES, INDEX, WHOLE
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file
 
 from .stored_weights import StoredWeights, WeightsUnusable

@@ -1,4 +1,4 @@
-"""The unsplit model of a run, with its weights, after training or in the middle of it.
+"""The unsplit model of a run, with its weights, after training or in the middle of it; the stages of a plan's model.
 
 model = stageline.load("runs/digits-20260131-101500-1f0c")
 
@@ -7,10 +7,13 @@ The plan of a run, and the place of the code that it names, are in its folder:
 runs/digits-20260131-101500-1f0c/plan.json       the plan as the run has it: options, cut, workers, seed
                                  process.json    where the plan's file is, which file names in it begin at
                                  code.json       the files of a script whose workers joined by names
+
+Stages of another plan can go on from a checkpoint of the run; an exported model has a config.json.
 """
 
+import json
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,21 +24,27 @@ import torch
 
 from stageline.pipeline.digest import tensor_digests, weights_sha256
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.cut import cut_model
+from stageline.pipeline.model.cut import build_segments, cut_model
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.load import factory_of, references_of
 from stageline.pipeline.model.object_names import is_of_script
-from stageline.pipeline.model.segment import Segment
-from stageline.pipeline.model.weights.reading import listed, misformed, misnamed
-from stageline.pipeline.model.weights.stage_weights import unset_buffers
-from stageline.pipeline.plan import Plan
+from stageline.pipeline.model.patterns import groups_of
+from stageline.pipeline.model.plan_stage import optimizer_of
+from stageline.pipeline.model.segment import Segment, layouts_of
+from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.model.stage_weights import unset_buffers
+from stageline.pipeline.model.tensor_files import listed, misformed, misnamed
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.stage.layers.seeded_layers import generators_kept
+from stageline.workers.checkpoint.recut import Recut, needs_recut
+from stageline.workers.checkpoint.regroup import Contents
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint, source_in
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.notes import hashes_of, read_code
+from stageline.workers.runs.notes import hashes_of, read_code, recut_id
 from stageline.workers.runs.owner import read_owner
 
+from .export import CONFIG
 from .stored_weights import StoredWeights, WeightsUnusable, take_weights
 
 PLAN_FILE = "stageline.toml"
@@ -253,3 +262,70 @@ def _demand_result(module: torch.nn.Module, source: CheckpointSource, weights: S
             f"{weights.title} are damaged: their weights_sha256 is {found[:12]}..., and the run ended with "
             f"{result.weights_sha256[:12]}.... Copy {', '.join(str(file) for file in weights.files)} again"
         )
+
+
+def planned_layouts(plan: Plan) -> Sequence[StageLayout]:
+    """The stages of the plan's model. Raises `ModelRefused`, or `PlanRefused` if it has others than the plan says."""
+    segments = build_segments(plan)
+    plan.resolved(len(segments))
+    return layouts_of(segments, optimizer_of(plan), groups_of(plan))
+
+
+def layout_change(plan: Plan, folder: Path, step: int | None) -> Recut:
+    """From the checkpoint of `step` of the run in `folder`, by default the newest that all stages have here, to `plan`.
+
+    Raises `NoCheckpoint`, `PlanRefused`, also for a plan that changes nothing, `ModelRefused`, or `SnapshotDamaged`.
+    """
+    source = source_in(folder)
+    found = source.step_of(step)
+    layouts = planned_layouts(plan)
+    plan = plan.resolved(len(layouts))
+    if not needs_recut(plan, source):
+        raise PlanRefused(
+            [PlanError("", f"run {source.run} has this layout already: `stageline train --resume` goes on with it")]
+        )
+    absent = set(range(source.stages)) - source.present[found]
+    contents = _contents(plan, source, absent) if absent else {}
+    return Recut(source, found, plan, layouts, recut_id(source.run, found, plan), contents)
+
+
+def _contents(plan: Plan, source: CheckpointSource, stages: set[int]) -> Mapping[int, Contents]:
+    """Of the old `stages`, whose snapshots are elsewhere: as the model has them, cut as it was."""
+    before = {"cut": source.plan.model.cut, "stages": source.plan.model.stages}
+    old = plan.model_copy(update={"model": plan.model.model_copy(update=before), "workers": source.plan.workers})
+    layouts: Sequence[StageLayout] = planned_layouts(old)
+    return {stage: Contents(_forms(layouts[stage]), frozenset(layouts[stage].buffers)) for stage in stages}
+
+
+def _forms(layout: StageLayout) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    """Those of buffers are not known."""
+    return {name: layout.forms.get(name, ("", ())) for name in layout.entries}
+
+
+def read_configuration(path: Path) -> Mapping[str, object]:
+    """Of a file, or of the config.json in a folder. Raises `WeightsUnusable`."""
+    file = path / CONFIG if path.is_dir() else path
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeightsUnusable(f"--config {file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise WeightsUnusable(f"--config {file} is no table of settings, as save_pretrained writes it")
+    return found
+
+
+def planned_configuration(plan: Plan) -> Mapping[str, object]:
+    """Of the model that the plan's factory returns. Raises `ModelRefused`, or `WeightsUnusable` if it has none."""
+    return configuration_of(factory_of(plan)(), f'model.factory = "{plan.model.factory}"')
+
+
+def configuration_of(model: object, origin: str) -> Mapping[str, object]:
+    """Of `model`, which comes from `origin`. Raises `WeightsUnusable` if it is not of transformers."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_json_string"):
+        raise WeightsUnusable(
+            f"{origin} returned a {type(model).__name__} without a config of transformers: name a folder with its "
+            "config.json by --config"
+        )
+    found = json.loads(config.to_json_string())  # values of JSON alone
+    return {**found, "architectures": found.get("architectures") or [type(model).__name__]}

@@ -1,17 +1,15 @@
 """Fits a plan to machines: where its stages go, and what they recompute and offload to stay within limits of memory.
 
-May import `schedule`, `plan` and `errors`. Of machines, read `hosts.py`; then `chain.py`, which finds the stages, and
-`fit.py`, which chooses among them by simulated time. Of memory, read `load.py`, the options of a stage and what the
-process of a worker takes; then `choosing.py`, which takes the cheapest combination that fits, and says for which
-workers the limit is tight; `refusal.py` is for where none does.
+May import `schedule`, `plan` and `errors`. Of machines, read `hosts.py`; then `fit.py`, which finds chains of stages,
+and chooses among them by simulated time. Of memory, read `load.py`, the options of a stage and what the process of a
+worker takes; then `choosing.py`, which takes the cheapest combination that fits, says for which workers the limit is
+tight, and what stands in the way where none fits.
 """
 
-from .chain import LayerTimes
-from .choosing import cheapest, tight_workers
-from .fit import ComparedWay, HostFit, HostFitStage, NoFit, fit
+from .choosing import Shortfall, cheapest, shortfalls, tight_workers
+from .fit import ComparedWay, HostFit, HostFitStage, LayerTimes, NoFit, fit
 from .hosts import Hosts, read_hosts
 from .load import Moved, StageLoad, StageOption, Switches, WorkerRoom, added_nanoseconds, moved_bytes
-from .refusal import Shortfall, shortfalls
 
 __all__ = [
     "ComparedWay",

@@ -1,15 +1,20 @@
-"""What leaves the frozen first stages, by sample: written in the first epoch, read in all later ones.
+"""Output of the frozen first stages, by sample: written in the first epoch, read in all later ones.
 
-prefix-cache/cache.json    what the rows were computed from, and their form
-             leaf-0.rows   the first tensor of what is sent, a row for each sample; then leaf-1.rows, ...
+prefix-cache/cache.json    plan keys that the rows were computed from, and the form of the rows
+             leaf-0.rows   the first tensor of the output, a row for each sample; then leaf-1.rows, ...
              marks.rows    for each sample, 0 or 1 and the CRC-32 of its rows: int64
 
 keep      microbatch 3 of step 5    its rows -> those of samples 17, 4, 29
 rows      microbatch 1 of step 60   samples 4, 8, 17 -> a tensor of three rows
 
 A sample that is computed twice, after a recovery, is written twice, with the same bits.
+
+Files of rows are mapped into memory, and the system writes them. Space for all rows is taken when a file is opened: a
+full disk shows then, and does not end the process in the middle of a write.
 """
 
+import mmap
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -31,10 +36,45 @@ from stageline.workers.disk.atomic_file import make_folder, sync
 from stageline.workers.runtime.losses import ComputeFailed
 
 from .header import CachedLeaf, CacheHeader, difference, read_header, write_header
-from .row_file import RowFile
 
 FOLDER = "prefix-cache"
 _THERE = 1 << 32  # added to the checksum of a sample that is there
+
+
+class RowFile:
+    """`rows` is uint8 [count, size]; a new file has zeros. Raises `OSError`."""
+
+    def __init__(self, path: Path, count: int, size: int) -> None:
+        wanted = max(1, count * size)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            _take_space(self._file, wanted)
+            self._memory = mmap.mmap(self._file, wanted)
+        except OSError:
+            os.close(self._file)
+            raise
+        self.size = size
+        self.rows = torch.frombuffer(self._memory, dtype=torch.uint8)[: count * size].view(count, size)
+        self._bytes = memoryview(self._memory)
+
+    def row(self, number: int) -> memoryview:
+        """The bytes of a row."""
+        return self._bytes[number * self.size : (number + 1) * self.size]
+
+    def sync(self) -> None:
+        """When this returns, what was written before survives a power failure. For any thread. Raises `OSError`."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """The memory stays until no tensor uses it."""
+        os.close(self._file)
+
+
+def _take_space(file: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    if os.fstat(file).st_size != size:
+        os.truncate(file, size)
 
 
 class PrefixCacheFailed(ComputeFailed):

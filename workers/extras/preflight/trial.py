@@ -30,8 +30,18 @@ from stageline.workers.runtime.job import Job, prepare
 from .dry_run import TrialWatch
 from .estimate import estimate_of
 from .measure import measured_cut, measured_layers
-from .transcript import ROWS, LeafRecord, Transcript
-from .trial_result import DOING, RESULT, ChosenMemory, MeasuredCut, MeasuredLayers, TrialRefusal, TriedPlan
+from .trial_result import (
+    DOING,
+    RESULT,
+    ROWS,
+    ChosenMemory,
+    LeafRecord,
+    MeasuredCut,
+    MeasuredLayers,
+    Transcript,
+    TrialRefusal,
+    TriedPlan,
+)
 
 
 def record(tree: Tree, name: str, *, by_row: bool = False) -> Iterator[LeafRecord]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from stageline.workers.script.calls.seen import Seen
+from .page import Seen
 
 if TYPE_CHECKING:
     from rich.console import Console

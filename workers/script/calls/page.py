@@ -1,19 +1,134 @@
-"""The timetable of a script's run, as it ran or as it is planned, and the page that a notebook shows of a line."""
+"""The timetable of a script's run, as it ran or as it is planned, and the page that a notebook shows of a line.
+
+Losses that a script has seen are thinned out, so that they take bounded room in a long run.
+"""
 
 import base64
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from stageline.pipeline.program import Timed, check_schedule
 from stageline.pipeline.schedule import Action, Kind, Schedule
+from stageline.pipeline.tree import Tree
 from stageline.workers.extras.drawing import draw_svg, draw_text
 
-from .seen import Seen, draw_losses
+MOST = 400  # points that are kept; two of them are about two pixels apart
 
+Point = tuple[int, float]  # a step and its loss
+
+# All in pixels.
+_WIDTH, _HEIGHT = 640, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 36, 34  # free around the curve
+
+_STYLE = (
+    'text{font:12px system-ui,"Segoe UI",Helvetica,Arial,sans-serif;fill:#656d76}.title{font-size:14px;font-weight:600}'
+    ".page{fill:#ffffff}.title{fill:#1f2328}.tick{stroke:#dde1e6}.curve{stroke:#1f6fc4}.newest{fill:#1f6fc4}"
+    ".curve{fill:none;stroke-width:1.5;stroke-linejoin:round}"
+    "@media(prefers-color-scheme:dark){text{fill:#8d96a0}.page{fill:#0d1117}.title{fill:#e6edf3}.tick{stroke:#2a313b}"
+    ".curve{stroke:#6facee}.newest{fill:#6facee}}"
+)
 WIDTH = 120  # columns of the text
+
+
+class LossCurve:
+    """Keeps every `stride`-th step's loss, `stride` doubling whenever more than `MOST` are kept, and the newest."""
+
+    def __init__(self) -> None:
+        self.stride = 1
+        self.newest: Point | None = None
+        self._kept: list[Point] = []
+
+    def add(self, step: int, loss: float) -> None:
+        """Steps come in order. A loss that is no finite number is not drawn."""
+        self.newest = step, loss
+        if step % self.stride or not math.isfinite(loss):
+            return
+        self._kept.append((step, loss))
+        if len(self._kept) > MOST:
+            self.stride *= 2
+            self._kept = [point for point in self._kept if point[0] % self.stride == 0]
+
+    @property
+    def points(self) -> list[Point]:
+        """Those that are kept, and the newest, if it is finite."""
+        newest, kept = self.newest, list(self._kept)
+        beyond = newest is not None and math.isfinite(newest[1]) and (not kept or newest[0] > kept[-1][0])
+        return [*kept, newest] if beyond and newest is not None else kept
+
+
+def draw_losses(points: Sequence[Point]) -> str:
+    """The points, of which there is at least one, as a standalone SVG image in the reader's light or dark theme."""
+    return "\n".join(_Picture(points).lines()) + "\n"
+
+
+class _Picture:
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._points = points
+        steps, losses = [step for step, _ in points], [loss for _, loss in points]
+        self._steps = _ticks(min(steps), max(steps), most=8, whole=True)
+        self._losses = _ticks(min(losses), max(losses), most=5)
+        self._first, self._last = min(steps), max(max(steps), min(steps) + 1)
+        self._low, self._high = min(self._losses[0], min(losses)), max(self._losses[-1], max(losses))
+
+    def lines(self) -> Iterator[str]:
+        size = f'width="{_WIDTH}" height="{_HEIGHT}"'
+        yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
+        yield f'<title>loss by step</title><style>{_STYLE}</style><rect class="page" {size} rx="10"/>'
+        yield f'<text class="title" x="{_LEFT}" y="22">loss by step</text>'
+        for loss in self._losses:
+            y = self._y(loss)
+            yield f'<path class="tick" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
+            yield f'<text text-anchor="end" x="{_LEFT - 8}" y="{y + 4:.1f}">{loss:.4g}</text>'
+        for step in self._steps:
+            yield f'<text text-anchor="middle" x="{self._x(step):.1f}" y="{_HEIGHT - 12}">{step:.0f}</text>'
+        curve = " ".join(f"{self._x(step):.1f},{self._y(loss):.1f}" for step, loss in self._points)
+        yield f'<polyline class="curve" points="{curve}"/>'
+        step, loss = self._points[-1]
+        yield f'<circle class="newest" cx="{self._x(step):.1f}" cy="{self._y(loss):.1f}" r="3"/>'
+        yield f'<text text-anchor="end" x="{_WIDTH - _RIGHT}" y="22">step {step}: {loss:.4g}</text></svg>'
+
+    def _x(self, step: float) -> float:
+        return _LEFT + (step - self._first) / (self._last - self._first) * (_WIDTH - _LEFT - _RIGHT)
+
+    def _y(self, loss: float) -> float:
+        return _HEIGHT - _BOTTOM - (loss - self._low) / (self._high - self._low) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[float]:
+    """At least two round numbers, one or two or five times a power of ten apart, whose first is at most `low`."""
+    span = high - low or abs(high) or 1.0
+    apart = 10.0 ** math.floor(math.log10(span / most))
+    apart *= next(factor for factor in (1, 2, 5, 10, 20) if span / (apart * factor) <= most)
+    apart = max(apart, 1.0) if whole else apart
+    first = math.ceil(low / apart) if whole else math.floor(low / apart)
+    last = math.floor(high / apart) if whole else math.ceil(high / apart)
+    return [apart * tick for tick in range(first, max(last, first + 1 - whole) + 1)]
+
+
+class Seen:
+    """The losses of `steps` have come, counted from the run's beginning; `loss` is the newest that there was. Written
+    by the thread that takes the replies, once for each step; read by any."""
+
+    def __init__(self, start: int) -> None:
+        self.start = self.steps = start
+        self.loss: float | None = None
+        self.curve = LossCurve()
+
+    def step_ended(self, done: "Future[Mapping[int, Tree]]") -> None:
+        """The loss of a step has come; or it has failed."""
+        if done.cancelled() or done.exception() is not None:
+            return
+        replies = (reply[0] if isinstance(reply, tuple) else reply for reply in done.result().values())
+        loss = next((reply for reply in replies if isinstance(reply, float)), None)
+        if loss is not None:
+            self.loss = loss
+            self.curve.add(self.steps, loss)
+        self.steps += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,7 @@
 
 import pytest
 
-from stageline.pipeline.model.families.decoders import GPT2, LLAMA
-from stageline.pipeline.model.families.encoders import BERT
-from stageline.pipeline.model.families.vision import RESNET, VIT
+from stageline.pipeline.model.families.known import BERT, GPT2, LLAMA, RESNET, VIT
 
 
 @pytest.mark.parametrize(

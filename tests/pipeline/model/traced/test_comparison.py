@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stageline import Line, ModelRefused, PlanRefused, read_plan, traced
 from stageline.pipeline.model.cut import build_segments, cut_model
-from stageline.pipeline.model.weights.unallocated import made_without_memory
+from stageline.pipeline.model.stage_weights import made_without_memory
 from stageline.workers.runtime.losses import ComputeFailed
 from support.workspace import Workspace
 

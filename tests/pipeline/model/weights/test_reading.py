@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.weights import reading
-from stageline.pipeline.model.weights.reading import pieces_of, read_into, rounds
-from stageline.pipeline.model.weights.tensor_files import values_in
+from stageline.pipeline.model import tensor_files as reading
+from stageline.pipeline.model.tensor_files import pieces_of, read_into, rounds, values_in
 
 TENSORS = {
     "table": torch.arange(70.0).reshape(7, 10),

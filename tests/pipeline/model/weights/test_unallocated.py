@@ -8,7 +8,7 @@ from torch import nn
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import make_segments
-from stageline.pipeline.model.weights.unallocated import made_without_memory
+from stageline.pipeline.model.stage_weights import made_without_memory
 
 
 class Kept(nn.Module):

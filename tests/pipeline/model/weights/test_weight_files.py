@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.weights.tensor_files import INDEX, files_by_name
+from stageline.pipeline.model.tensor_files import INDEX, files_by_name
 
 
 @pytest.mark.parametrize(

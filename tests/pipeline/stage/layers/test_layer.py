@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stageline.pipeline.stage.layers.layer import BoundLayer, HeldTensor
+from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,10 +41,9 @@ def bound(model: Scaled) -> BoundLayer:
 def stage(model: Scaled, *, stash_weights: bool = False) -> Stage:
     return Stage(
         [bound(model), nn.Linear(3, 1)],
-        names=("inner", "head"),
         optimizer=SGD,
         loss=nn.functional.mse_loss,
-        stash_weights=stash_weights,
+        settings=StageSettings(names=("inner", "head"), stash_weights=stash_weights),
     )
 
 

@@ -5,7 +5,7 @@ import zlib
 
 import torch
 
-from stageline.workers.extras.audit.report import png, sheet
+from stageline.workers.extras.audit.audit import png, sheet
 
 
 def test_a_file_has_the_pixels_in_lines_without_a_filter_and_right_checksums() -> None:

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from stageline.workers.extras.exchange.export import export_dcp, export_file, export_transformers, shards_of
 from stageline.workers.extras.exchange.foreign import foreign_weights
-from stageline.workers.extras.exchange.planned import configuration_of
+from stageline.workers.extras.exchange.load import configuration_of
 from stageline.workers.extras.exchange.stored_weights import StoredWeights, WeightsUnusable
 from support.whole_models import WHOLE_MODELS
 

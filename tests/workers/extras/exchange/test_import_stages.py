@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stageline.pipeline.model.cut import build_segments
-from stageline.pipeline.model.weights.tensor_files import INDEX
+from stageline.pipeline.model.tensor_files import INDEX
 from stageline.pipeline.plan import Plan, read_plan
 from stageline.workers.extras.exchange.export import export_stages
 from stageline.workers.extras.exchange.foreign import foreign_weights, import_stages

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise, product
 import pytest
 
 from stageline.workers.extras.fitting import Hosts, LayerTimes, NoFit, fit
-from stageline.workers.extras.fitting.chain import ChainSearch
+from stageline.workers.extras.fitting.fit import ChainSearch
 
 LINK = {"latency": 0.01, "bandwidth": 1000.0}
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stageline.workers.script.calls.seen import MOST, LossCurve, Seen, draw_losses
+from stageline.workers.script.calls.page import MOST, LossCurve, Seen, draw_losses
 
 
 def test_a_long_run_keeps_few_points_evenly_and_its_newest():
