@@ -47,7 +47,6 @@ LADDER = {
     "workers": PURE,
     "workers/extras": PURE,
     "workers/extras/fitting": PURE,
-    "workers/extras/drawing": PURE,
     "workers/disk": DOING,
     "workers/runs": DOING,
     "workers/runtime": DOING,

@@ -18,6 +18,8 @@ from typing import Annotated
 
 import msgspec
 
+from stageline.pipeline.program import Queue
+
 from .records import (
     Count,
     EvaluationRecord,
@@ -32,11 +34,12 @@ from .records import (
     WorkerRecord,
 )
 
-CONTROL_VERSION = 12
+CONTROL_VERSION = 13
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_TIMES = 8 * 2**20  # bytes of times of the finished steps in one report, from which on no other step is added
 MOST_ROUNDS = 500  # of evaluation, in one report
 MOST_DIGESTS = 5000  # of steps of queues, in one report
+MOST_QUEUES = 20_000  # that one process has ends of
 LONGEST_TEXT = 100_000  # characters of a reason
 WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute
 
@@ -69,6 +72,8 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     `inspection` is the answer to `Standby.step`. `token` is drawn by the process and shown to the broker alone: by it a
     worker that has not used its incarnation yet is known again. `length` is sent by a worker that knows it; one that
     `needs_length` has no data, and stands by until the broker knows it.
+    `queues` are those that the process has an end of, sent with its endpoint: the broker explains by them what it waits
+    for, and refuses a process whose queues are others than those of the processes at their other ends.
     """
 
     version: int
@@ -87,6 +92,7 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     token: Token = ""
     length: RunLength | None = None
     needs_length: bool = False
+    queues: Annotated[tuple[Queue, ...], msgspec.Meta(max_length=MOST_QUEUES)] = ()
 
 
 class Report(_ControlMessage, frozen=True, tag="report"):

@@ -3,6 +3,7 @@
 The broker and workers keep some of them, too.
 """
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -107,14 +108,17 @@ class Event(_ControlRecord, frozen=True, tag="event"):
     at: float
 
 
-class Wait(_ControlRecord, frozen=True, tag="wait"):
-    """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
-    Numbers count all microbatches of the run, also those that other queues between replicas of a stage carry.
+class Lack(StrEnum):
+    """Reason why a process cannot go on."""
 
-    Of a call, a loss and a reply, `step` is the call's number; so is `number` where room for one is lacking. With
-    `room` the loop lacks the space to put that message, the result of `action`, into `queue`; or, where `source` is the
-    stage that takes from `queue`, the credit of that stage. Otherwise `source` is the stage that puts it, where the
-    queue's name does not tell: in those between stages that share parameters.
+    MESSAGE = "message"  # it has not come
+    ROOM = "room"  # to keep the message that was computed
+    CREDIT = "credit"  # of the consumer, for the message that would be computed
+
+
+class Wait(_ControlRecord, frozen=True, tag="wait"):
+    """A process lacks message `number` of `queue` for `action` ("1F3") of `step`, `since` then: it has not come, or
+    there is no room or no credit to put it. Of a call, a loss and a reply, `step` is the call's number.
     """
 
     queue: Name
@@ -122,5 +126,4 @@ class Wait(_ControlRecord, frozen=True, tag="wait"):
     action: Name
     step: Count
     since: float
-    room: bool = False
-    source: Count | None = None
+    lacks: Lack = Lack.MESSAGE

@@ -10,6 +10,7 @@ Reads `config`, `checkpoints`, `ledger`, `orders`, `replacements`, `outcome`, `s
 `standby`, `length`, `declined`, `search.reconciliation`; through `restart.lose_records`, what follows.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -33,6 +34,7 @@ from stageline.broker.ledger.registry import Contact, Member, may_take, process_
 from stageline.pipeline.addresses import Reach, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
+from stageline.pipeline.program import Queue
 
 from . import records
 from .restart import lose_records, waiting_for
@@ -54,7 +56,12 @@ def answer(run: RunState, hello: Hello, sender: bytes, now: float) -> None:
         stale = f"{hello.name} knows more of the run than the broker's records, which are lost or stale"
         lose_records(run, stale, now)
     newest = run.registry.incarnation
-    match _mismatch(run, hello) or _unreachable_queues(run, hello) or _decide(run, hello, sender, now):
+    match (
+        _mismatch(run, hello)
+        or _unreachable_queues(run, hello)
+        or _other_queues(run, hello)
+        or _decide(run, hello, sender, now)
+    ):
         case Member() as member:
             assign(run, member, new=member.incarnation > newest)
         case Refused() as refused:
@@ -316,6 +323,45 @@ def _unreachable_queues(run: RunState, hello: Hello) -> Refused | None:
                 code=ExitCode.REFUSED,
             )
     return None
+
+
+def _other_queues(run: RunState, hello: Hello) -> Refused | None:
+    """Return the refusal of a worker whose queues are not those of the plan, or of the workers at their other ends."""
+    member = run.registry.current(hello.incarnation) or run.registry.renewed(hello.incarnation)
+    index = member.index if member is not None else hello.claim if hello.memory is None else hello.memory.index
+    for queue in hello.queues:
+        if not _has_ends(run.config, queue) or index not in (queue.producer, queue.consumer):
+            ends = f"from place {queue.producer} to place {queue.consumer}"
+            return Refused(f"{hello.name} has queue {queue.name} {ends}: that is not its own", code=ExitCode.REFUSED)
+    for other in run.registry.members.values():
+        if hello.queues and other.queues and index is not None and index != other.index:
+            ours, theirs = _between(hello.queues, index, other.index), _between(other.queues, index, other.index)
+            if difference := next(_differences(ours, theirs), ""):
+                return Refused(
+                    f"{hello.name} and {other.title} have different queues: {difference}. Give both the same plan, "
+                    "the same code, and the same stageline",
+                    code=ExitCode.REFUSED,
+                )
+    return None
+
+
+def _has_ends(config: RunConfig, queue: Queue) -> bool:
+    ends = (queue.producer, queue.source), (queue.consumer, queue.target)
+    places = config.placement
+    return all(place < len(places) and (stage is None or stage in places[place]) for place, stage in ends)
+
+
+def _between(queues: Iterable[Queue], index: int, other: int) -> dict[str, Queue]:
+    return {queue.name: queue for queue in queues if {queue.producer, queue.consumer} == {index, other}}
+
+
+def _differences(ours: Mapping[str, Queue], theirs: Mapping[str, Queue]) -> Iterator[str]:
+    for name in sorted(ours.keys() | theirs.keys()):
+        mine, other = ours.get(name), theirs.get(name)
+        if mine is None or other is None:
+            yield f"{name}, which only one of them has"
+        elif key := mine.differing(other):
+            yield f"{name}, whose {key} is {getattr(mine, key)} and {getattr(other, key)}"
 
 
 def _steps(length: RunLength) -> str:

@@ -8,7 +8,6 @@ Reads `config`, `outcome`. Writes the member, `ledger`, `digests`, `evaluations`
 `stopping`, and what workers tell of the run's length; stores them.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 
@@ -23,8 +22,6 @@ from . import records
 from .shutdown import update_outcome
 from .state import RunState
 
-_STAGE = r"[0-9]{1,6}(\.[0-9]{1,6})?"  # or one of its replicas
-_QUEUE = re.compile(f"[a-z]{{1,16}}-{_STAGE}(-from-{_STAGE})?")  # `Flow` has the words; its module needs torch
 _DIFFERING = (
     "what was taken from {} in step {} is not what was put there: another client of the queues' server has replaced "
     "messages, or what computed them was not deterministic. Let only this run's processes use that server (a password, "
@@ -34,7 +31,7 @@ _DIFFERING = (
 
 def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequence[StepRecord]:
     """Take in a report of `member`. Returns the steps that it has added."""
-    if wrong := implausible(report):
+    if wrong := implausible(report, member):
         run.events.count("implausible", f"{member.label} reports what cannot be: {wrong}")
         return ()
     member.note_report(report, now)
@@ -78,9 +75,9 @@ def record_snapshots(run: RunState, report: Report, member: Member) -> list[Ille
     return [IllegalTransition(wrong) for wrong in illegal.values()]
 
 
-def implausible(report: Report) -> str:
-    """Return what is wrong with the numbers and texts of a report, "" if nothing is."""
-    return next(_wrongs(report), "")
+def implausible(report: Report, member: Member) -> str:
+    """Return what is wrong with the numbers and names in a report of `member`, "" if nothing is."""
+    return next(_wrongs(report, member), "")
 
 
 def is_due(step: int, every: int, ends: Iterable[int | None]) -> bool:
@@ -149,7 +146,7 @@ def _wrong_with(run: RunState, snapshot: tuple[int, int], report: Report, member
     return ""
 
 
-def _wrongs(report: Report) -> Iterator[str]:
+def _wrongs(report: Report, member: Member) -> Iterator[str]:
     for name, number in (("since", report.since), ("troubled", report.troubled)):
         if not (isfinite(number) and number >= 0):
             yield f"{name} is {number}"
@@ -167,7 +164,7 @@ def _wrongs(report: Report) -> Iterator[str]:
     if len(report.digests) > MOST_DIGESTS:
         yield f"it has {len(report.digests)} digests of queues"
     for name in {queue for queue, _, _ in report.digests}:
-        if _QUEUE.fullmatch(name) is None:
-            yield f"it has a digest of {name[:40]!r}, which is no queue"
+        if member.queue(name) is None:
+            yield f"it has a digest of {name[:40]!r}, which is no queue of its own"
     if not all(isfinite(wait.since) for wait in report.waits):
         yield "a wait has no time"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from stageline.broker.ledger.ledger import Held, Ledger
 from stageline.broker.ledger.losses import WorkerLoss, describe_exit, silence_limit
 from stageline.broker.ledger.registry import SCRIPT, Member, stages_label, worker_label
+from stageline.pipeline.program import Per
 
-from .queue_routes import CALL, CLIP, EVALUATION, LOSS, NORMS, REPLAYED, REPLY, SUBTOTAL, SUM, TIED, TOTAL, VERDICT
 from .wait_graph import (
     ClusterState,
     RootCause,
@@ -31,28 +31,34 @@ MEND = "make room on that disk, or raise the limit that is named: the run contin
 _ACTIONS = {  # by the cause alone
     RootCause.STARTING: "wait: it is loading its model",
     RootCause.ON_ITS_WAY: "check the network between the two workers, and `stageline queue ls`",
-    RootCause.SOURCE: "check the data source",
     RootCause.SCRIPT: "nothing, if the script's own code may take that long: see its output",
     RootCause.RESOURCE: MEND,
     RootCause.CIRCLE: "a checked schedule cannot deadlock, so this is a bug: report it, and start the run again",
     RootCause.BROKER: "check the broker's machine and its network: the workers keep training without it",
 }
-_OF_MICROBATCH = "of step {edge.step} microbatch {edge.microbatch}"
-_MESSAGES = {  # by the flow of the edge that waits for it
-    "forward": f"the activation {_OF_MICROBATCH}",
-    "backward": f"the gradient {_OF_MICROBATCH}",
-    TIED: f"the gradient of shared parameters {_OF_MICROBATCH}",
-    SUBTOTAL: "the gradient of shared parameters of step {edge.step}",
-    TOTAL: "the gradient of shared parameters of step {edge.step}",
-    SUM: "the sum of the gradients of step {edge.step}",
-    NORMS: "the norms of gradients of step {edge.step}",
-    CLIP: "the norm of all gradients of step {edge.step}",
-    REPLAYED: "the end of step {edge.step}",
-    EVALUATION: "the activation of evaluated batch {edge.step} microbatch {edge.microbatch}",
-    VERDICT: "the verdict on round {edge.step} of evaluation",
-    CALL: "call {edge.step}",
-    LOSS: "the loss of call {edge.step}",
-    REPLY: "the reply to call {edge.step}",
+_CONTENTS = {  # of queues by their flow; other queues are named
+    "forward": "the activation",
+    "backward": "the gradient",
+    "tied": "the gradient of shared parameters",
+    "subtotal": "the gradient of shared parameters",
+    "total": "the gradient of shared parameters",
+    "sum": "the sum of the gradients",
+    "norms": "the norms of gradients",
+    "clip": "the norm of all gradients",
+    "replayed": "the end",
+    "evaluation": "the activation",
+    "verdict": "the verdict",
+    "call": "call",
+    "loss": "the loss",
+    "reply": "the reply",
+}
+_PLACES = {
+    Per.MICROBATCH: "of step {edge.step} microbatch {edge.microbatch}",
+    Per.STEP: "of step {edge.step}",
+    Per.EVALUATED: "of evaluated batch {edge.step} microbatch {edge.microbatch}",
+    Per.ROUND: "on round {edge.step} of evaluation",
+    Per.CALL: "{edge.step}",
+    Per.REPLY: "to call {edge.step}",
 }
 
 
@@ -84,8 +90,6 @@ def _text(cluster: ClusterState, chain: WaitChain) -> str:
         return f"{_subject(cluster, chain)} {_predicate(cluster, chain)}"
     edges = "".join(_edge(cluster, chain.edges[:number]) for number in range(1, len(chain.edges) + 1))
     match chain.cause:
-        case RootCause.SOURCE:
-            return edges
         case RootCause.SCRIPT:
             return f"{edges}; {SCRIPT} {_predicate(cluster, chain)}"
         case _:
@@ -95,8 +99,8 @@ def _text(cluster: ClusterState, chain: WaitChain) -> str:
 def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
     """Return the last of `edges` as text, as it follows the others."""
     edge = edges[-1]
-    source, message = _source(cluster, edge), _MESSAGES[edge.flow].format(edge=edge)
-    what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{message} from {source}"
+    source = _place(cluster, edge.on, (edge.source,) if edge.source is not None else cluster.placement[edge.on])
+    what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{_message(edge)} from {source}"
     if len(edges) == 1 and edge.stage is None:
         return f"{worker_label(edge.index, _labels(cluster, edge.index))} waits for {what}"
     if len(edges) == 1:
@@ -106,10 +110,10 @@ def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
     return f", whose worker first runs {edge.action} of stage {_label(cluster, edge.stage)}, which waits for {what}"
 
 
-def _source(cluster: ClusterState, edge: WaitEdge) -> str:
-    if edge.on is None:
-        return "the data source"
-    return _place(cluster, edge.on, (edge.source,) if edge.source is not None else cluster.placement[edge.on])
+def _message(edge: WaitEdge) -> str:
+    """Return the message that is lacking; the loss of a step is for people that of its call."""
+    place = "of call {edge.step}" if edge.per is Per.STEP and edge.source is None else _PLACES[edge.per]
+    return f"{_CONTENTS.get(edge.flow, f'the message of {edge.queue}')} {place.format(edge=edge)}"
 
 
 def _place(cluster: ClusterState, index: int, stages: Sequence[int]) -> str:

@@ -8,44 +8,29 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stageline.broker.control.messages import Report
-from stageline.broker.control.records import Wait
+from stageline.broker.control.records import Lack
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.ledger.losses import Leases, Replacement
 from stageline.broker.ledger.registry import Member, MemberStatus
+from stageline.pipeline.program import Per
 from stageline.pipeline.schedule import Placement, Schedule
-
-from .queue_routes import (
-    CALL,
-    CLIP,
-    EVALUATION,
-    LOSS,
-    NORMS,
-    REPLAYED,
-    REPLY,
-    SUBTOTAL,
-    SUM,
-    TIED,
-    TOTAL,
-    VERDICT,
-    RouteEnd,
-    route_of,
-)
 
 QUIET = 1.0  # seconds without a report after which a worker counts as silent; it reports ten times a second
 LATE = 1.0  # seconds that a message may take to arrive, or that two reports may be apart
 
 _UNFORWARDED = {MicrobatchState.QUEUED, MicrobatchState.FORWARD}
-_COMPUTING = {  # what a stage that computes a message does with its microbatch
+# State of a microbatch at the stage that puts a message of it, by the queue's flow: while the stage computes the
+# message, and once it has put it. Other queues have their message once the microbatch is done.
+_COMPUTING = {
     "forward": {MicrobatchState.FORWARD},
     "backward": {MicrobatchState.BACKWARD, MicrobatchState.INPUT},
-    TIED: {MicrobatchState.BACKWARD, MicrobatchState.WEIGHT},
+    "tied": {MicrobatchState.BACKWARD, MicrobatchState.WEIGHT},
 }
 _SENT = {
     "forward": frozenset(MicrobatchState) - _UNFORWARDED,
     "backward": frozenset({MicrobatchState.HALFWAY, MicrobatchState.WEIGHT, MicrobatchState.DONE}),
-    TIED: frozenset({MicrobatchState.DONE}),
 }
-_ONCE_PER_STEP = frozenset({SUM, SUBTOTAL, TOTAL, NORMS, CLIP, REPLAYED, VERDICT, CALL})  # messages, numbered by it
+_DONE = frozenset({MicrobatchState.DONE})
 
 
 class RootCause(StrEnum):
@@ -60,7 +45,6 @@ class RootCause(StrEnum):
     ON_ITS_WAY = "on its way"  # the message was put, and has not arrived
     SERVER = "server"  # its worker cannot reach the server of the queues, or is refused
     RESOURCE = "resource"  # its worker waits for disk space, descriptors or memory
-    SOURCE = "source"  # the message comes from outside the pipeline
     SCRIPT = "script"  # the script makes no call: its own code runs, without a limit of time
     CIRCLE = "circle"  # the workers wait for each other
     BROKER = "broker"  # no report arrives at all: the broker is cut off, not the workers
@@ -107,11 +91,10 @@ class ClusterState:
 class WaitEdge:
     """Worker `index` waits, for `seconds`, for a message that its `stage` needs from worker `on`: the edge of a chain.
 
-    `flow` is that of the queue. `source` is the stage that puts it; `on` is None if it comes from outside. Calls,
-    losses and replies are not of a stage: `stage` and `source` are None, and `step` is the number of the call. In an
-    evaluation, it is the number of the evaluated batch; of a verdict, that of the round. `number` is that of the
-    message in its queue.
-    With `room` its `stage` has computed the message and waits for room to keep it, until `source` gets on.
+    `flow` and `per` are those of the queue, `number` is that of the message in it, and `source` the stage that puts it.
+    Calls, losses and replies are not of a stage: `stage` and `source` are None, and `step` is the number of the call.
+    In an evaluation, it is the number of the evaluated batch; of a verdict, that of the round.
+    With `room` its `stage` waits for room or credit to put the message, until `source` gets on.
     """
 
     index: int
@@ -119,11 +102,12 @@ class WaitEdge:
     action: str
     queue: str
     flow: str
+    per: Per
     step: int
     microbatch: int
     seconds: float
     source: int | None
-    on: int | None
+    on: int
     number: int
     room: bool = False
 
@@ -160,8 +144,6 @@ def follow(cluster: ClusterState, index: int) -> WaitChain:
         if _has_trouble(cluster, index):
             return WaitChain(tuple(edges), RootCause.SERVER, index)
         edges.append(edge)
-        if edge.on is None:
-            return WaitChain(tuple(edges), RootCause.SOURCE, None)
         index = edge.on
         if _is_on_its_way(cluster, edge, index):
             return WaitChain(
@@ -203,28 +185,31 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
     if member is None or report is None or not report.waits:
         return None
     wait = report.waits[0]
-    route = route_of(wait.queue, cluster.schedule, cluster.script, wait.source)
-    if route is None or (wait.room and route.producer is None):  # no stage of the run fills this queue
+    queue = member.queue(wait.queue)
+    if queue is None:
         return None
-    needs, gives = route.consumer, route.producer
-    if wait.room and gives is not None:
-        grants = route.flow in ("forward", EVALUATION) and wait.source == needs.stage  # what lacks is credit
-        behind = wait.source if grants and wait.source is not None else _furthest_behind(cluster, needs.stage)
-        needs, gives = gives, RouteEnd(cluster.schedule.owner(behind), behind)
-    step, microbatch = _place(wait, route.flow, cluster.ledger.microbatches)
-    seconds = max(0.0, cluster.now - member.activity_since)
-    source, on = (None, None) if gives is None else (gives.stage, gives.worker)
-    lacking = wait.action, wait.queue, route.flow, step, microbatch
-    return WaitEdge(index, needs.stage, *lacking, seconds, source, on, wait.number, wait.room)
-
-
-def _place(wait: Wait, flow: str, microbatches: int) -> tuple[int, int]:
-    """Return the step and the microbatch that are lacking; of what travels between script and workers, the call."""
-    if flow in (LOSS, REPLY):
-        return wait.step, 0
-    if flow in _ONCE_PER_STEP:
-        return wait.number, 0
-    return divmod(wait.number, microbatches)
+    step, microbatch = queue.at(wait.number) if queue.per.many else (wait.step, 0)
+    stage, source, on = queue.target, queue.source, queue.producer
+    if wait.lacks is Lack.CREDIT:
+        stage, source, on = queue.source, queue.target, queue.consumer
+    elif wait.lacks is Lack.ROOM:
+        stage, source = queue.source, _furthest_behind(cluster, queue.target)
+        on = cluster.schedule.owner(source)
+    return WaitEdge(
+        index,
+        stage,
+        wait.action,
+        queue.name,
+        queue.flow,
+        queue.per,
+        step,
+        microbatch,
+        max(0.0, cluster.now - member.activity_since),
+        source,
+        on,
+        wait.number,
+        room=wait.lacks is not Lack.MESSAGE,
+    )
 
 
 def _furthest_behind(cluster: ClusterState, consumer: int | None) -> int:
@@ -259,40 +244,41 @@ def _trusted_report(cluster: ClusterState, index: int) -> Report | None:
 def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     """Return True if the producer has put the message. One that is gone does not count: its successor puts it again."""
     member = cluster.members.get(owner)
-    if member is None or edge.room or is_silent(cluster, member):
+    if member is None or member.report is None or edge.room or is_silent(cluster, member):
         return False
-    if edge.flow in (SUBTOTAL, TOTAL, REPLAYED) and edge.source is not None:  # put at the end of the step there
-        return cluster.ledger.finished[edge.source] > edge.step
-    if edge.flow == CALL:  # the script's actions: the number of its next call
-        return member.report is not None and member.report.actions > edge.step
     lacking = _edge_from(cluster, owner)
-    if edge.flow == SUM:
-        return _has_put_sums(cluster, edge, lacking)
-    if edge.flow == LOSS:  # put once the last stage has finished the step and has written what snapshot is due
-        rests = member.report is not None and member.report.waiting and lacking is None  # until that is written
-        has_room = lacking is None or lacking.flow != LOSS
-        return cluster.ledger.finished[-1] > edge.number and has_room and not rests
-    if edge.flow == REPLY:  # the next call is taken once the reply was put
-        return lacking is not None and lacking.flow == CALL and lacking.step > edge.step
-    return _state_at_source(cluster, edge) in _SENT.get(edge.flow, ())
+    match edge.per:
+        case Per.CALL:  # the caller's actions: the number of its next call
+            return member.report.actions > edge.step
+        case Per.REPLY:  # the next call is taken once the reply was put
+            return lacking is not None and lacking.per is Per.CALL and lacking.step > edge.step
+        case Per.MICROBATCH:
+            return _state_at_source(cluster, edge) in _SENT.get(edge.flow, _DONE)
+        case Per.STEP if edge.source is not None:  # put at the end of the step there, or before what is exchanged
+            return cluster.ledger.finished[edge.source] > edge.step or _has_exchanged(cluster, edge, lacking)
+        case Per.STEP:  # put once the last stage has finished the step and has written what snapshot is due
+            rests = member.report.waiting and lacking is None  # until that is written
+            has_room = lacking is None or lacking.queue != edge.queue
+            return cluster.ledger.finished[-1] > edge.number and has_room and not rests
+        case _:
+            return False
 
 
-def _has_put_sums(cluster: ClusterState, edge: WaitEdge, lacking: WaitEdge | None) -> bool:
-    """Return True if a replica has given its sums of the step: it has made the update, or waits for the others'."""
-    if edge.source is None:
+def _has_exchanged(cluster: ClusterState, edge: WaitEdge, lacking: WaitEdge | None) -> bool:
+    """Return True if two stages send each other such a message in each step, and the producer waits for the others'.
+
+    Each puts all its own before it takes any.
+    """
+    if lacking is None or lacking.room:
         return False
-    if cluster.ledger.finished[edge.source] > edge.step:
-        return True
-    return (
-        lacking is not None
-        and not lacking.room
-        and ((lacking.flow, lacking.stage, lacking.step) == (SUM, edge.source, edge.step))
-    )
+    own = cluster.members[edge.index].queues
+    answers = any((each.flow, each.source, each.target) == (edge.flow, edge.stage, edge.source) for each in own)
+    return answers and (lacking.flow, lacking.stage, lacking.step) == (edge.flow, edge.source, edge.step)
 
 
 def _state_at_source(cluster: ClusterState, edge: WaitEdge) -> MicrobatchState | None:
     """Return the state of the awaited microbatch at the stage that should deliver it; None if no stage should."""
-    if edge.source is None or edge.room or edge.flow not in _SENT:
+    if edge.source is None or edge.room or edge.per is not Per.MICROBATCH:
         return None
     return cluster.ledger.entry(MicrobatchPosition(edge.source, edge.step, edge.microbatch)).state
 

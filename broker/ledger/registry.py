@@ -18,6 +18,7 @@ import msgspec
 from stageline.broker.control.messages import Exited, Failed, Finished, Goodbye, Hello, Refused, Report
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.program import Queue
 from stageline.pipeline.schedule import Placement
 
 SCRIPT = "the script"
@@ -25,7 +26,7 @@ SCRIPT = "the script"
 # What a store keeps of a member.
 _STORED = (
     "index", "incarnation", "name", "host", "pid", "endpoint", "introduced", "aware", "start", "generation", "former",
-    "token", "promoted",
+    "token", "promoted", "queues",
 )  # fmt: skip
 
 NEVER: Mapping[int, int] = MappingProxyType({})  # no place's worker was replaced
@@ -72,6 +73,7 @@ class Member:
     exited: tuple[float, Exited] | None = None  # when its process ended, and how
     parting: tuple[float, Failed | Goodbye] | None = None  # when it said that it ends, and how; nothing since
     labels: tuple[str, ...] = ()  # its stages for people, where stages have replicas: "1.0", "1.1"
+    queues: tuple[Queue, ...] = ()  # that it has an end of, as it has told
 
     @property
     def is_script(self) -> bool:
@@ -103,6 +105,10 @@ class Member:
         """True while messages are still sent to it."""
         return self.status in (MemberStatus.PRESENT, MemberStatus.FINISHED)
 
+    def queue(self, name: str) -> Queue | None:
+        """Return its queue of that `name`; None if it has no end of one."""
+        return next((queue for queue in self.queues if queue.name == name), None)
+
     def note_contact(self, sender: bytes, now: float) -> None:
         """Note a message under the member's incarnation, from the address `sender`."""
         self.sender, self.last_seen, self.aware = sender, now, True
@@ -119,6 +125,7 @@ class Member:
     def reconnect(self, hello: Hello, sender: bytes, now: float) -> None:
         """Note another Hello of the member, which may bring its endpoint."""
         self.sender, self.endpoint, self.last_seen = sender, hello.endpoint, now
+        self.queues = hello.queues or self.queues
         self.aware = self.aware or hello.incarnation == self.incarnation
         if not self.introduced and (self.aware or hello.endpoint):
             self.introduced, self.last_progress = True, now  # from here on it is expected to make progress
@@ -388,7 +395,7 @@ class Registry:
         self.members[index] = Member(
             index=index,
             incarnation=self.incarnation,
-            **{name: getattr(hello, name) for name in ("name", "host", "pid", "endpoint", "token")},
+            **{name: getattr(hello, name) for name in ("name", "host", "pid", "endpoint", "token", "queues")},
             last_seen=now,
             start=start,
             sender=contact.sender,

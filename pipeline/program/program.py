@@ -104,6 +104,10 @@ class Program:
         """Return the queues that `worker` puts into."""
         return [queue for queue in self.queues.values() if queue.producer == worker]
 
+    def ends_of(self, worker: int) -> tuple[Queue, ...]:
+        """Return the queues that `worker` puts into or takes from."""
+        return tuple(queue for queue in self.queues.values() if worker in (queue.producer, queue.consumer))
+
     def splits(self, copy: int) -> bool:
         """Return True if backwards of a stage run in two halves, all or some."""
         return any(

@@ -8,8 +8,13 @@ call-1, reply-1        from a script to worker 1, and back
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+
+_STAGE = r"[0-9]{1,6}(\.[0-9]{1,6})?"  # or one of its copies
+QueueName = Annotated[str, msgspec.Meta(pattern=rf"^[a-z]{{1,16}}-{_STAGE}(-from-{_STAGE})?\Z")]
+Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 FEW = 16  # messages that are small and come one a call, round or step: more than are under way, to spare requests
 
@@ -32,8 +37,8 @@ class Per(StrEnum):
         return self in (Per.MICROBATCH, Per.EVALUATED)
 
 
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue of a run.
+class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One queue of a run. A worker sends the broker those that it has an end of.
 
     Attributes:
         name: What it carries and who takes from it: "forward-2".
@@ -51,19 +56,23 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
         signals: True if its messages have no content.
     """
 
-    name: str
-    producer: int
-    consumer: int
-    source: int | None = None
-    target: int | None = None
+    name: QueueName
+    producer: Place
+    consumer: Place
+    source: Place | None = None
+    target: Place | None = None
     per: Per = Per.MICROBATCH
-    count: int = 1
-    order: tuple[int, ...] = ()
+    count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
+    order: tuple[Place, ...] = ()
     window: int = 0
-    codec: str = "lossless"
+    codec: Annotated[str, msgspec.Meta(max_length=100)] = "lossless"
     begins: int = 0
     ends: int | None = None
     signals: bool = False
+
+    def __post_init__(self) -> None:
+        if self.order and len(self.order) != self.count:
+            raise ValueError(f"queue {self.name} has {self.count} messages a step, and an order of {len(self.order)}")
 
     @property
     def flow(self) -> str:
@@ -85,6 +94,14 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
         """Return the step (or whatever else `per` names) and the microbatch of message `number`."""
         unit, place = divmod(number, self.count)
         return unit, self.order[place] if self.order else place
+
+    def differing(self, other: "Queue") -> str:
+        """Return in what the queue differs from `other` of its name, "" if both carry the same messages alike.
+
+        Windows and codecs do not count: each end has the plan's.
+        """
+        names = ("producer", "consumer", "source", "target", "per", "count", "order", "begins", "ends", "signals")
+        return next((name for name in names if getattr(self, name) != getattr(other, name)), "")
 
     def within(self, floor: int) -> int:
         """Return the step nearest to `floor` that bounds messages of this queue.

@@ -31,14 +31,19 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def ran(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], list[str]]:
     """The actions that executors carry out in training steps, in order, by stage and step."""
     found: dict[tuple[int, int], list[str]] = defaultdict(list)
-    carry_out = Executor.carry_out
+    within = Executor.within
 
-    def noted(self: Executor, instruction: Any, received: Any) -> Any:
-        if instruction.counted and not instruction.evaluates:
-            found[instruction.action.stage, instruction.step].append(str(instruction.action))
-        return carry_out(self, instruction, received)
+    def noting(self: Executor, features: Any) -> Any:
+        carry_out = within(self, features)
 
-    monkeypatch.setattr(Executor, "carry_out", noted)
+        def noted(instruction: Any, received: Any) -> Any:
+            if instruction.counted and not instruction.evaluates:
+                found[instruction.action.stage, instruction.step].append(str(instruction.action))
+            return carry_out(instruction, received)
+
+        return noted
+
+    monkeypatch.setattr(Executor, "within", noting)
     return found
 
 

@@ -24,6 +24,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import Leases
+from stageline.pipeline.program import Evaluation, Queue, ScriptCalls, SumExchange, compile_program
 from stageline.pipeline.schedule import make_schedule
 
 PLAN = "d" * 64
@@ -71,7 +72,14 @@ class Conversation:
 
     def join(self, index: int) -> Sends:
         self.send(name(index), hello(index))
-        return self.send(name(index), hello(index, incarnation=index + 1, endpoint=f"ipc://{index}"))
+        said = hello(index, incarnation=index + 1, endpoint=f"ipc://{index}")
+        return self.send(name(index), msgspec.structs.replace(said, queues=self.queues(index)))
+
+    def queues(self, index: int) -> tuple[Queue, ...]:
+        """Those that the process of place `index` has an end of."""
+        config = self.core.run.config
+        passes = [ScriptCalls()] if config.scripted else []
+        return compile_program(config.schedule, [SumExchange(), Evaluation(may_end=True), *passes]).ends_of(index)
 
 
 def name(index: int) -> bytes:

@@ -26,7 +26,7 @@ def join_script(talk: Conversation, pid: int = 102) -> int:
     """Takes the script's place with a new process; returns the step that it begins at."""
     assigned = talk.assigned(name(SCRIPT), script_hello(pid=pid))
     assert assigned.index == SCRIPT
-    talk.send(name(SCRIPT), script_hello(assigned.incarnation, pid=pid))
+    talk.send(name(SCRIPT), script_hello(assigned.incarnation, pid=pid, queues=talk.queues(SCRIPT)))
     return assigned.step
 
 

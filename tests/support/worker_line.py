@@ -1,9 +1,13 @@
 """Four workers in a line, whose reports are repeated while time passes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
 from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Hello, Report
-from stageline.broker.control.records import Event, StepRecord, Wait
+from stageline.broker.control.records import Event, Lack, StepRecord, Wait
+from stageline.pipeline.program import Pass, Queue, SumExchange, compile_program
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Conversation
 
@@ -15,8 +19,9 @@ Facts = dict[str, object]
 class WorkerLine(Conversation):
     """Four workers, w0 to w3, with a stage each; what each says is said again and again while time passes."""
 
-    def __init__(self, **terms: object) -> None:
+    def __init__(self, passes: Sequence[Pass] = (SumExchange(),), **terms: object) -> None:
         super().__init__(terms=replace(LINE, **terms))  # type: ignore[arg-type]
+        self._passes = passes
         self.saying: dict[int, Report] = {}
         for index in range(4):
             self.hello(index)
@@ -25,8 +30,11 @@ class WorkerLine(Conversation):
         said = Hello(CONTROL_VERSION, PLAN, f"w{index}", "desk", pid or 100 + index, "", index)
         given = self.assigned(b"%d" % index, said)
         named = replace_hello(said, given.incarnation, f"ipc://{index}")
-        self.send(b"%d" % index, named)
+        self.send(b"%d" % index, msgspec.structs.replace(named, queues=self.queues(index)))
         self.saying[index] = Report(given.incarnation, 0, "waits for the other workers", 0.0, 0.0)
+
+    def queues(self, index: int) -> tuple[Queue, ...]:
+        return compile_program(self.core.run.config.schedule, self._passes).ends_of(index)
 
     def says(self, index: int, now: str, *waits: Wait, events: tuple[Event, ...] = (), **more: object) -> None:
         incarnation = self.saying[index].incarnation
@@ -34,12 +42,16 @@ class WorkerLine(Conversation):
         self.saying[index] = said
 
     def waits(self, index: int, queue: str, step: int, microbatch: int, action: str = "", **more: object) -> None:
-        wait = Wait(queue, step * M + microbatch, action or f"{index}B{microbatch}", step, 0.0)
+        wait = Wait(queue, self._number(index, queue, step, microbatch), action or f"{index}B{microbatch}", step, 0.0)
         self.says(index, f"waits for {queue} to run {wait.action} of step {step}", wait, **more)  # type: ignore[arg-type]
 
     def lacks_room(self, index: int, queue: str, step: int, microbatch: int) -> None:
-        wait = Wait(queue, step * M + microbatch, f"{index}F{microbatch}", step, 0.0, room=True)
+        number = self._number(index, queue, step, microbatch)
+        wait = Wait(queue, number, f"{index}F{microbatch}", step, 0.0, Lack.ROOM)
         self.says(index, f"waits for room in {queue} to put what {wait.action} of step {step} gives", wait)
+
+    def _number(self, index: int, queue: str, step: int, microbatch: int) -> int:
+        return next(each for each in self.queues(index) if each.name == queue).number(step, microbatch)
 
     def has_finished(self, stage: int, step: int) -> None:
         incarnation = self.saying[stage].incarnation

@@ -9,7 +9,6 @@ from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.pipeline.program import Instruction, Per
 from stageline.pipeline.schedule import Kind
-from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.progress import Progress
 
 MOST_REPEATED = 20_000  # newest confirmed digests of queues, which are sent again to another broker
@@ -20,9 +19,6 @@ _STATES: dict[str, tuple[MicrobatchState, ...]] = {  # of a microbatch, from an 
     Kind.INPUT: (MicrobatchState.INPUT, MicrobatchState.HALFWAY),
     Kind.WEIGHT: (MicrobatchState.WEIGHT, MicrobatchState.DONE),
 }
-
-# What numbers the messages of queues that have none for each training step
-_COUNTED = {"call": Per.CALL, "reply": Per.REPLY, "evaluation": Per.EVALUATED, "verdict": Per.ROUND}
 
 
 class Reporter:
@@ -108,8 +104,7 @@ class Reporter:
         written = {each for each in self.progress.written if self.progress.may_report(each[1])}
         self._snapshots = sorted({*self._snapshots, *written})
         self._rounds, self._confirmed_rounds = [], 0
-        position = self.progress.position(self.progress.complete)
-        self._resent_digests.extend(each for each in self._confirmed_digests if _is_from(position, each))
+        self._resent_digests.extend(filter(self._is_needed, self._confirmed_digests))
         self._confirmed_digests.clear()
         self._sent = float("-inf")
 
@@ -183,8 +178,9 @@ class Reporter:
             return MicrobatchState.FORWARD, MicrobatchState.DONE
         return _STATES.get(instruction.action.kind, ())
 
-
-def _is_from(position: Position, digest: StepDigest) -> bool:
-    """Return True if a worker that begins at `position` puts or takes the messages of this digest."""
-    queue, step, _ = digest
-    return step >= position.of(_COUNTED.get(queue.partition("-")[0], Per.STEP))
+    def _is_needed(self, digest: StepDigest) -> bool:
+        """Return True if a worker that begins at the newest checkpoint puts or takes the messages of this digest."""
+        name, step, _ = digest
+        progress = self.progress
+        per = next((queue.per for queue in progress.ends if queue.name == name), Per.STEP)
+        return step >= progress.position(progress.complete).of(per)

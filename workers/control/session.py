@@ -242,7 +242,8 @@ class Session:
         run, index = self._assigned.run, self._assigned.index
         # First the disk, then the memory: the loop goes on meanwhile, and must not seem to be behind its snapshots.
         incarnation = self.reporter.incarnation
-        hello = self._identity.hello(run, endpoint=self._endpoint, incarnation=incarnation, spare=False)
+        here = {"endpoint": self._endpoint, "queues": self._progress.ends}
+        hello = self._identity.hello(run, incarnation=incarnation, spare=False, **here)
         if self._identity.disk is None:
             return hello
         return msgspec.structs.replace(hello, memory=self._progress.memory(run, index))

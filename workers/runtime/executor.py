@@ -1,12 +1,14 @@
 """Carries out instructions: gives the right inputs to the right stage, adds up losses and metrics in order."""
 
 import math
+import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from stageline.broker.codec.structure import emptied, is_emptied
@@ -20,7 +22,7 @@ from stageline.pipeline.errors import (
     describe_error,
     raised_by_user_code,
 )
-from stageline.pipeline.feature import Compute, Feature, FeatureFailed, all_handlers, ordered
+from stageline.pipeline.feature import Compute, Feature, FeatureFailed, all_handlers, compose, ordered
 from stageline.pipeline.features import BUILT_IN
 from stageline.pipeline.features.clipping import ClippedGradients
 from stageline.pipeline.features.halves import Root
@@ -33,12 +35,13 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed
 
-from .forked_copy import without_copies
+from .forked_copy import end_copy
 from .losses import ComputeFailed, Culprit, StepLosses
 from .metric_value import Metric, metric_value
 from .replicas import SummedReplicas
 
 DATA = "the data source"  # in place of a layer's name, as those of a stage
+CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]  # of what the instruction received from its queues
 
 
 class MicrobatchSource(Protocol):
@@ -100,36 +103,26 @@ class Executor:
         self.sums = Sums()  # of what was evaluated so far
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
-        own = self._built_in(replicas)
-        self._computes = {
-            copy: all_handlers(ordered([*own, *stage.features], BUILT_IN), stage, self._core(stage))
-            for copy, stage in stages.items()
-        }
+        self._replicas = replicas
+        self.carry_out = self.within(())
 
-    @without_copies
-    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        """Return what `instruction` gives, computed from what it `received` from its queues.
+    def within(self, features: Sequence[Feature]) -> CarryOut:
+        """Return what carries out an instruction on the stages, within `features` of the worker, the outermost first.
 
-        Raises `ComputeFailed` with the user code's exception as its cause.
+        Outside of the users' features and the built-in ones, an exception of user code becomes a `ComputeFailed`, which
+        the worker's features see. All are composed here, once for each stage and kind of operation.
         """
-        action = instruction.action
-        try:
-            return self._computes[action.stage][action.kind](instruction, received)
-        except (ComputeFailed, DataError, ModelRefused, GroupLost):
-            raise
-        except WriteFailed:  # activations that are offloaded
-            raise
-        except BaseException as error:  # user code may raise anything; the cause is handed on
-            if not raised_by_user_code(error):
-                raise
-            stage, cause = self.stages[action.stage], error
-            failed = f"failed in {instruction}, {stage.where}: {describe_error(error)}"
-            if issubclass(type(error), FeatureFailed):  # an exception may lie about its class
-                failed, cause = f"stopped: {error}", cause_of(error) or error
-            alone = not instruction.evaluates and action.kind not in ONCE_PER_STEP  # can be run again, without others
-            raise ComputeFailed(
-                f"stage {stage.index} {failed}", Culprit(instruction.step, action) if alone else None
-            ) from cause
+        table: dict[tuple[int, str], Compute] = {}
+        for copy, stage in self.stages.items():
+            inner = ordered([*self._built_in(), *stage.features], BUILT_IN)
+            for kind, compute in all_handlers(inner, stage, self._core(stage)).items():
+                table[copy, kind] = compose(features, stage, kind, _naming_failures(stage, compute))
+
+        def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            action = instruction.action
+            return table[action.stage, action.kind](instruction, received)
+
+        return carry_out
 
     def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
         """Begin a call of a script. `settled`: the script has the result already, and nothing is to be computed."""
@@ -144,9 +137,9 @@ class Executor:
         metrics = {name: sums.metrics[name] / rows if rows else math.nan for name in self.metrics}
         return EvaluationRecord(step, rows, None if loss is None else loss / rows, metrics)
 
-    def _built_in(self, replicas: Replicas | None) -> list[Feature]:
+    def _built_in(self) -> list[Feature]:
         """Return the features that any run may need. They wrap nothing where a stage has no use for them."""
-        sums: list[Feature] = [] if replicas is None else [SummedReplicas(replicas, self.losses)]
+        sums: list[Feature] = [] if self._replicas is None else [SummedReplicas(self._replicas, self.losses)]
         return [*sums, SharedGradients(), ClippedGradients(self.last, self.losses.total)]
 
     def _core(self, stage: Stage) -> dict[str, Compute]:
@@ -165,7 +158,8 @@ class Executor:
                 share=given.share,
                 owned=bool(received),
             )
-            demand_default_device(f"stage {stage.index} in {instruction}, a layer's forward")
+            if torch.get_default_device().type != "cpu":
+                demand_default_device(f"stage {stage.index} in {instruction}, a layer's forward")
             if is_last:
                 self.losses.add(output, given.rows)
             return output
@@ -232,6 +226,45 @@ class Executor:
             stage.now_at(f"the metric {name}")
             sums.metrics[name] += metric_value(metric, output, targets) * given.rows
         sums.rows += given.rows
+
+
+def _naming_failures(stage: Stage, compute: Compute) -> Compute:
+    """Return `compute`, which raises `ComputeFailed` with an exception of the user's code as its cause.
+
+    A copy of this process that the user's code has forked ends here.
+    """
+
+    def named(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        process = os.getpid()
+        try:
+            result = compute(instruction, received)
+        except BaseException as error:  # user code may raise anything; the cause is handed on
+            if os.getpid() != process:
+                end_copy(process, error)
+            # One that is not of the user's code keeps its class; `WriteFailed` is of activations that are offloaded.
+            passes = (ComputeFailed, DataError, ModelRefused, GroupLost, WriteFailed)
+            if issubclass(type(error), passes) or not raised_by_user_code(error):  # it may lie about its class
+                raise
+            raise _failure(stage, instruction, error) from _cause(error)
+        if os.getpid() != process:
+            end_copy(process)
+        return result
+
+    return named
+
+
+def _failure(stage: Stage, instruction: Instruction, error: BaseException) -> ComputeFailed:
+    failed = f"failed in {instruction}, {stage.where}: {describe_error(error)}"
+    if issubclass(type(error), FeatureFailed):
+        failed = f"stopped: {error}"
+    action = instruction.action
+    alone = not instruction.evaluates and action.kind not in ONCE_PER_STEP  # can be run again, without others
+    return ComputeFailed(f"stage {stage.index} {failed}", Culprit(instruction.step, action) if alone else None)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what failed itself, in place of a feature's account of it."""
+    return (cause_of(error) if issubclass(type(error), FeatureFailed) else None) or error
 
 
 def _roots(received: Sequence[Any]) -> Sequence[Root]:

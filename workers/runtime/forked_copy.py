@@ -31,16 +31,16 @@ def without_copies(call: Callable[Arguments, Result]) -> Callable[Arguments, Res
             result = call(*args, **options)
         except BaseException as error:
             if os.getpid() != process:
-                _end(process, error)
+                end_copy(process, error)
             raise
         if os.getpid() != process:
-            _end(process, None)
+            end_copy(process)
         return result
 
     return called
 
 
-def _end(parent: int, error: BaseException | None) -> NoReturn:
+def end_copy(parent: int, error: BaseException | None = None) -> NoReturn:
     """End this process, a copy, and say which line has forked it, or what it has raised.
 
     Args:

@@ -7,7 +7,7 @@ poll():  Finish       the next call is asked for (`call_source.py`), or nothing 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -22,13 +22,12 @@ from stageline.workers.runs.metrics import StepMetrics
 
 from .call_source import CallSource, Keep, LoopParts, Measured, SaveStages
 from .calls import Position, RunCalls
-from .executor import Executor
+from .executor import CarryOut, Executor
 from .machine import AwaitCredit, Command, Compute, Finish, Machine, Take
 from .outbound_queues import OutboundQueues
 from .progress import Progress
 from .queue_keys import queue_key
 
-CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
 
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands

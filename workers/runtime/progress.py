@@ -18,7 +18,7 @@ from typing import ClassVar
 import msgspec
 
 from stageline.broker.control.messages import WAITS, StepDigest
-from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait, WorkerRecord
+from stageline.broker.control.records import EvaluationRecord, Lack, StepRecord, Wait, WorkerRecord
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.queues.base import Depth, Trouble, WorkerQueues
 from stageline.pipeline.program import Instruction, Per, Program
@@ -41,13 +41,13 @@ class Done(msgspec.Struct):
 
 class CallWait(msgspec.Struct, frozen=True):
     """A call that has not come. `said` continues "waits for". Message `number` of `queue` brings the call `name`; ""
-    where the broker does. With `room`, the message cannot be put, since its consumer takes none."""
+    where the broker does; or the message cannot be put, since its consumer takes none."""
 
     said: str
     queue: str = ""
     number: int = 0
     name: str = ""
-    room: bool = False
+    lacks: Lack = Lack.MESSAGE
 
 
 class Doing(msgspec.Struct, frozen=True):
@@ -93,6 +93,7 @@ class Progress:
     newest: tuple[int, float | None] | None = None  # the newest finished step and its loss; on the last stage
     written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
     queues: WorkerQueues | None = None  # for the trouble that they have
+    ends: tuple[Queue, ...] = ()  # the queues that this process puts into or takes from
     digests: deque[StepDigest] = field(default_factory=deque)  # of what they put and take; taken away by the reader
     writes: str = ""  # what the loop waits for until it is written, "a snapshot is"; "" if it does not
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
@@ -131,6 +132,7 @@ class Progress:
             last=program.last,
             finished=dict.fromkeys(program.schedule.placement[worker], start),
             queues=queues,
+            ends=program.ends_of(worker),
             digests=deque() if queues is None else queues.digests,
             program=program,
             orders=calls.orders,
@@ -159,7 +161,7 @@ class Progress:
 
     def lacks_room_for(self, call: CallWait, now: float) -> None:
         """A message of the source of calls cannot be put yet: there is no room to keep it."""
-        self.waiting_for_call(msgspec.structs.replace(call, room=True), now)
+        self.waiting_for_call(msgspec.structs.replace(call, lacks=Lack.ROOM), now)
         if self.full is None:
             self.full = now
 
@@ -377,24 +379,13 @@ class Progress:
         if self.waits and self.call is not None:
             call = self.call
             if call.queue:
-                yield Wait(call.queue, call.number, call.name, call.number, self.since, room=call.room)
+                yield Wait(call.queue, call.number, call.name, call.number, self.since, call.lacks)
             return
         full, lacking = self.full, self.lacking
-        if lacking is None or not (self.waits or full is not None):
+        if lacking is None or self.program is None or not (self.waits or full is not None):
             return
         instruction, since = lacking.instruction, self.since if full is None else full
-        name, program = lacking.queue, self.program
-        if program is None:
-            return
-        number, source = instruction.step, None
-        if instruction.op.per.many:
-            number = instruction.step * program.schedule.microbatches + instruction.action.microbatch
-        place = number, instruction.name, instruction.step
-        if isinstance(lacking, AwaitCredit):
-            yield Wait(name, *place, since, room=True, source=program.queues[name].target)
-        else:
-            source = program.queues[name].source if program.queues[name].flow in _TIED else None
-            yield Wait(name, *place, since, room=full is not None, source=source)
-
-
-_TIED = ("tied", "subtotal", "total")
+        number = self.program.queues[lacking.queue].number(instruction.step, instruction.action.microbatch)
+        late = Lack.MESSAGE if full is None else Lack.ROOM
+        lacks = Lack.CREDIT if isinstance(lacking, AwaitCredit) else late
+        yield Wait(lacking.queue, number, instruction.name, instruction.step, since, lacks)

@@ -6,7 +6,7 @@ A feature registers itself in `REGISTERED` under its name, with the place of its
 not know its module. The factory returns None where the plan does not ask for it, or this worker has no part in it.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +15,8 @@ from pkgutil import resolve_name
 from typing import Self
 
 from stageline.broker.queues.base import Queues
-from stageline.pipeline.feature import Compute, Feature, compose
+from stageline.pipeline.feature import Feature
 from stageline.pipeline.program import Instruction
-from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs.metrics import MetricsFile, MetricsLine
@@ -149,28 +148,6 @@ def features_of(place: WorkerPlace, enter: Callable[[WorkerFeature], WorkerFeatu
     return [enter(feature) for feature in made if feature is not None]
 
 
-def composed(features: Sequence[WorkerFeature], executor: Executor, kinds: Iterable[str] = Kind) -> Compute:
-    """Return what carries out an instruction of these `kinds` on the stages of `executor` within `features`: composed
-    once."""
-    wanted = [*kinds]
-    table = {
-        (index, kind): compose(features, stage, kind, executor.carry_out)
-        for index, stage in executor.stages.items()
-        for kind in wanted
-    }
-    if all(compute == executor.carry_out for compute in table.values()):
-        return executor.carry_out
-
-    def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        index, kind = instruction.action.stage, instruction.action.kind
-        if (compute := table.get((index, kind))) is None:  # a kind that a feature of the user has added
-            compute = compose(features, executor.stages[index], kind, executor.carry_out)
-            table[index, kind] = compute
-        return compute(instruction, received)
-
-    return carry_out
-
-
 def explained(features: Sequence[WorkerFeature], error: ComputeFailed) -> str:
     """Return the error's text, and on lines of their own what `features` add to it."""
     return "\n".join([str(error), *filter(None, (feature.explain(error, features) for feature in features))])
@@ -203,7 +180,7 @@ def loop_of(
         place.worker,
         place.executor,
         place.queues,
-        carry_out=composed(features, place.executor, place.job.program.kinds),
+        carry_out=place.executor.within(features),
         run=place.run,
         incarnation=place.incarnation,
         start=place.start,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stageline.broker.control.messages import Answer, Ask, Confirmed, FromBroker, Trim
-from stageline.broker.control.records import EvaluationRecord, RunLength, Wait
+from stageline.broker.control.records import EvaluationRecord, Lack, RunLength, Wait
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.ledger.evaluations import stored_in
 from stageline.pipeline.evaluation import Criterion
@@ -154,7 +154,7 @@ def test_a_worker_that_waits_for_a_verdict_says_of_whom():
 
 def test_a_worker_that_waits_for_credit_in_evaluation_says_of_whom():
     talk = conversation()
-    wait = Wait("evaluation-1", 9, "0F1", 4, since=talk.now, room=True, source=1)
+    wait = Wait("evaluation-1", 9, "0F1", 4, since=talk.now, lacks=Lack.CREDIT)
     talk.send(name(0), report(0, now="waits for credit in evaluation-1 to run 0F1", waits=[wait]))
     talk.send(name(1), report(1, now="1F0 of evaluated batch 1"))
     assert why(talk).startswith("stage 0 waits for room in evaluation-1 until stage 1 (worker-1, generation 1) makes")

@@ -92,22 +92,22 @@ NAN = float("nan")
         {"queues": {"forward-1": [NAN]}}, {"queues": {"x" * 5000: []}}, {"evaluations": [EvaluationRecord(1, 1)] * 501},
         {"waits": [Wait("forward-1", 1, "1F1", 0, NAN)]}, {"digests": [("forward-1", 1, "0" * 16)] * 5001},
         {"digests": [("forward-" + "1" * 900, 1, "0" * 16)]},
-        {"digests": [("forward-1.0-from-", 1, "0" * 16)]}, {"digests": [("forward-1\n", 1, "0" * 16)]},
+        {"digests": [("norms-0", 1, "0" * 16)]}, {"digests": [("forward-1\n", 1, "0" * 16)]},
     ],
     ids=lambda change: str(change)[:50],
 )  # fmt: skip
 def test_a_report_with_what_nothing_has_changes_nothing(talk: Conversation, change: dict[str, object]):
     fields = {"since": 1.0, "idle": 0.5, "steps": steps(0, 12), "number": 2, **change}
     sent = Report(1, 5, "0F1 of step 12", **fields)  # type: ignore[arg-type]
-    assert implausible(sent)
+    assert implausible(sent, talk.core.run.registry.members[0])
     assert "reports what cannot be" in wrong_in(talk, sent)
     assert talk.core.run.ledger.finished == [12, 12]
     assert not any(isinstance(message, Confirmed) for _, message in talk.send(name(0), sent))
     assert talk.status()["oddities"] == {"implausible": 2}
 
 
-@pytest.mark.parametrize("queue", ["forward-1", "call-0", "backward-2.1", "forward-2.1-from-1.0", "sum-1.1-from-1.0"])
-def test_digests_of_every_form_of_queue_are_taken(talk: Conversation, queue: str):
+@pytest.mark.parametrize("queue", ["forward-1", "backward-0", "evaluation-1", "verdict-0"])
+def test_digests_of_the_queues_that_a_worker_has_an_end_of_are_taken(talk: Conversation, queue: str):
     assert wrong_in(talk, report(0, digests=[(queue, 1, "0" * 16)])) == ""
 
 

@@ -151,3 +151,45 @@ def test_workers_whose_data_give_runs_of_different_lengths_are_told_so():
     assert (
         "worker-1 has data for 480 training steps and 6 batches to evaluate, the run has 460 training" in refused.reason
     )
+
+
+def with_queues(talk: Conversation, index: int, **changes: object) -> Hello:
+    queues = [
+        msgspec.structs.replace(queue, **changes) if queue.name == "forward-1" else queue
+        for queue in talk.queues(index)
+    ]
+    said = hello(index, incarnation=index + 1, endpoint=f"ipc://{index}")
+    return msgspec.structs.replace(said, queues=tuple(queues))
+
+
+def test_a_worker_whose_queues_are_others_than_those_of_its_neighbour_is_refused_with_the_queue():
+    """Two files of one feature declared a queue of four messages and one of eight: the run stood still."""
+    talk = Conversation()
+    talk.join(0)
+    talk.send(name(1), hello(1))
+    ((_, refused),) = talk.send(name(1), with_queues(talk, 1, count=8))
+    assert isinstance(refused, Refused)
+    assert "worker-1 and worker 0 have different queues: forward-1, whose count is 8 and 4" in refused.reason
+    lacking = msgspec.structs.replace(with_queues(talk, 1), queues=talk.queues(1)[1:])
+    ((_, refused),) = talk.send(name(1), lacking)
+    assert isinstance(refused, Refused)
+    assert f"{talk.queues(1)[0].name}, which only one of them has" in refused.reason
+    (_, found), *_ = talk.send(name(1), with_queues(talk, 1))
+    assert isinstance(found, Assigned)
+
+
+@pytest.mark.parametrize("changes", [{"producer": 7}, {"consumer": 0}, {"source": 1}, {"target": 99}])
+def test_a_worker_brings_no_queues_but_its_own(changes: dict[str, int]):
+    talk = Conversation()
+    talk.send(name(1), hello(1))
+    said = msgspec.structs.replace(with_queues(talk, 1, **changes), incarnation=1)
+    ((_, refused),) = talk.send(name(1), said)
+    assert isinstance(refused, Refused)
+    assert "forward-1" in refused.reason
+
+
+def test_a_restarted_broker_knows_the_queues_of_its_workers():
+    talk = Conversation()
+    talk.join(0)
+    again = Conversation(talk.store)
+    assert again.core.run.registry.members[0].queues == talk.queues(0)

@@ -3,7 +3,7 @@
 import pytest
 
 from stageline.broker.control.messages import Answer, Ask, Exited, Refused, Report, StopRun
-from stageline.broker.control.records import Wait
+from stageline.broker.control.records import Lack, Wait
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.broker.ledger.losses import EXIT_GRACE
 from support.conversation import Conversation
@@ -123,7 +123,7 @@ def test_a_worker_that_waits_for_room_outlives_its_lease(line: WorkerLine):
 
 
 def test_a_stage_that_is_as_far_ahead_as_it_may_be_waits_for_the_next_one_and_that_for_the_root(line: WorkerLine):
-    wait = Wait("forward-1", 7 * M + 5, "0F5", 7, 0.0, room=True, source=1)
+    wait = Wait("forward-1", 7 * M + 5, "0F5", 7, 0.0, Lack.CREDIT)
     line.says(0, "waits for credit in forward-1 to run 0F5 of step 7", wait)
     line.waits(1, "backward-1", 2, 5), line.waits(2, "backward-2", 2, 5)
     line.says(3, "3B5 of step 2", events=(computing(3, 2, 5, "backward"),))

@@ -3,7 +3,7 @@
 import pytest
 
 from stageline.broker.control.messages import Answer, Ask, Exited
-from stageline.broker.control.records import Wait
+from stageline.broker.control.records import Lack, Wait
 from support.conversation import Conversation, name, report, steps
 from support.scripted import OWN_CODE, SCRIPT, SCRIPTED, heartbeats, reach, script_says, scripted
 
@@ -188,7 +188,7 @@ def test_before_the_run_the_script_is_named_among_the_missing():
 
 
 def test_a_script_without_room_for_a_call_waits_for_the_stage_that_has_finished_least(talk: Conversation):
-    room = Wait("call-0", 7, "call 7", 7, 0.0, room=True)
+    room = Wait("call-0", 7, "call 7", 7, 0.0, Lack.ROOM)
     talk.send(name(SCRIPT), script_says("waits for room in call-0 to put call 7", room, calls=7))
     talk.send(name(0), report(0, actions=5, now="waits for call-0 message 6"))
     talk.send(name(1), report(1, actions=5, now="1F3 of step 5"))

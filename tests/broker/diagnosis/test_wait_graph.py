@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline.broker.control.messages import Report
-from stageline.broker.control.records import Event, StepRecord, Wait
+from stageline.broker.control.records import Event, Lack, StepRecord, Wait
 from stageline.broker.coordinator.supervision import why_waiting
 from stageline.broker.diagnosis.wait_graph import LATE, QUIET
+from stageline.pipeline.program import Evaluation, NormClipping, Per, Program, Queue, TiedStages
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import TERMS, Conversation
 from support.worker_line import M, WorkerLine, computing, hang
@@ -18,6 +19,46 @@ from support.worker_line import M, WorkerLine, computing, hang
 @pytest.fixture
 def line() -> WorkerLine:
     return WorkerLine()
+
+
+class Noise:
+    """A feature of the user's, with two queues that nothing in the broker knows."""
+
+    def lower(self, program: Program) -> Program:
+        return program.with_queues(
+            [
+                Queue(name="noise-0", producer=3, consumer=0, source=3, target=0, per=Per.STEP),
+                Queue(name="scale-1", producer=2, consumer=1, source=2, target=1, count=M),
+            ]
+        )
+
+
+def test_a_queue_of_a_feature_that_the_broker_does_not_know_is_explained_to_the_root() -> None:
+    line = WorkerLine([Noise()])
+    line.says(0, "waits for noise-0 to run 0U of step 7", Wait("noise-0", 7, "0U", 7, 0.0))
+    line.says(3, "3B5 of step 7", events=(computing(3, 7, 5, "backward"),), layer="layers.9")
+    line.passes(3.0)
+    assert line.why(stage="0")["text"] == (
+        "stage 0 waits for the message of noise-0 of step 7 from stage 3 (worker w3, generation 1), "
+        "which began 3B5 of step 7 3 s ago and has made no progress since; it is in layers.9"
+    )
+    line.has_finished(3, 0)
+    line.says(0, "waits for noise-0 to run 0U of step 0", Wait("noise-0", 0, "0U", 0, 0.0))
+    line.passes(3.0)
+    assert line.why(stage="0")["root"]["cause"] == "on its way"  # type: ignore[index]
+
+
+def test_room_and_messages_of_each_microbatch_of_a_queue_that_the_broker_does_not_know_are_explained() -> None:
+    line = WorkerLine([Noise()])
+    line.waits(1, "scale-1", 7, 5)
+    line.lacks_room(2, "scale-1", 7, 6)
+    line.says(0, "0F5 of step 7")
+    line.passes(3.0)
+    assert line.why(stage="1")["text"] == (
+        "stage 1 waits for the message of scale-1 of step 7 microbatch 5 from stage 2 (worker w2, generation 1), "
+        "which waits for room in scale-1 until stage 0 (worker w0, generation 1) makes progress, "
+        "which began 0F5 of step 7 3 s ago and has made no progress since"
+    )
 
 
 def test_what_another_action_holds_up_is_named_by_that_action(line: WorkerLine):
@@ -79,8 +120,9 @@ def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: WorkerLi
     assert facts["root"]["cause"] == "on its way"  # type: ignore[index]
 
 
-def test_gradients_of_shared_parameters_are_waited_for_across_the_stages_between(line: WorkerLine):
-    wait = Wait("tied-0", 7 * M + 5, "0B5", 7, 0.0, source=3)
+def test_gradients_of_shared_parameters_are_waited_for_across_the_stages_between() -> None:
+    line = WorkerLine([TiedStages(((0, 3),))])
+    wait = Wait("tied-0", 7 * M + 5, "0B5", 7, 0.0)
     line.says(0, "waits for backward-0 and tied-0 to run 0B5 of step 7", wait)
     line.says(3, "3B5 of step 7", events=(computing(3, 7, 5, "backward"),))
     line.passes(2.0)
@@ -88,9 +130,10 @@ def test_gradients_of_shared_parameters_are_waited_for_across_the_stages_between
     assert str(line.why(stage="0")["text"]).startswith(text)
 
 
-def test_the_total_of_shared_parameters_is_on_its_way_once_the_step_is_finished(line: WorkerLine):
+def test_the_total_of_shared_parameters_is_on_its_way_once_the_step_is_finished() -> None:
+    line = WorkerLine([TiedStages(((0, 3),))])
     line.has_finished(0, 0)
-    line.says(3, "waits for total-3 to run 3U of step 0", Wait("total-3", 0, "3U", 0, 0.0, source=0))
+    line.says(3, "waits for total-3 to run 3U of step 0", Wait("total-3", 0, "3U", 0, 0.0))
     line.says(0, "0F0 of step 1")
     line.passes(2.0)
     facts = line.why(stage="3")
@@ -133,14 +176,6 @@ def test_reports_of_different_moments_make_no_circle(line: WorkerLine):
     facts = line.why(stage="1")
     assert "circle" not in str(facts["text"])
     assert facts["action"] == "nothing: the run makes progress"
-
-
-def test_batches_that_do_not_come_are_the_sources(line: WorkerLine):
-    line.waits(0, "forward-0", 7, 5)
-    line.passes(2.0)
-    facts = line.why(stage="0")
-    assert facts["text"] == "stage 0 waits for the activation of step 7 microbatch 5 from the data source"
-    assert facts["root"] == {"cause": "source", "worker": None}
 
 
 def test_without_any_reports_the_broker_is_the_cause(line: WorkerLine):
@@ -210,14 +245,16 @@ def test_a_circle_that_room_would_break_says_how_to_make_some(line: WorkerLine):
     assert "a larger queues.retain_bytes" in str(facts["action"])
 
 
-_QUEUES = st.sampled_from(["forward-0", "forward-2", "backward-1", "evaluation-3", "backward-9", "x", "forward-", "-1"])
-_WAITS = st.builds(Wait, _QUEUES, st.integers(0, 99), st.just("1F3"), st.integers(0, 9), st.just(0.0), st.booleans())
+_QUEUES = st.sampled_from(["forward-1", "forward-2", "backward-1", "evaluation-3", "norms-2", "backward-9", "x", "-1"])
+_WAITS = st.builds(
+    Wait, _QUEUES, st.integers(0, 99), st.just("1F3"), st.integers(0, 9), st.just(0.0), st.sampled_from(Lack)
+)
 _STATES = st.sampled_from(["forward", "stashed", "backward", "done"])
 
 
 @given(st.data())
 def test_whatever_is_reported_there_is_an_answer(data: st.DataObject):
-    line = WorkerLine(restarts=1, snapshots=True)
+    line = WorkerLine([Evaluation(), NormClipping()], restarts=1, snapshots=True)
     for index in range(4):
         waits = data.draw(st.lists(_WAITS, max_size=1))
         event = Event(index, data.draw(st.integers(0, 9)), data.draw(st.integers(0, 7)), data.draw(_STATES), 1000.0)

@@ -16,7 +16,7 @@ from stageline.broker.codec.message import Flow
 from stageline.broker.control.channel import LARGEST
 from stageline.broker.control.messages import MOST_DIGESTS, MOST_TIMES, WAITS, Report
 from stageline.broker.control.protocol import encode
-from stageline.broker.control.records import EvaluationRecord, StepRecord, Wait
+from stageline.broker.control.records import EvaluationRecord, Lack, StepRecord, Wait
 from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.redis.queues import RedisQueues
@@ -71,7 +71,7 @@ def test_credit_that_is_waited_for_is_told_with_the_stage_that_grants_it() -> No
     progress.waiting(AwaitCredit("forward-1", next(calls.instructions(0))))
     assert reported(progress).now == "waits for credit in forward-1 to run 0F0 of step 0"
     (wait,) = reported(progress).waits
-    assert (wait.queue, wait.number, wait.action, wait.room, wait.source) == ("forward-1", 0, "0F0", True, 1)
+    assert (wait.queue, wait.number, wait.action, wait.lacks) == ("forward-1", 0, "0F0", Lack.CREDIT)
 
 
 def test_a_microbatch_is_done_with_a_forward_that_no_backward_follows() -> None:
@@ -107,7 +107,7 @@ def test_a_put_that_waits_for_room_is_reported_as_a_wait_and_not_as_computing() 
         worker.poll(0)
     assert [report.now for report in reports] == 2 * [f"{WAITS} for room in forward-1 to put what 0F0 of step 1 gives"]
     ((wait,), _) = (report.waits for report in reports)
-    assert (wait.queue, wait.number, wait.action, wait.step, wait.room) == ("forward-1", 1, "0F0", 1, True)
+    assert (wait.queue, wait.number, wait.action, wait.step, wait.lacks) == ("forward-1", 1, "0F0", 1, Lack.ROOM)
     assert before <= wait.since <= time()
     assert (worker.progress.full, worker.progress.actions) == (None, 2)
     after = reported(worker.progress)
@@ -184,7 +184,7 @@ def test_a_worker_that_waits_for_the_script_says_for_which_call() -> None:
     progress.lacks_room_for(CallWait("the script to take its replies", "reply-0", 12, "call 12"), 60.0)
     report = reported(progress)
     assert report.now == "waits for the script to take its replies"
-    assert report.waits == [Wait("reply-0", 12, "call 12", 12, 60.0, room=True)]
+    assert report.waits == [Wait("reply-0", 12, "call 12", 12, 60.0, Lack.ROOM)]
 
 
 def test_an_evaluated_batch_of_a_script_is_no_event_of_a_step() -> None:
@@ -230,7 +230,7 @@ def test_another_broker_gets_the_digests_from_the_complete_checkpoint_on_before_
     moved = [("forward-1", step, f"{step:016x}") for step in range(MOST_DIGESTS)]
     rounds = [("evaluation-1", step, f"{step:016x}") for step in range(2)]  # counted by evaluated batches
     progress = Progress(
-        program=calls_of(forward_only(line(2), 1), 9, Rounds(9, 1, 2)).program,
+        ends=calls_of(forward_only(line(2), 1), 9, Rounds(9, 1, 2)).program.ends_of(0),
         position_after=lambda step: Position(step, evaluations=step // 2),
     )
     reporter = Reporter(progress, 1, None)

@@ -18,7 +18,7 @@ from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.job import prepare
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.worker_feature import REGISTERED, WorkerFeature, composed, explained, has_room
+from stageline.workers.runtime.worker_feature import REGISTERED, WorkerFeature, explained, has_room
 from support.workspace import Workspace
 
 
@@ -80,15 +80,10 @@ class Doubling(WorkerFeature):
 def test_features_wrap_what_a_stage_computes_the_first_outermost(workspace: Workspace) -> None:
     job = prepare(read_plan(workspace.folder, sets=["workers.0.stages=[0, 1]"]))
     executor, told = job.executor([0, 1]), list[str]()
-    carry_out = composed([Doubling("outer", told), Doubling("inner", told)], executor)
+    carry_out = executor.within([Doubling("outer", told), Doubling("inner", told)])
     sent = carry_out(job.program.instruction(0, Action(Kind.FORWARD, 0, 0)), [])
     carry_out(job.program.instruction(0, Action(Kind.FORWARD, 1, 0)), [sent])
     assert told == ["outer", "inner"]
-
-
-def test_without_a_feature_that_wraps_anything_the_executor_carries_out_by_itself(workspace: Workspace) -> None:
-    executor = prepare(read_plan(workspace.folder)).executor([0])
-    assert composed([WorkerFeature()], executor) == executor.carry_out
 
 
 def test_what_features_add_to_a_failure_stands_on_lines_of_its_own() -> None:

@@ -56,8 +56,7 @@ def _computed(job: Job, steps: int, stages: Mapping[int, Stage]) -> Iterator[tup
     prefix = range(job.schedule.first_trainable)
     program = loaded.program
     missing = [stage for stage in prefix if stage not in stages]
-    executor = loaded.executor(missing)
-    executor.stages = {**stages, **executor.stages}
+    executor = loaded.executor(prefix, make=lambda stage: stages[stage] if stage in stages else loaded.stage(stage))
     places = ((step, microbatch) for step in range(steps) for microbatch in range(job.schedule.microbatches))
     with _threads_kept():
         for place in places:

@@ -67,14 +67,10 @@ def _room(schedule: Schedule, stages: Sequence[StageEstimate]) -> tuple[tuple[in
     verdict = check_schedule(schedule)
     peaks, halfway = verdict.stage_peak, verdict.halfway_peak
     taken = [
-        sum(_bytes(stages[stage], peaks[stage], halfway[stage]) for stage in owned) for owned in schedule.placement
+        sum(stages[n].with_in_flight(peaks[n]).total + (stages[n].halfway or 0) * halfway[n] for n in owned)
+        for owned in schedule.placement
     ]
     return peaks, max(taken)
-
-
-def _bytes(stage: StageEstimate, in_flight: int, halfway: int) -> int:
-    activations = stage.bytes["activations"] // max(1, stage.in_flight)
-    return stage.total - stage.bytes["activations"] + activations * in_flight + (stage.halfway or 0) * halfway
 
 
 def _unsplit(stages: Sequence[StageEstimate]) -> str:

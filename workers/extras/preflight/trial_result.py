@@ -164,13 +164,20 @@ class StageEstimate(msgspec.Struct, frozen=True):
     movable: dict[str, int] = {}
 
     def with_files(self, wanted: Collection[str]) -> "StageEstimate":
-        """The same with what is `wanted` in files, by its names in `memory.offload`."""
+        """Return the estimate with the parts `wanted`, by their names in `memory.offload`, in files."""
         lasting = [part for each in wanted for part in _LASTING.get(each, ())]
         return replace(
             self,
             offloaded=self.movable["activations"] if "activations" in wanted else 0,
             in_files=sum(self.movable[part] for part in lasting),
         )
+
+    def with_in_flight(self, count: int) -> "StageEstimate":
+        """Return the estimate with `count` microbatches in flight at most."""
+        each = max(1, self.in_flight)
+        held = {**self.bytes, "activations": self.bytes["activations"] // each * count}
+        movable = {**self.movable, "activations": self.movable["activations"] // each * count}
+        return replace(self, in_flight=count, bytes=held, total=sum(held.values()), movable=movable)
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):

@@ -131,10 +131,10 @@ def _tensors(values: Tree) -> list[torch.Tensor]:
 
 
 def demand_changed(job: Job, stage: int, given: Tree) -> None:
-    """Raises `PlanRefused` if what the `stage` gives to one at another worker has in it, as they are, the values of a
-    row of the first microbatch: the row is only reshaped, joined with others, or passed on."""
+    """Raise `PlanRefused` if data have to stay, and the result of `stage` for one at another worker has the values
+    of a row of the first microbatch as they are: the row is only reshaped, joined with others, or passed on."""
     schedule = job.schedule
-    if stage + 1 >= schedule.stages or schedule.owner(stage) != schedule.owner(0):
+    if not job.plan.data.stays or stage + 1 >= schedule.stages or schedule.owner(stage) != schedule.owner(0):
         return
     if schedule.owner(stage + 1) != schedule.owner(0) and (found := _found(given, job.feed.microbatch(0, 0).inputs)):
         raise job.plan.refused(

@@ -29,7 +29,6 @@ from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.skipping import SkipLog, Skipping, leaves_out
-from stageline.workers.runtime.worker_feature import composed
 
 from .recorder import result_queue, taken_keys
 from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in
@@ -224,7 +223,7 @@ def _run(
     job: Job, path: ReplayPath, wanted: ReplayTarget, run: str, reason: Reason | None, decisions: SkipLog
 ) -> Replayed:
     executor = job.executor([wanted.stage])
-    carry_out = composed([Skipping(executor, decisions)] if leaves_out(job) else [], executor)
+    carry_out = executor.within([Skipping(executor, decisions)] if leaves_out(job) else [])
     if path.state is not None:
         executor.stages[wanted.stage].restore(path.state)
     before = sum(not wanted.is_of(instruction) for instruction in path.instructions)

@@ -56,8 +56,9 @@ class ScriptProgress(Progress):
 
     leaves_before_its_end = True
 
-    def __init__(self, start: Position, queues: WorkerQueues) -> None:
-        super().__init__(complete=start.step, waits=False, queues=queues, digests=queues.digests)
+    def __init__(self, program: Program, start: Position, queues: WorkerQueues) -> None:
+        ends = program.ends_of(program.script)
+        super().__init__(complete=start.step, waits=False, ends=ends, queues=queues, digests=queues.digests)
         self._activity = Doing("has not called yet")
         self._steps = start.step  # training steps that are called for
 
@@ -111,7 +112,7 @@ class Driver:
         batches: BatchRecord | None = None,
         at_end: Callable[[], object] = lambda: None,
     ) -> None:
-        self.progress = ScriptProgress(start, queues)
+        self.progress = ScriptProgress(program, start, queues)
         self.calls = CallLog(start)
         self.ended = threading.Event()  # the run is over, well or not
         self._program = program

@@ -18,7 +18,6 @@ from stageline.workers.extras.taps import tap_writer
 from stageline.workers.extras.taps.tap_writer import KEY, TapFailed, TapWriter
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.worker_feature import composed
 from support.workspace import Workspace
 
 TAPS = ('taps.layers=["0", "1"]', "taps.every=2")
@@ -35,7 +34,7 @@ class TappedWorker:
         self.executor = self.job.executor([0, 1])
         self.progress = Progress()
         self.taps = TapWriter(self.job, self.executor, self.run, self.writer, self.progress)
-        self.carry_out = composed([self.taps], self.executor)
+        self.carry_out = self.executor.within([self.taps])
 
     def forward(self, step: int = 0, microbatch: int = 0, *, evaluates: bool = False) -> torch.Tensor:
         """Of stage 0: what goes to stage 1."""
