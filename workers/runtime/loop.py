@@ -7,7 +7,7 @@ poll():  Finish       the next call is asked for (`call_source.py`), or nothing 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 

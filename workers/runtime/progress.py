@@ -21,7 +21,7 @@ from stageline.broker.control.messages import WAITS, StepDigest
 from stageline.broker.control.records import EvaluationRecord, Lack, StepRecord, Wait, WorkerRecord
 from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.queues.base import Depth, Trouble, WorkerQueues
-from stageline.pipeline.program import Instruction, Per, Program
+from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.retry import Note, ResourceFault
 
 from .calls import Position, RunCalls
