@@ -90,7 +90,7 @@ DECIDING = {
     "pipeline/addresses.py": PURE,
     "pipeline/evaluation.py": PURE,
     "workers/checkpoint/regroup.py": TENSORS,
-    "workers/control/session.py": PURE,
+    "workers/control/joining.py": PURE,
     "workers/runtime/machine.py": PURE,
 }
 

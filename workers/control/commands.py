@@ -18,7 +18,7 @@ from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 from stageline.workers.runtime.queue_keys import queue_key
 
 from .control_thread import ControlThread
-from .session import Stopped
+from .joining import Stopped
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
 CONFIRMATION = 1.0  # seconds that the broker gets to confirm the last snapshot, and again to say that all have

@@ -30,7 +30,7 @@ from stageline.pipeline.plan.tables import dotted, leaves, nested
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_manifest
 from stageline.workers.control.client import BrokerUnreachable, Client, NoAnswer
-from stageline.workers.control.session import NotAdmitted
+from stageline.workers.control.joining import NotAdmitted
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.runs import folder as runs
 

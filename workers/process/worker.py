@@ -35,7 +35,7 @@ from stageline.workers.checkpoint.saved import save_stages, save_weights
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import Stopped
+from stageline.workers.control.joining import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import MetricsNotWritten

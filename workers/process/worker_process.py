@@ -31,7 +31,7 @@ from stageline.pipeline.process.lifeline import NONE, Lifeline
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
+from stageline.workers.control.joining import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.disk.memory import give_back_memory, keep_freed_memory
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runtime.job import Job, prepare

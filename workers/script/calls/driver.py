@@ -34,7 +34,7 @@ from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.program import Per, Program
 from stageline.pipeline.tree import Tree
-from stageline.workers.control.session import Stopped
+from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import AHEAD, LAST_REPLIES, Call, CallKind, Position, answers, settled_call
 from stageline.workers.runtime.progress import Doing, Progress

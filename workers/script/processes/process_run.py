@@ -34,7 +34,7 @@ from stageline.workers.checkpoint.saved import load_weights
 from stageline.workers.checkpoint.snapshot import Origin
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.errors import RunFailed
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
