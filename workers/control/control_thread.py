@@ -197,7 +197,11 @@ class ControlThread:
     def _exchange(self, session: Session) -> None:
         while not self._closing:
             now = self._clock.monotonic()
-            self._stop_without_lifeline()
+            try:
+                self._demand_lifeline()
+            except Stopped as stop:
+                self._lifeline = Lifeline()  # once is enough
+                self.command(stop)
             renewed = self._channel.renewed()
             if renewed:
                 session.reconnected()
@@ -209,13 +213,6 @@ class ControlThread:
             self._exit_if_ignored()
         for message in session.unsent():
             self._send(message)
-
-    def _stop_without_lifeline(self) -> None:
-        try:
-            self._demand_lifeline()
-        except Stopped as stop:
-            self._lifeline = Lifeline()  # once is enough
-            self.command(stop)
 
     def _demand_lifeline(self) -> None:
         if self._lifeline.cut:

@@ -27,7 +27,7 @@ from stageline.workers.control.joining import Stopped
 from stageline.workers.control.session import Reporter
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import Facts, LaunchOutcome
+from stageline.workers.runs.folder import Facts, LaunchOutcome
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed

@@ -39,7 +39,7 @@ from stageline.pipeline.tree import Tree, describe, tensors
 
 from .orders import FixedSchedule
 
-AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
+UNDER_WAY = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
 LAST_REPLIES = 2.0  # seconds that the replies to a script's last calls may take, once the run is over
 
 
