@@ -64,7 +64,7 @@ def test_a_step_is_begun_when_its_order_is_known_and_goes_by_it() -> None:
     queues = MemoryQueues("run", 4)
     of, done = orders(closed=0), list[str]()
 
-    class Noting:
+    class ActionList:
         loss = gradient_norm = None
 
         def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
@@ -72,7 +72,7 @@ def test_a_step_is_begun_when_its_order_is_known_and_goes_by_it() -> None:
             return None
 
     calls = calls_of(make_schedule("1f1b", [[0, 1]], 4), 2, orders=of)
-    loop = WorkerLoop(calls, 0, Noting(), queues, run="run", incarnation=1)  # type: ignore[arg-type]
+    loop = WorkerLoop(calls, 0, ActionList(), queues, run="run", incarnation=1)  # type: ignore[arg-type]
     assert not loop.poll(0)
     assert loop.doing == "waits for the broker to tell by which schedule step 0 goes"
     assert (loop.step, loop.progress.activity().waits) == (0, ())
