@@ -32,8 +32,7 @@ from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.orders import FixedSchedule
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.queue_keys import queue_key
-from support.programs import calls_of, queued_calls
+from support.programs import calls_of, queued_calls, with_windows
 
 STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
@@ -103,11 +102,10 @@ class SimulatedWorker(SimulatedMember):
     def _work(self, control: ControlThread, assigned: Assigned) -> None:
         environment, scenario = self._environment, self._environment.scenario
         calls = calls_in(scenario, orders_of(environment, assigned))
-        program = calls.program
         feed = ChainFeed() if scenario.calls else None
         executor = ChainExecutor(scenario.schedule, assigned.index, self._compute, feed)
         self.queues = queues = SimulatedQueues(
-            self, environment, self.name.endpoint, assigned.incarnation, self._options(program, assigned.index)
+            self, environment, self.name.endpoint, assigned.incarnation, QueueOptions()
         )
         where = assigned.index, assigned.step
         progress = Progress.of(calls, where[0], start=where[1], queues=queues, now=self.time())
@@ -168,9 +166,6 @@ class SimulatedWorker(SimulatedMember):
         hooks.watch(environment, calls.program, assigned.index, queues)
         return hooks
 
-    def _options(self, program: Program, worker: int) -> QueueOptions:
-        return queue_options(program, worker, self._environment.scenario.window)
-
     def _compute(self, instruction: Instruction) -> None:
         seconds, self.hang = self._environment.soon(ACTION) + self.hang, 0.0
         self.sleep(seconds)
@@ -179,29 +174,22 @@ class SimulatedWorker(SimulatedMember):
 
 def calls_in(scenario: Scenario, orders: FixedSchedule | None = None) -> PlanCalls | QueuedCalls:
     """What all do that take part in the run."""
+    calls: PlanCalls | QueuedCalls
     if scenario.calls:
-        return queued_calls(scenario.schedule, scenario.passes)
-    return calls_of(
-        scenario.schedule,
-        scenario.steps,
-        scenario.rounds,
-        passes=scenario.passes,
-        criterion=scenario.criterion,
-        replayed_from=scenario.replayed_from,
-        orders=orders,
-    )
-
-
-def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
-    """Of worker `worker`, or of the script."""
-    inbound = program.inbound(worker)
-    bounds = check_schedule(program).queue_bound  # credit is renewed when half of it is used up
-    windows = {
-        queue_key(each): max(window, 2 * bounds[each.name]) if each.name in program.ahead else window
-        for each in inbound
-    }
-    local = {queue_key(each) for each in inbound if each.producer == worker}
-    return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=local)
+        calls = queued_calls(scenario.schedule, scenario.passes)
+    else:
+        calls = calls_of(
+            scenario.schedule,
+            scenario.steps,
+            scenario.rounds,
+            passes=scenario.passes,
+            criterion=scenario.criterion,
+            replayed_from=scenario.replayed_from,
+            orders=orders,
+        )
+    bounds, ahead = check_schedule(calls.program).queue_bound, calls.program.ahead
+    # credit is renewed when half of it is used up
+    return with_windows(calls, lambda queue: max(scenario.window, 2 * bounds[queue.name] if queue.name in ahead else 0))
 
 
 def _digests(executor: ChainExecutor) -> SavedWeights:
@@ -235,7 +223,7 @@ class CheckedHooks(SnapshotHooks):
         lead = self._progress.finished[stage] - self._progress.complete
         for queue in self._outbound:
             bound = lead * queue.count + in_flight
-            retained = self._queues.outbound(queue_key(queue)).depth().retained
+            retained = self._queues.outbound(queue).depth().retained
             bounded = queue.per in (Per.MICROBATCH, Per.STEP) and queue.source == stage
             if bounded and retained > bound:
                 self._environment.report(f"{queue.name} retains {retained} messages, and {bound} may still be needed")

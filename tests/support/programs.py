@@ -1,12 +1,13 @@
 """What workers do in a run, made in one line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from stageline.broker.codec.message import Flow
-from stageline.broker.queues.base import QueueKey
+from msgspec.structs import replace as replace_queue
+
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.program import Evaluation, Pass, Replays, SumExchange, compile_program
+from stageline.pipeline.program import Evaluation, Pass, Queue, Replays, SumExchange, compile_program
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.job import SCRIPTED
@@ -39,7 +40,15 @@ def queued_calls(schedule: Schedule, passes: Sequence[Pass] = ()) -> QueuedCalls
     return QueuedCalls(compile_program(schedule, [*passes, SumExchange(), *SCRIPTED]))
 
 
-def queue_named(name: str) -> QueueKey:
-    """The key of a queue that has no replicas at its ends."""
-    flow, _, stage = name.partition("-")
-    return QueueKey(Flow(flow), int(stage))
+def queue_named(name: str, count: int = 1) -> Queue:
+    """A queue of this name as data; for ends that there are already, the name is enough."""
+    return Queue(name=name, producer=0, consumer=1, count=count)
+
+
+AnyCalls = TypeVar("AnyCalls", PlanCalls, QueuedCalls)
+
+
+def with_windows(calls: AnyCalls, window: Callable[[Queue], int]) -> AnyCalls:
+    """The same, with these windows of its queues."""
+    program = calls.program.requeued(lambda queue: replace_queue(queue, window=window(queue)))
+    return replace(calls, program=program)

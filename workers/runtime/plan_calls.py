@@ -174,8 +174,8 @@ class PlanCallSource(CallSource):
         message = self._parts.inbound(name).take(timeout)
         if message is None:
             return None
-        if message.step != number:
-            raise OutOfPlace(f"the verdict on round {message.step} arrived on {name}, and round {number} is over")
+        if message.number != number:
+            raise OutOfPlace(f"the verdict on round {message.number} arrived on {name}, and round {number} is over")
         return bool(message.payload)
 
     def _decided(self) -> bool:
