@@ -61,7 +61,7 @@ def test_a_worker_that_begins_at_a_checkpoint_closes_no_step_before_it() -> None
 
 
 def test_a_step_is_begun_when_its_order_is_known_and_goes_by_it() -> None:
-    queues = MemoryQueues("run", 4)
+    queues = MemoryQueues("run")
     of, done = orders(closed=0), list[str]()
 
     class ActionList:
