@@ -21,7 +21,7 @@ from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.tensor_files import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT, Difference
-from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce, Setting
+from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce, ForEach, Setting
 from stageline.pipeline.schedule import DELAYED
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
@@ -37,6 +37,7 @@ from .snapshot import WEIGHTS, Origin, Snapshot, SnapshotDamaged, read_manifest
 from .source import CheckpointSource, NoCheckpoint
 
 _CUT = ("model.cut", "model.stages")
+_BEGUN = ForEach("the plan that it began with", "the arguments that it began with")
 
 
 def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
@@ -55,44 +56,45 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
     if replicated:
         raise _laid_out(
             *(source, "has replicas of a stage, here or there", found),
-            "It goes on with the plan that it began with; queues.url may be another",
+            *("It goes on with ", _BEGUN, " only; ", Setting("queues.url"), " may be another"),
         )
     if plan.data.stays is not None:
         raise _laid_out(
             *(source, "has data.stays", found),
-            "Its weights would have to come to other machines, so it goes on with the plan that it began with only",
+            *("Its weights would have to come to other machines, so it goes on with ", _BEGUN, " only"),
         )
     if plan.schedule.mode != "sync":
         delayed = "What its checkpoints have of microbatches in flight is for the stages that it had"
         stashed = "Which weights a microbatch reads follows from the stages"
         why = delayed if source.plan.schedule.name == DELAYED else stashed
-        raise _laid_out(source, "is asynchronous", found, f"{why}, so it goes on with the plan that it began with only")
+        raise _laid_out(source, "is asynchronous", found, f"{why}, so it goes on with ", _BEGUN, " only")
     cut = [each for each in found if each.key in _CUT]
     kept = "the bits follow from the cut, so it goes on with the cut that it began with"
     if plan.schedule.tied == "step" and cut:
         raise _cut_again(
-            *(source, "adds up gradients of what stages share once per step", cut),
-            f'With schedule.tied = "step" {kept}',
+            *(source, "sums of shared gradients once per step", cut),
+            *("With ", Setting("schedule.tied", "step"), f" {kept}"),
         )
     if plan.queues.lossy and cut:
-        codec = f"has {Setting('queues.codec', plan.queues.codec)}"
-        raise _cut_again(source, codec, cut, f"With a codec {kept}")
+        raise _cut_again(source, Setting("queues.codec", plan.queues.codec), cut, f"With a codec {kept}")
     if not plan.recovery.on or plan.queues.in_one_process:
         raise _refused(
-            f"run {source.run} goes on in another layout from a checkpoint, which this plan does not read: it needs "
-            "recovery.restarts and recovery.snapshot_every above 0, and queues.url other than memory://"
+            f"run {source.run} goes on in another layout from a checkpoint, and none is read with ",
+            *(Setting("recovery.restarts"), " = 0, ", Setting("recovery.snapshot_every"), " = 0 or "),
+            *(Setting("queues.url", "memory://"), ": set the first two above 0, and another url"),
         )
     return True
 
 
-def _laid_out(source: CheckpointSource, has: str, found: Sequence[Difference], so: str) -> PlanRefused:
-    what = f"run {source.run} {has}, and this plan lays it out in another way: "
-    return _refused(what, EachOnce(tuple(found)), f". {so}")
+def _laid_out(source: CheckpointSource, has: str, found: Sequence[Difference], *so: object) -> PlanRefused:
+    what = ForEach("this plan lays it out", "these arguments lay it out")
+    return _refused(f"run {source.run} {has}, and ", what, " in another way: ", EachOnce(tuple(found)), ". ", *so)
 
 
-def _cut_again(source: CheckpointSource, has: str, found: Sequence[Difference], so: str) -> PlanRefused:
-    what = f"run {source.run} {has}, and this plan cuts the model in another way: "
-    return _refused(what, EachOnce(tuple(found)), f". {so}")
+def _cut_again(source: CheckpointSource, has: str | Setting, found: Sequence[Difference], *so: object) -> PlanRefused:
+    what = ForEach("this plan cuts", "these arguments cut")
+    of_run = (f"run {source.run} has ", has, ", and ", what, " the model in another way: ", EachOnce(tuple(found)))
+    return _refused(*of_run, ". ", *so)
 
 
 def _refused(*reason: object) -> PlanRefused:
