@@ -25,7 +25,7 @@ import torch
 from stageline.pipeline.digest import tensor_digests, weights_sha256
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import build_segments, cut_model
-from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layers import Layers
 from stageline.pipeline.model.load import factory_of, references_of
 from stageline.pipeline.model.object_names import is_of_script
 from stageline.pipeline.model.patterns import groups_of
@@ -41,8 +41,8 @@ from stageline.workers.checkpoint.regroup import Contents
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint, source_in
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.notes import hashes_of, read_code, recut_id
 from stageline.workers.runs.owner import read_owner
+from stageline.workers.runs.records import hashes_of, read_code, recut_id
 
 from .export import CONFIG
 from .stored_weights import StoredWeights, WeightsUnusable, take_weights
