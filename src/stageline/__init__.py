@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StagelineError,
     )
     from stageline.pipeline.feature import Feature, FeatureFailed, FeatureRefused
-    from stageline.pipeline.model.layers import Layer, Layers
+    from stageline.pipeline.model.families.layers import Layer, Layers
     from stageline.pipeline.model.own_schedule import read_plan
     from stageline.pipeline.model.traced.traced_layers import traced
     from stageline.pipeline.plan import Plan, PlanError, PlanRefused
@@ -134,7 +134,7 @@ _MODULES = {  # where each name is defined
         "StagelineError",
     ),
     "stageline.pipeline.feature": ("Feature", "FeatureFailed", "FeatureRefused"),
-    "stageline.pipeline.model.layers": (
+    "stageline.pipeline.model.families.layers": (
         "Layer",
         "Layers",
     ),

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.layers import Layers
+from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.body import evaluating
