@@ -10,7 +10,7 @@ from stageline.pipeline.plan import PlanError
 from stageline.pipeline.program import Queue
 from stageline.workers.disk.memory import BACKLOG
 from stageline.workers.extras.fitting import StageLoad, WorkerRoom
-from stageline.workers.extras.fitting.load import ample_limit_for, limit_for
+from stageline.workers.extras.fitting.memory_load import ample_limit_for, limit_for
 from stageline.workers.runtime.job import Job
 
 from .dry_run import Carried

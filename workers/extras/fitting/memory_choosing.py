@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-from .load import (
+from .memory_load import (
     Loads,
     Options,
     StageLoad,
