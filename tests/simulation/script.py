@@ -20,7 +20,7 @@ from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import Position
 from stageline.workers.script.calls.calls import Replies

@@ -22,7 +22,7 @@ from simulation.run_seeds import simulate
 from simulation.scenario import OF_SCRIPT, PlannedFault, drawn
 from stageline.broker.control.messages import Assigned, Trim
 from stageline.broker.coordinator import records, registration, reports, restart
-from stageline.broker.coordinator.authenticity import Authenticity, Judgement
+from stageline.broker.coordinator.coordinator import Authenticity, Judgement
 from stageline.broker.coordinator.ordering import Ordering
 from stageline.broker.coordinator.state import RunState
 from stageline.broker.ledger.orders import OrderBook

@@ -24,7 +24,7 @@ from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import Announced, Rhythm, SnapshotHooks, restore
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.process.worker import failures_reported
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop

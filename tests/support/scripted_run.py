@@ -26,7 +26,7 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import (
-    AHEAD,
+    UNDER_WAY,
     Call,
     CallFeed,
     CallKind,
@@ -298,7 +298,7 @@ class WiredScriptedRun(ScriptedRun):
     def _open(self, place: int) -> WorkerQueues:
         microbatches = self.recipe.microbatches
         queues = self.program.queues.values()
-        windows = {queue_key(each): 2 * microbatches if each.per.many else AHEAD for each in queues}
+        windows = {queue_key(each): 2 * microbatches if each.per.many else UNDER_WAY for each in queues}
         options = QueueOptions(
             microbatches=microbatches,
             windows=windows,

@@ -33,7 +33,7 @@ from stageline.broker.control.messages import (
     Standby,
     Stop,
 )
-from stageline.broker.control.protocol import MessageSeal, decode_from_broker
+from stageline.broker.control.protocol import MessageSeal, Sealer, decode_from_broker
 from stageline.broker.errors import BadMessage
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import dialled, host_of, masked
@@ -42,9 +42,9 @@ from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
-from .client import BrokerUnreachable, Sealer
-from .reporter import Reporter
-from .session import BEAT, JOIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
+from .client import BrokerUnreachable
+from .joining import JOIN, Joining, Stopped, WorkerIdentity
+from .session import BEAT, UNANSWERED, Reporter, Session
 
 log = structlog.get_logger()
 
@@ -197,7 +197,11 @@ class ControlThread:
     def _exchange(self, session: Session) -> None:
         while not self._closing:
             now = self._clock.monotonic()
-            self._stop_without_lifeline()
+            try:
+                self._demand_lifeline()
+            except Stopped as stop:
+                self._lifeline = Lifeline()  # once is enough
+                self.command(stop)
             renewed = self._channel.renewed()
             if renewed:
                 session.reconnected()
@@ -209,13 +213,6 @@ class ControlThread:
             self._exit_if_ignored()
         for message in session.unsent():
             self._send(message)
-
-    def _stop_without_lifeline(self) -> None:
-        try:
-            self._demand_lifeline()
-        except Stopped as stop:
-            self._lifeline = Lifeline()  # once is enough
-            self.command(stop)
 
     def _demand_lifeline(self) -> None:
         if self._lifeline.cut:

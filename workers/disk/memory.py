@@ -222,18 +222,11 @@ class MappedFiles:
             _reserve(descriptor, size)
             name = f"{_DESCRIPTORS}/{descriptor}" if nameless else file.name
             storage: torch.UntypedStorage = torch.UntypedStorage.from_file(name, True, size)  # type: ignore[assignment]
-        _keep_from_forks(storage)
+        # The memory is shared with the file: a fork of the user's code that went on with a step would change the
+        # weights of this process. Without the memory, it ends by SIGSEGV there.
+        if _advise is not None and _DONTFORK is not None:
+            _advise(storage.data_ptr(), storage.nbytes(), _DONTFORK)
         return storage
-
-
-def _keep_from_forks(storage: torch.UntypedStorage) -> None:
-    """Leave `storage` out of every process that is forked from this one, where the system can.
-
-    The memory is shared with the file: a fork of the user's code that went on with a step would change the weights of
-    this process. Without the memory, it ends by SIGSEGV there.
-    """
-    if _advise is not None and _DONTFORK is not None:
-        _advise(storage.data_ptr(), storage.nbytes(), _DONTFORK)
 
 
 def _reserve(descriptor: int, size: int) -> None:

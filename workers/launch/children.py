@@ -18,7 +18,7 @@ from stageline.pipeline.code_lines import CodeLine
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.lifeline import Lifeline
-from stageline.workers.runs.result import Facts
+from stageline.workers.runs.folder import Facts
 
 EXIT_TIMEOUT = 2.5  # seconds for processes to exit by themselves, and again after SIGTERM, before SIGKILL
 

@@ -30,8 +30,8 @@ from stageline.workers.extras.preflight.trial_result import (
     goes_on,
 )
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
-from stageline.workers.runs.store import measured_timetable
+from stageline.workers.runs.folder import Facts, LaunchOutcome, Result, result_of
+from stageline.workers.runs.records import measured_timetable
 
 from .children import LocalRun, ScriptProcess
 from .supervisor import supervise

@@ -116,8 +116,7 @@ def memory_arguments(chosen: Mapping[str, object]) -> list[str]:
 
 def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[Outcome]:
     bound = plan.recovery.loading
-    shares_memory = any(worker.device != "cpu" for worker in plan.workers)
-    each = 1 if shares_memory else count
+    each = 1 if any(worker.device != "cpu" for worker in plan.workers) else count  # other devices' memory is shared
     found: list[Outcome] = []
     with _interruptible() as interrupted:
         while len(found) < count:

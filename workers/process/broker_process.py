@@ -25,7 +25,7 @@ from stageline.broker.control.store import StoreUnusable
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
-from stageline.broker.coordinator.state import EventLog, Life, RunState
+from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.transports.base import backend_of, open_server
@@ -38,10 +38,9 @@ from stageline.pipeline.retry import TRIED, reason_of
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.notes import earlier_run, read_code
+from stageline.workers.runs.folder import Result, result_of
 from stageline.workers.runs.owner import record_end, write_owner
-from stageline.workers.runs.result import Result, result_of
-from stageline.workers.runs.store import open_store
+from stageline.workers.runs.records import earlier_run, open_store, read_code
 
 MOST, LARGEST = 100, 2**16  # messages that are kept, and bytes of one
 STOPPING = 2.0  # seconds that the records are waited for once the run is to stop
@@ -230,10 +229,7 @@ def _turn(
     sends += coordinator.envelopes([(sender, _UNREADABLE) for sender in list(strangers)[:UNREADABLE]], clock())
     sends += coordinator.envelopes(coordinator.tick(clock()), clock())
     channel.send(sends)
-    _write_log(coordinator.run.events)
-
-
-def _write_log(events: EventLog) -> None:
+    events = coordinator.run.events
     for warning in events.warnings:  # first: the other lines often follow from them
         log.warning(warning)
     for line in events.infos:

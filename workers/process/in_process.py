@@ -23,11 +23,11 @@ from stageline.broker.errors import BrokerError
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.features.ties import copies_in
 from stageline.workers.checkpoint.saved import save_weights
-from stageline.workers.control.reporter import Reporter
-from stageline.workers.control.session import Stopped
+from stageline.workers.control.joining import Stopped
+from stageline.workers.control.session import Reporter
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import Facts, LaunchOutcome
+from stageline.workers.runs.folder import Facts, LaunchOutcome
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed

@@ -35,7 +35,7 @@ from stageline.workers.checkpoint.saved import save_stages, save_weights
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import Stopped
+from stageline.workers.control.joining import Stopped
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import MetricsNotWritten
@@ -191,7 +191,7 @@ class Worker:
         self._queues = queues = stack.enter_context(closing(self._open_queues(folder)))
         groups = stack.enter_context(StageGroups(job))
         texts = plain if job.plan.data.stays is None else withheld
-        failing = control, assigned.incarnation, self._explain
+        failing = control, assigned.incarnation, lambda error: explained(self._features, error)
         stack.enter_context(failures_reported(*failing, replaced=job.plan.recovery.on, texts=texts))
         if options.joined:
             note_own(job.plan, assigned.run)
@@ -203,7 +203,9 @@ class Worker:
         executor = job.executor(job.schedule.placement[assigned.index], make=groups.make)
         self._stages = executor.stages
         here, steps = reachable(queues.endpoint, options.broker), job.training_steps
-        control.start(assigned, here, progress, steps=steps, wake=self._wake, where=self._where)
+        control.start(
+            assigned, here, progress, steps=steps, wake=self._wake, where=lambda each: self._stages[each].where
+        )
         self._folder = runs.folder(job.plan, assigned.run)
         names = assigned.index, assigned.run, assigned.incarnation, assigned.step
         place = WorkerPlace(job, self._folder, *names, executor, queues, progress, self._serve)
@@ -225,9 +227,6 @@ class Worker:
             self._loop.attend()
         self._queues.ring()
 
-    def _where(self, stage: int) -> str:
-        return self._stages[stage].where
-
     def _announced(self) -> Iterable[Announced]:
         return self._commands.announced() if self._ready else ()
 
@@ -246,9 +245,6 @@ class Worker:
             self._queues.pump(left)
             if self._ready:
                 self._commands.handle()
-
-    def _explain(self, error: ComputeFailed) -> str:
-        return explained(self._features, error)
 
     def _save_checkpoint(self, folder: Path, position: Position) -> None:
         """A script calls for it."""

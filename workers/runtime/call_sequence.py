@@ -85,7 +85,7 @@ class CallSequence:
         return instructions
 
     def take_settled(self) -> range:
-        """The evaluated batches that have been settled since the last time: a script is `AHEAD` calls ahead of the
+        """The evaluated batches that have been settled since the last time: a script is `UNDER_WAY` calls ahead of the
         replies that it has, so all are from before the call before the open one."""
         before, self._emptied = self._emptied, self._settled
         return range(before, self._settled)

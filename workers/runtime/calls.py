@@ -36,7 +36,7 @@ from stageline.pipeline.errors import DataError, StagelineError
 from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.tree import Tree, describe, tensors
 
-AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
+UNDER_WAY = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
 LAST_REPLIES = 2.0  # seconds that the replies to a script's last calls may take, once the run is over
 
 

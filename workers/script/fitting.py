@@ -42,7 +42,7 @@ from stageline.workers.runs.metrics import (
     keep_lines,
     lines_in,
 )
-from stageline.workers.runtime.calls import AHEAD
+from stageline.workers.runtime.calls import UNDER_WAY
 from stageline.workers.script.calls.calls import StepLoss
 
 from .callbacks import Callback, FitOptions, Fitted, named, one_pass
@@ -172,14 +172,10 @@ class Fit:
             self._tell_losses(0)
             ended = self._ended()
         finally:
-            self._tell_end(ended)
+            with ExitStack() as stack:  # each callback is told, also if another raises: it may have a file to close
+                for callback in reversed(self._options.callbacks):
+                    stack.callback(_end, callback, ended)
         return ended
-
-    def _tell_end(self, ended: Fitted | None) -> None:
-        """Each callback is told, also if another raises: it may have a file to close."""
-        with ExitStack() as stack:
-            for callback in reversed(self._options.callbacks):
-                stack.callback(_end, callback, ended)
 
     def _train(self) -> None:
         if self._standing.stops:
@@ -188,7 +184,7 @@ class Fit:
         while not self._standing.stops and (batch := next(self._steps, None)) is not None:
             step = self._line.position
             self._called.append((step, self._line.step(*batch)))
-            self._tell_losses(AHEAD)
+            self._tell_losses(UNDER_WAY)
             if self._is_due(step + 1):
                 self._evaluate(step + 1)
 

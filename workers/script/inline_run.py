@@ -31,12 +31,12 @@ from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import SharedQueues, take_turns
-from stageline.workers.script.arguments.arguments import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
 
-from .arguments.checks import demand_default_device
+from .arguments import LineOptions
 from .calls.calls import CallLog, Replies, WeightNames, messages
 from .calls.page import Timetable, planned
+from .checks import demand_default_device
 
 RUN = "line"
 
@@ -130,7 +130,9 @@ class InlineRun:
             self._queues.outbound(QueueKey(message.flow, message.stage)).put(message)
         take_turns(self._workers, lambda worker: worker.calls > call.number)
         replies = {queue.producer: self._reply(queue) for queue in answers(self._program, call.kind)}
-        self._forget()
+        self._queues.trim(self._calls.position)  # nothing before this call is needed again
+        for worker in self._workers:
+            worker.progress.steps.clear()
         done: Future[Replies] = Future()
         done.set_result(replies)
         return done
@@ -138,12 +140,6 @@ class InlineRun:
     def _reply(self, queue: Queue) -> Tree:
         message = self._queues.inbound(queue_key(queue)).take(0)
         return None if message is None else message.payload
-
-    def _forget(self) -> None:
-        """Nothing before this call is needed again."""
-        self._queues.trim(self._calls.position)
-        for worker in self._workers:
-            worker.progress.steps.clear()
 
     def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
         stages = {stage: self._stage(segments[stage], options) for stage in owned}

@@ -14,7 +14,7 @@ from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.notes import NOTE, RecutNote
+from stageline.workers.runs.records import NOTE, RecutNote
 from support.small_plans import plan
 from support.workspace import free_port
 

@@ -17,7 +17,7 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.control import commands
 from stageline.workers.control.commands import CommandHandler
-from stageline.workers.control.session import Stopped
+from stageline.workers.control.joining import Stopped
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.plan_calls import ENDLESS

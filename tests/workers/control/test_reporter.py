@@ -27,7 +27,7 @@ from stageline.pipeline.schedule import forward_only, make_schedule
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.control.reporter import MOST_REPEATED, Reporter
+from stageline.workers.control.session import MOST_REPEATED, Reporter
 from stageline.workers.runtime.calls import Call, CallKind, Position, instructions_of
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit, Take

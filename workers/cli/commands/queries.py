@@ -6,6 +6,7 @@ The run's broker answers, or when it is gone the run's records: `asking.py` find
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ import msgspec
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
-from stageline.workers.cli.asking import RUNS, answer_about
+from stageline.workers.cli.options import RUNS, answer_about
 from stageline.workers.cli.output import (
     CommandFailed,
+    answer,
     best_of,
     duration,
     say,
@@ -28,7 +30,7 @@ from stageline.workers.cli.output import (
     steps_of,
     summary,
 )
-from stageline.workers.runs.result import Facts, Result
+from stageline.workers.runs.folder import Facts, Result
 
 if TYPE_CHECKING:
     from stageline.workers.runs.listing import RunRow
@@ -116,13 +118,10 @@ def _ask(
 ) -> None:
     """Print the answer: as it is with `as_json`, otherwise by `show_answer`, and from when it is."""
     facts = answer_about(where, broker, query, **arguments)
-    if as_json:
-        click.echo(msgspec.json.encode(facts))
-        return
-    if facts["source"] == "records":
+    if facts["source"] == "records" and not as_json:
         ago = duration(max(0.0, time() - facts["as_of"]))
         say(f"from the records of the run, as of {datetime.fromtimestamp(facts['as_of']):%F %T}, {ago} ago")
-    show_answer(facts)
+    answer(facts, as_json, partial(show_answer, facts))
 
 
 def _show_status(facts: Facts) -> None:
@@ -248,11 +247,9 @@ def list_runs(folder: str | Path, as_json: bool) -> None:
     if not Path(folder).is_dir():
         raise CommandFailed(f"there is no folder {folder}: name the one in which the runs are", ExitCode.USAGE)
     rows = list(run_rows(Path(folder)))
-    if as_json:
-        click.echo(msgspec.json.encode({"schema": "run-ls/1", "folder": str(folder), "runs": rows}))
-        return
+    facts = {"schema": "run-ls/1", "folder": str(folder), "runs": rows}
     columns = ("run", "plan", "began", "state", "steps", "loss", "checkpoint", "weights", "reason")
-    show(f"runs in {folder}", columns, [_cells(each) for each in rows])
+    answer(facts, as_json, lambda: show(f"runs in {folder}", columns, [_cells(each) for each in rows]))
 
 
 def _cells(row: "RunRow") -> tuple[object, ...]:

@@ -31,14 +31,13 @@ from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
-from stageline.workers.runtime.calls import AHEAD, CallKind
+from stageline.workers.runtime.calls import UNDER_WAY, CallKind
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.metric_value import Metric
-from stageline.workers.script.arguments.arguments import LineOptions, Workers
-from stageline.workers.script.arguments.checks import demand_batch
-from stageline.workers.script.arguments.script_plan import ModelWeights
-from stageline.workers.script.begin import InputsCheck, ScriptRun, begin_run
+from stageline.workers.script.arguments import LineOptions, Workers
+from stageline.workers.script.begin import InputsCheck, ModelWeights, ScriptRun, begin_run
 from stageline.workers.script.calls.calls import Replies, only, total
+from stageline.workers.script.checks import demand_batch
 
 from .row_files import Inputs, JoinedOutputs, write_outputs
 
@@ -120,11 +119,11 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         return Measured(int(count), sums["loss"] / count if "loss" in sums else None, metrics)
 
     def _replies(self, kind: CallKind, batches: Iterable[Batch]) -> Iterator[Replies]:
-        """At most `AHEAD` calls are under way."""
+        """At most `UNDER_WAY` calls are under way."""
         waiting: deque[tuple[Tree, Future[Replies]]] = deque()
         for inputs, targets in batches:
             self._check(inputs, 1)
-            if len(waiting) >= AHEAD:
+            if len(waiting) >= UNDER_WAY:
                 yield self._result(*waiting.popleft())
             with self._explained(waiting[0][0] if waiting else inputs):  # an earlier one may have failed
                 waiting.append((inputs, self._run.submit(kind, inputs, targets)))

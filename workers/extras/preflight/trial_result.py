@@ -210,6 +210,11 @@ class WorkerEstimate(msgspec.Struct, frozen=True):
     tight: bool = False
     ample: int | None = None
 
+    @property
+    def limits(self) -> tuple[int, bool] | None:
+        """`limit` and `tight`; None without a limit."""
+        return None if self.limit is None else (self.limit, self.tight)
+
 
 class StageMemory(msgspec.Struct, frozen=True):
     """What `stage` recomputes and offloads, chosen for a limit; its part of a step takes longer by that `share`."""
@@ -218,6 +223,11 @@ class StageMemory(msgspec.Struct, frozen=True):
     recompute: str
     offload: tuple[str, ...]
     share: float
+
+    @property
+    def acts(self) -> bool:
+        """True if it recomputes or offloads anything."""
+        return self.recompute != "nothing" or bool(self.offload)
 
 
 class CacheEstimate(msgspec.Struct, frozen=True):

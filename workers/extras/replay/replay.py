@@ -97,6 +97,32 @@ class Replayed:
             return str(self.error) == raised
         return all(outcome.same is not False for outcome in self.outcomes)
 
+    @property
+    def beginning(self) -> str:
+        """The state from which it was run again, for people."""
+        if self.start is None:
+            return "from the state in which the run stopped"
+        origin = f"the snapshot of step {self.start}" if self.start else "the weights that the run began with"
+        return f"from {origin}, after {self.before} other action{'' if self.before == 1 else 's'} of the stage"
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Why the microbatch stopped the run ("in the run"), and what was raised this time ("now"), if it was."""
+        before = {} if self.reason is None else {"in the run": self.reason.reason}
+        return before if self.error is None else {**before, "now": str(self.error)}
+
+    @property
+    def verdict(self) -> str:
+        """Why it was not reproduced."""
+        if self.error is not None:
+            return str(self.error)
+        if self.reason is not None and self.reason.raised:
+            return "it failed in the run and does not now: the code has changed, or it is not deterministic"
+        return (
+            "the bits are not the recorded ones: something is not deterministic, or the code, software or hardware "
+            "differ"
+        )
+
 
 def recorded_plan(run: Path, stage: int) -> Plan:
     """The plan with which a stage was recorded; it names the code that `replay` executes. Raises `NotRecorded`,

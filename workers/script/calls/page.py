@@ -149,7 +149,9 @@ class Timetable:
         return draw_svg(self.timed, title=self.title, seconds=self.measured)
 
     def __str__(self) -> str:
-        drawn = draw_text(self.timed, width=WIDTH, ascii_only=not _shows_blocks(), seconds=self.measured)
+        encoding = getattr(sys.stdout, "encoding", "") or ""
+        ascii_only = encoding.lower().replace("-", "") != "utf8"
+        drawn = draw_text(self.timed, width=WIDTH, ascii_only=ascii_only, seconds=self.measured)
         return f"{self.title}:\n{drawn}"
 
     def __repr__(self) -> str:
@@ -189,10 +191,6 @@ def as_image(svg: str, about: str) -> str:
     """An SVG image as HTML whose page it shares no style with: a notebook has many drawings on one page."""
     data = base64.b64encode(svg.encode()).decode()
     return f'<img alt="{escape(about)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
-
-
-def _shows_blocks() -> bool:
-    return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "") == "utf8"
 
 
 def page(name: str, state: str, seen: Seen, workers: Sequence[str], timetable: Timetable) -> str:

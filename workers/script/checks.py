@@ -200,13 +200,3 @@ def _is_own(host: str) -> bool:
 def queues_beside(broker: str) -> str:
     """Where the script's own queues are: at the same server, or at another port of the same interface."""
     return broker.partition("#")[0] if transport_of(broker).has_server else f"{broker.rpartition(':')[0]}:0"
-
-
-def command_there(broker: str) -> str:
-    """What to run on the other machines."""
-    shown = masked(broker)
-    if shown != broker:
-        return f"stageline worker --join, with STAGELINE_BROKER__URL={shown} and its password in the environment"
-    if host_of(broker) in EVERY_INTERFACE:
-        shown = f"tcp://{socket.gethostname()}:{broker.rpartition(':')[2]}"
-    return f"stageline worker --join {shown}"

@@ -10,7 +10,7 @@ from stageline.pipeline.plan import PlanRefused
 from stageline.pipeline.plan.errors import Setting
 from stageline.workers.checkpoint.recut import needs_recut
 from stageline.workers.checkpoint.source import CheckpointSource
-from stageline.workers.script.arguments.arguments import ARGUMENTS, argument_of, in_arguments_words
+from stageline.workers.script.arguments import ARGUMENTS, argument_of, in_arguments_words
 from support.paths import ROOT
 from support.small_plans import plan
 
