@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TextIO, cast
@@ -130,7 +130,7 @@ def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int)
                     for trial in trials:
                         trial.follow()
                     sleep(POLL)
-                found += [trial.outcome() for trial in trials]
+                found += [cast(Outcome, trial.result) for trial in trials]  # any other was raised
     return found
 
 
@@ -158,7 +158,7 @@ class _Interrupted(BaseException):
     """A signal has come."""
 
 
-class _TrialProcess:
+class _TrialProcess(AbstractContextManager["_TrialProcess"]):
     """A trial in a process of its own; with `shows`, output of the user's code is shown as it comes.
 
     Ended on leaving the context, whatever it does. `bound`: seconds that it may take.
@@ -175,9 +175,6 @@ class _TrialProcess:
         self._began: float | None = None  # when its process started
         own = ("--mark", mark, "--bound", str(bound))
         self._process: Child = spawn(["trial", *arguments, *own], self._file)
-
-    def __enter__(self) -> "_TrialProcess":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._process.end(0.0 if self.result is None else TO_EXIT)
@@ -204,10 +201,6 @@ class _TrialProcess:
         if isinstance(self.result, TrialRefusal):
             self._reveal()
             raise self.result.error
-
-    def outcome(self) -> Outcome:
-        """Return the outcome of a process that has a result; `follow` raises for any other than this."""
-        return cast(Outcome, self.result)
 
     def _fail(self, how: str) -> None:
         self._reveal()

@@ -36,7 +36,7 @@ from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import scripted_program
 
-from .arguments import ARGUMENTS, LineOptions, Model, in_arguments_words
+from .arguments import ARGUMENTS, LineCall, LineOptions, Model, in_arguments_words
 from .checks import demand_default_device, demand_usable
 from .inline_run import InlineRun
 
@@ -169,24 +169,22 @@ def weights_of(model: Any, segments: Sequence[Segment]) -> ModelWeights:
     return ModelWeights({name: found[name] for name in (*order, *found) if name in found}, copies)
 
 
-def begin_run(
-    model: Model, options: LineOptions, resume: str | Path | None = None
-) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
-    """The run, the model's weights, and a check of inputs. `resume`: the folder of the run to go on with.
+def begin_run(call: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+    """Return the model's weights, a check of inputs, and the run.
 
     Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `NoSuchRun`, `RunFailed`, and `ValueError` for
     another `workers`, or one that cannot resume.
     """
-    workers = options.workers
+    workers, resume = call.workers, call.resume
     if workers not in ("processes", "inline"):
         raise ValueError(f'workers = {workers!r}; expected "processes" or "inline"')
-    if workers == "inline" and options.broker is not None:
-        raise ValueError(f"broker = {masked(options.broker)!r}: inline workers are in this process; leave out workers")
+    if workers == "inline" and call.broker is not None:
+        raise ValueError(f"broker = {masked(call.broker)!r}: inline workers are in this process; leave out workers")
     if workers == "inline" and resume is not None:
         raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
-    demand_usable(model, options, inline=workers == "inline", resume=resume)
+    demand_usable(call)
     with in_arguments_words():
-        return _begin(model, options, None if resume is None else Path(resume))
+        return _begin(call.model, call, None if resume is None else Path(resume))
 
 
 def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[ModelWeights, InputsCheck, ScriptRun]:

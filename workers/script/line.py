@@ -71,7 +71,7 @@ class Line(AbstractContextManager["Line"]):
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
         self._options = options
-        self._weights, self._check_inputs, self._run = begin_run(options.model, options, options.resume)
+        self._weights, self._check_inputs, self._run = begin_run(options)
         self._evaluations, self._fits = self._open_log(), 0
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news

@@ -34,7 +34,7 @@ from stageline.workers.extras.exchange.load import RunModel
 from stageline.workers.runtime.calls import UNDER_WAY, CallKind
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.metric_value import Metric
-from stageline.workers.script.arguments import LineOptions, Workers
+from stageline.workers.script.arguments import LineCall, Workers
 from stageline.workers.script.begin import InputsCheck, ModelWeights, ScriptRun, begin_run
 from stageline.workers.script.calls.calls import Replies, only, total
 from stageline.workers.script.checks import demand_batch
@@ -86,8 +86,8 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         self._model, self._titles, self._tell = model, list(metrics or ()), tell
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_run_folder()).path
-            options = _options(model.plan, folder, workers, loss or _no_loss, list((metrics or {}).values()))
-            _, self._check, self._run = _begun(model, options)
+            options = _options(model, folder, workers, loss or _no_loss, list((metrics or {}).values()))
+            _, self._check, self._run = _begun(options)
             stack.callback(self._run.discard)
             self._names, self._least = list(options.named_metrics), options.microbatches
             self._stack = stack.pop_all()
@@ -167,18 +167,19 @@ def _first(output: Tree, size: int, least: int) -> Tree:
     return map_tensors(lambda tensor: tensor[:size] if tensor.shape[:1] == (least,) else tensor, output)
 
 
-def _begun(model: RunModel, options: LineOptions) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+def _begun(options: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     try:
-        return begin_run(model.made, options)
+        return begin_run(options)
     except RunFailed as error:  # its folder is removed
         raise ForwardFailed(error.reason, error.exit_code) from error
 
 
-def _options(plan: Plan, folder: Path, workers: Workers, loss: Loss, metrics: list[Metric]) -> LineOptions:
+def _options(model: RunModel, folder: Path, workers: Workers, loss: Loss, metrics: list[Metric]) -> LineCall:
     """Evaluation is the same on every schedule; no update is made, so neither optimizer nor snapshots are needed."""
-    cut, stages = plan.model.cut, plan.model.stages
-    plan = plan.without_replicas()
-    return LineOptions(
+    cut, stages = model.plan.model.cut, model.plan.model.stages
+    plan = model.plan.without_replicas()
+    return LineCall(
+        model.made,
         loss=loss,
         optimizer=cast("OptimizerFactory", NoOptimizer),
         cut=None if cut is None or isinstance(cut, str) else cut,
