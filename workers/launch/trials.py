@@ -190,7 +190,10 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
         self._log.follow()
         if self.result is None and ended is not None:
             how = describe_exit(Exited(0, self._process.pid, ended, self._process.result))
-            self._fail(f"{how} in {self._log.doing}{self._line()}. {self._way_out(ended)}")
+            why = "What a plan names has to return, so this is a failure"
+            if ended == -signal.SIGKILL:
+                why = "If memory ran out: two trials run at once, data.check = false runs one"
+            self._fail(f"{how} in {self._log.doing}{self._line()}. {why}. {_NOTHING}")
         if self._began is None and self._process.pid:
             self._began = monotonic()
         if self.result is None and self._began is not None and monotonic() - self._began > self._bound:
@@ -205,11 +208,6 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
     def _fail(self, how: str) -> None:
         self._reveal()
         raise TrialFailed(f"the trial of the plan {how}")
-
-    def _way_out(self, status: int) -> str:
-        if status == -signal.SIGKILL:
-            return f"If memory ran out: two trials run at once, data.check = false runs one. {_NOTHING}"
-        return f"What a plan names has to return, so this is a failure. {_NOTHING}"
 
     def _line(self) -> str:
         line = last_line.read(Path(f"/dev/fd/{self._file.fileno()}"))
