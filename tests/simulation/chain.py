@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.codec.structure import emptied, is_emptied
 from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.digest import TensorDigest
@@ -283,7 +283,7 @@ def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...], passes: 
     replies: list[Mapping[int, Tree]] = []
     for number, kind in enumerate(kinds):
         call = made_call(kind, sequences[0].position)
-        sent = [Message("", Flow.CALL, number, 0, worker, 1, number, encode_call(call)) for worker in workers]
+        sent = [Message("", f"call-{worker}", number, 1, encode_call(call)) for worker in workers]
         _run_in_turn(executors, sequences, [list(each.begin(sent[k]))[::-1] for k, each in enumerate(sequences)])
         found = {worker: sequences[worker].reply() for worker in workers}
         replies.append({queue.producer: found[queue.producer] for queue in answers(program, kind)})

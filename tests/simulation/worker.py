@@ -30,8 +30,7 @@ from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.queue_keys import queue_key
-from support.programs import calls_of
+from support.programs import calls_of, with_windows
 
 STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
@@ -105,7 +104,7 @@ class SimulatedWorker(SimulatedMember):
         feed = ChainFeed() if scenario.calls else None
         executor = ChainExecutor(scenario.schedule, assigned.index, self._compute, feed)
         self.queues = queues = SimulatedQueues(
-            self, environment, self.name.endpoint, assigned.incarnation, self._options(program, assigned.index)
+            self, environment, self.name.endpoint, assigned.incarnation, QueueOptions()
         )
         orders = orders_of(environment, program, assigned)
         where = assigned.index, assigned.step
@@ -168,9 +167,6 @@ class SimulatedWorker(SimulatedMember):
         hooks.watch(environment, calls.program, assigned.index, queues)
         return hooks
 
-    def _options(self, program: Program, worker: int) -> QueueOptions:
-        return queue_options(program, worker, self._environment.scenario.window)
-
     def _compute(self, instruction: Instruction) -> None:
         seconds, self.hang = self._environment.soon(ACTION) + self.hang, 0.0
         self.sleep(seconds)
@@ -182,28 +178,18 @@ def calls_in(scenario: Scenario) -> PlanCalls:
     steps = ENDLESS if scenario.calls else scenario.steps
     rounds, criterion, first = scenario.rounds, scenario.criterion, scenario.replayed_from
     scripted = bool(scenario.calls)
-    passes = scenario.passes
-    return calls_of(
+    calls = calls_of(
         scenario.schedule,
         steps,
         rounds,
-        passes=passes,
+        passes=scenario.passes,
         scripted=scripted,
         criterion=criterion,
         replayed_from=first,
     )
-
-
-def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
-    """Of worker `worker`, or of the script."""
-    inbound = program.inbound(worker)
-    bounds = check_schedule(program).queue_bound  # credit is renewed when half of it is used up
-    windows = {
-        queue_key(each): max(window, 2 * bounds[each.name]) if each.name in program.ahead else window
-        for each in inbound
-    }
-    local = {queue_key(each) for each in inbound if each.producer == worker}
-    return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=local)
+    bounds, ahead = check_schedule(calls.program).queue_bound, calls.program.ahead
+    # credit is renewed when half of it is used up
+    return with_windows(calls, lambda queue: max(scenario.window, 2 * bounds[queue.name] if queue.name in ahead else 0))
 
 
 def _digests(executor: ChainExecutor) -> SavedWeights:
@@ -237,7 +223,7 @@ class CheckedHooks(SnapshotHooks):
         lead = self._progress.finished[stage] - self._progress.complete
         for queue in self._outbound:
             bound = lead * queue.count + in_flight
-            retained = self._queues.outbound(queue_key(queue)).depth().retained
+            retained = self._queues.outbound(queue).depth().retained
             bounded = queue.per in (Per.MICROBATCH, Per.STEP) and queue.source == stage
             if bounded and retained > bound:
                 self._environment.report(f"{queue.name} retains {retained} messages, and {bound} may still be needed")

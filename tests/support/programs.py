@@ -1,11 +1,11 @@
 """What workers do in a run, made in one line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from stageline.broker.codec.message import Flow
-from stageline.broker.queues.base import QueueKey
+from msgspec.structs import replace as replace_queue
+
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.program import Evaluation, Pass, Replays, SumExchange, compile_program
+from stageline.pipeline.program import Evaluation, Pass, Queue, Replays, SumExchange, compile_program
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.runtime.job import SCRIPTED
 from stageline.workers.runtime.plan_calls import NO_ROUNDS, PlanCalls
@@ -32,7 +32,12 @@ def calls_of(
     return PlanCalls(compile_program(schedule, wanted), steps, rounds, criterion)
 
 
-def queue_named(name: str) -> QueueKey:
-    """The key of a queue that has no replicas at its ends."""
-    flow, _, stage = name.partition("-")
-    return QueueKey(Flow(flow), int(stage))
+def queue_named(name: str, count: int = 1) -> Queue:
+    """A queue of this name as data; for ends that there are already, the name is enough."""
+    return Queue(name=name, producer=0, consumer=1, count=count)
+
+
+def with_windows(calls: PlanCalls, window: Callable[[Queue], int]) -> PlanCalls:
+    """The same, with these windows of its queues."""
+    program = calls.program.requeued(lambda queue: replace_queue(queue, window=window(queue)))
+    return PlanCalls(program, calls.steps, calls.rounds, calls.criterion)

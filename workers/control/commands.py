@@ -15,7 +15,6 @@ from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
-from stageline.workers.runtime.queue_keys import queue_key
 
 from .control_thread import ControlThread
 from .joining import Stopped
@@ -53,9 +52,9 @@ class CommandHandler:
         self._finished = False  # nothing is left but to serve the others
         queues.admit(0)  # before the broker has told of any
         named, me = loop.program, assigned.index
-        self._producers = {queue_key(each): each.producer for each in named.inbound(me) if each.producer != me}
-        self._inbound = [(each, queues.inbound(queue_key(each))) for each in named.inbound(me)]
-        self._outbound = [(each, queues.outbound(queue_key(each))) for each in named.outbound(me)]
+        self._producers = {each: each.producer for each in named.inbound(me) if each.producer != me}
+        self._inbound = [(each, queues.inbound(each)) for each in named.inbound(me)]
+        self._outbound = [(each, queues.outbound(each)) for each in named.outbound(me)]
         self._replies = [outbound for queue, outbound in self._outbound if queue.consumer == named.script]
 
     def run(self, save: Callable[[], SavedWeights], *, workers_timeout: float, lease: float) -> None:

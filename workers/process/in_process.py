@@ -89,7 +89,7 @@ class _Local(AbstractContextManager["_Local"]):
         config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
-        self._queues = SharedQueues(job.program, run, job.windows())
+        self._queues = SharedQueues(job.program, run)
         self._open = ExitStack()
         self._workers = [self._opened(index) for index in range(len(job.plan.workers))]
 

@@ -262,7 +262,7 @@ class Worker:
         a predecessor that hangs still has the address, or this machine is not the place's own."""
         job, assigned = self._job, self._assigned
         try:
-            return open_queues(job.plan, job.program, job.windows(), assigned, folder, self._make_room)
+            return open_queues(job.plan, job.program, assigned, folder, self._make_room)
         except (BrokerError, OSError) as error:  # OSError: a name that cannot be resolved
             reason = f"its queues cannot be opened: {error}"
             later_free = isinstance(error, EndpointTaken) and assigned.step > 0

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace as replace_queue
 
 from stageline.broker.control.records import RunLength
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed, Numbering, Source
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
@@ -57,7 +56,6 @@ from .demands import demand_prefix, demand_staying
 from .executor import Executor
 from .metric_value import Metric
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
-from .queue_keys import queue_key
 from .sample_order import made_order, order_of
 
 if TYPE_CHECKING:
@@ -206,10 +204,6 @@ class Job:
         length, choice = self.known_length, self.plan.evaluation
         every = None if choice is None else choice.every
         return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
-
-    def windows(self) -> dict[QueueKey, int]:
-        """How many messages each queue's consumer lets its producer send ahead."""
-        return {queue_key(queue): queue.window for queue in self.program.queues.values()}
 
     def _bound(self, queue: Queue) -> int:
         """About twice the most that the schedule can have on its way, so that credit is granted again before it runs

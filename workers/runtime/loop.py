@@ -33,7 +33,6 @@ from .orders import LONGEST, OrderMissing, StepOrders
 from .outbound_queues import OutboundQueues
 from .plan_calls import PlanCalls
 from .progress import Progress
-from .queue_keys import queue_key
 
 OnStep = Callable[[int, int, float | None], None]
 Measured = Callable[[MetricsLine], object]
@@ -108,7 +107,7 @@ class WorkerLoop:
         self._carry_out = carry_out or executor.carry_out
         self._queues = queues
         self._now = clock.time
-        self._inbound: Callable[[str], Inbound] = cache(lambda name: queues.inbound(queue_key(program.queues[name])))
+        self._inbound: Callable[[str], Inbound] = cache(lambda name: queues.inbound(program.queues[name]))
         self._outbound = OutboundQueues(queues, program, run=run, incarnation=incarnation)
         self._evaluation = [queue.name for queue in program.outbound(worker) if queue.per is Per.EVALUATED]
         self._keep = keep or (lambda step: None)
@@ -208,10 +207,11 @@ class WorkerLoop:
                 return False
         while type(command) is Take:
             self.progress.waiting(command)
-            message = self._take(self._inbound(command.queue), timeout)
+            inbound = self._inbound(command.queue)
+            message = self._take(inbound, timeout)
             if message is None:
                 return False
-            command = self._machine.arrived(command.queue, message.step, message.microbatch)
+            command = self._machine.arrived(command.queue, *inbound.queue.at(message.number))
             self._received.append(message.payload)
         if type(command) is Compute:
             self._compute(command.instruction)

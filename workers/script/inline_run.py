@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.segment import Segment
@@ -29,7 +28,6 @@ from stageline.workers.runtime.job import coded_queue
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
-from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import SharedQueues, take_turns
 from stageline.workers.script.calls.batch_record import BatchRecord
 
@@ -127,7 +125,7 @@ class InlineRun:
 
     def _carry_out(self, call: Call) -> "Future[Replies]":
         for message in messages(call, self._program, self._names, RUN, 1):
-            self._queues.outbound(QueueKey(message.flow, message.stage)).put(message)
+            self._queues.outbound(self._program.queues[message.queue]).put(message)
         take_turns(self._workers, lambda worker: worker.calls > call.number)
         replies = {queue.producer: self._reply(queue) for queue in answers(self._program, call.kind)}
         self._queues.trim(self._calls.position)  # nothing before this call is needed again
@@ -138,7 +136,7 @@ class InlineRun:
         return done
 
     def _reply(self, queue: Queue) -> Tree:
-        message = self._queues.inbound(queue_key(queue)).take(0)
+        message = self._queues.inbound(queue).take(0)
         return None if message is None else message.payload
 
     def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.control.channel import LARGEST
 from stageline.broker.control.messages import MOST_DIGESTS, MOST_TIMES, WAITS, Report
 from stageline.broker.control.protocol import encode
 from stageline.broker.control.records import EvaluationRecord, Lack, StepRecord, Wait
-from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
+from stageline.broker.queues.base import Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
@@ -34,10 +33,11 @@ from stageline.workers.runtime.machine import AwaitCredit, Take
 from stageline.workers.runtime.plan_calls import PlanCalls
 from stageline.workers.runtime.progress import Progress
 from support.programs import calls_of
+from support.queue_pair import queue_of
 from support.redis_server import RedisServer
 from support.shapes import line
 
-FORWARD = QueueKey(Flow.FORWARD, 1)
+FORWARD = queue_of("forward-1")
 M = 4
 
 
@@ -98,7 +98,7 @@ def test_a_put_that_waits_for_room_is_reported_as_a_wait_and_not_as_computing() 
         if len(reports) == 2:
             queues.outbound(FORWARD).trim(1)
 
-    terms = QueueOptions(microbatches=1, windows={}, retain_bytes=5000, spill_bytes=0, waiting=waiting)
+    terms = QueueOptions(retain_bytes=5000, spill_bytes=0, waiting=waiting)
     with closing(ZeroMQQueues("run", 1, "tcp://127.0.0.1:0", terms)) as queues:
         worker = WorkerLoop(program(2), 0, Stages(), queues, run="run", incarnation=1)
         worker.poll(0)
@@ -153,7 +153,7 @@ def stack():
 
 def test_a_redis_server_that_is_killed_and_comes_back_is_reported(stack: ExitStack) -> None:
     server = stack.enter_context(RedisServer())
-    queues = stack.enter_context(closing(RedisQueues("run", 1, server.url, QueueOptions(microbatches=M, windows={}))))
+    queues = stack.enter_context(closing(RedisQueues("run", 1, server.url, QueueOptions())))
     queues.outbound(FORWARD)
     progress = Progress(queues=queues)
     assert reported(progress).trouble == ""

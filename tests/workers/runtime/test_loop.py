@@ -4,9 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.control.records import EvaluationRecord
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.program import Instruction
@@ -16,7 +14,7 @@ from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit
 from stageline.workers.runtime.plan_calls import NO_ROUNDS
 from stageline.workers.runtime.turns import Stuck, take_turns
-from support.programs import calls_of, queue_named
+from support.programs import calls_of, queue_named, with_windows
 from support.shapes import line
 
 STEPS, MICROBATCHES = 3, 2
@@ -40,7 +38,7 @@ class Echo:
 
 @pytest.fixture
 def queues():
-    queues = MemoryQueues("run", MICROBATCHES)
+    queues = MemoryQueues("run")
     yield queues
     queues.close()
 
@@ -82,7 +80,7 @@ def test_a_worker_in_a_round_of_evaluation_has_done_the_steps_before_it(queues: 
 
 def test_in_evaluation_a_stage_is_ahead_as_far_as_the_next_one_grants() -> None:
     program = calls_of(make_schedule("1f1b", line(2), 1), 1, Rounds(1, batches=9))
-    queues = MemoryQueues("run", 1, windows={QueueKey(Flow.EVALUATION, 1): 4})
+    queues = MemoryQueues("run")
     first, last = (WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1, start=1) for each in range(2))
     while first.poll(0):
         pass
@@ -92,8 +90,8 @@ def test_in_evaluation_a_stage_is_ahead_as_far_as_the_next_one_grants() -> None:
 
 
 def test_a_stage_that_runs_forward_only_is_ahead_as_far_as_the_next_one_grants() -> None:
-    program = calls_of(make_schedule("1f1b", line(2), MICROBATCHES, first_trainable=1), STEPS)
-    queues = MemoryQueues("run", MICROBATCHES, windows={queue_named("forward-1"): 3})
+    calls = calls_of(make_schedule("1f1b", line(2), MICROBATCHES, first_trainable=1), STEPS)
+    program, queues = with_windows(calls, lambda queue: 3), MemoryQueues("run")
     first, last = (WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1) for each in range(2))
     while first.poll(0):
         pass

@@ -38,7 +38,6 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.queue_keys import queue_key
 
 from .trial_result import StageEstimate
 from .trial_stages import LiveBytes, TrialStages, demand_changed
@@ -143,9 +142,9 @@ class _DryRun:
         queue = self.job.program.queues[instruction.gives[0]]
         self.given[queue.flow] = result
         if not instruction.evaluates:
-            key, codec = queue_key(queue), Codec[queue.codec.upper()]
+            codec = Codec[queue.codec.upper()]
             payload = coded(result, codec) if codec else result
-            frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, payload))
+            frames = encode(Message("dry-run", queue.name, 0, 1, payload))
             same = [t for t in tensors(result) if t.data_ptr() in before and torch.equal(t, before[t.data_ptr()])]
             carried = Carried(sum(memoryview(frame).nbytes for frame in frames), total_bytes(same))
             self.messages |= dict.fromkeys(_queues_like(self.job, queue), carried)

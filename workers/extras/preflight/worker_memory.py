@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from math import ceil
 
-from stageline.broker.codec.message import Flow
 from stageline.pipeline.features.offload import AHEAD
 from stageline.pipeline.plan import PlanError
 from stageline.pipeline.program import Queue
@@ -104,7 +103,7 @@ def _messages(job: Job, own: Sequence[StageEstimate], queues: Sequence[QueueEsti
     retained = 0
     for queue in queues:
         if queue.producer in numbers:
-            stashed = numbers[queue.producer].in_flight if queue.queue.startswith(f"{Flow.FORWARD}-") else 0
+            stashed = numbers[queue.producer].in_flight if queue.queue.startswith("forward-") else 0
             retained += max(0, queue.retained - stashed * queue.message)
     waiting = sum(queue.message * queue.in_flight for queue in queues if queue.consumer in numbers)
     return min(retained, job.plan.queues.retain_bytes) + waiting

@@ -40,7 +40,6 @@ from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import LAST_REPLIES, UNDER_WAY, Call, CallKind, Position, answers, settled_call
 from stageline.workers.runtime.progress import Doing, Progress
-from stageline.workers.runtime.queue_keys import queue_key
 
 from .batch_record import BatchRecord
 from .calls import CallLog, OpenCall, Replies, WeightNames, messages
@@ -138,8 +137,8 @@ class Driver:
         self._owners = list(dict.fromkeys([owner(0), owner(program.last)]))  # the workers that a batch goes to
         self._untold = False  # replies have come which the reports do not know of
         self._answers = program.inbound(program.script)
-        self._inbound = {queue.name: queues.inbound(queue_key(queue)) for queue in self._answers}
-        self._outbound = [queues.outbound(queue_key(program.queues[f"call-{each}"])) for each in range(program.script)]
+        self._inbound = {queue.name: queues.inbound(queue) for queue in self._answers}
+        self._outbound = {queue.name: queues.outbound(queue) for queue in program.outbound(program.script)}
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
 
     def begin(self) -> None:
@@ -231,7 +230,7 @@ class Driver:
             match self._commands.popleft():
                 case Peers(workers):
                     self._queues.admit(max(incarnation for incarnation, _ in workers.values()))
-                    self._queues.connect({queue_key(queue): workers[queue.producer][1] for queue in self._answers})
+                    self._queues.connect({queue: workers[queue.producer][1] for queue in self._answers})
                 case Trim(step):
                     self._trim(step)
                 case Stop(at_step_end=True, step=None):
@@ -249,7 +248,7 @@ class Driver:
         if self._batches is not None:
             self._batches.trim(step)
         if (position := self.calls.trim(step)) is not None:
-            for outbound in self._outbound:
+            for outbound in self._outbound.values():
                 outbound.trim(position.calls)
 
     def _put_calls(self) -> None:
@@ -258,9 +257,9 @@ class Driver:
         while self._submitted and len(self._open) < UNDER_WAY and (opened := self._number_next()) is not None:
             self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
-                self._outbound[message.stage].put(message)
+                self._outbound[message.queue].put(message)
             if self._batches is not None and opened.call.kind is CallKind.TRAIN:
-                sums = (self._outbound[worker].checksums(opened.call.number) for worker in self._owners)
+                sums = (self._outbound[f"call-{worker}"].checksums(opened.call.number) for worker in self._owners)
                 self._batches.note(opened.call.step, tuple(chain.from_iterable(sums)))
         self._tell()
 
@@ -302,7 +301,7 @@ class Driver:
         if not opened.missing:
             call = self._open.popleft().call
             for worker in self._owners if call.kind.runs_forward_only else ():  # not needed again, whoever is lost
-                self._outbound[worker].empty(call.number, settled_call(call, opened.replies[worker]))
+                self._outbound[f"call-{worker}"].empty(call.number, settled_call(call, opened.replies[worker]))
             self._replied.append(opened)
         self._untold = True
 

@@ -38,7 +38,6 @@ from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.records import measured_timetable
 from stageline.workers.runtime.calls import CallKind, Position
-from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
@@ -57,7 +56,6 @@ END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by 
 DISCARD_TIMEOUT = 2.0  # seconds for the processes of a run of which nothing is wanted, before they are killed
 QUIET = 2.0  # seconds that a run may take to end before that is said
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
-REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
 
 
 def await_beginning(broker: str, ended: threading.Event) -> None:
@@ -263,8 +261,7 @@ class ProcessRun:
             if driver is not None:
                 driver.lack_room(reason)
 
-        windows = dict.fromkeys(map(queue_key, self._program.inbound(self._program.script)), REPLIES_AHEAD)
-        queues = open_queues(self._plan, self._program, windows, assigned, folder, waiting, wakes_at_once=True)
+        queues = open_queues(self._plan, self._program, assigned, folder, waiting, wakes_at_once=True)
         start = self._position_of(assigned)
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
