@@ -1,6 +1,6 @@
 """Commands that ask about a run and print the answer: `status`, `why`, `story` and `queue ls`; `run ls` lists runs.
 
-The run's broker answers, or when it is gone the run's records: `asking.py` finds them.
+The run's broker answers, or when it is gone the run's records: `options.py` finds them.
 """
 
 import re
