@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from stageline.broker.coordinator.run import ResumeMode
+from stageline.broker.coordinator.run import Resumption
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ForeignState, ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
@@ -145,7 +145,7 @@ def _never_had_checkpoint(source: CheckpointSource, plan: Plan) -> bool:
     try:
         with recorded_run(source.folder, plan.broker.store if same else None) as recorded:
             facts = recorded.stored.facts
-            known = bool(facts) and ResumeMode.stored_in(facts) is not ResumeMode.WITHOUT_RECORDS
+            known = bool(facts) and Resumption.stored_in(facts) is not Resumption.FROM_SNAPSHOTS
             return known and recorded.complete == 0
     except RecordsDamaged:
         return False
