@@ -136,6 +136,10 @@ class PlanTables(Section):
         chosen = (self.memory or MemoryPlan()).tight
         return self.limit_of(worker) is not None and (chosen is None or worker in chosen)
 
+    def is_scarce(self, worker: int) -> bool:
+        """Return True if memory is scarce for `worker`: its limit is tight, or a stage of it offloads."""
+        return self.is_tight(worker) or any(map(self.offloaded_of, self.workers[worker].stages))
+
     def undecided_memory(self, stage: int) -> tuple[str, ...]:
         """The keys of the table [stage.N] that a limit decides, since the plan does not set them."""
         own, of_all = self.stage_plan(stage), self.memory or MemoryPlan()
