@@ -229,7 +229,7 @@ class RunState:
     @property
     def script(self) -> Member | None:
         """The script, if the run has one that is there."""
-        return None if self.config.script is None else self.registry.members.get(self.config.script)
+        return next((member for member in self.registry.members.values() if member.is_script), None)
 
     @property
     def all_left(self) -> bool:
@@ -247,8 +247,8 @@ class RunState:
     @property
     def saving(self) -> bool:
         """True while workers of a stopped run may still finish a step, and write its snapshot."""
-        workers = (member for member in self.registry.members.values() if not member.is_script)
         stops = self.outcome is not None and self.outcome.at_step_end
+        workers = self.registry.reachable_workers()
         return stops and any(member.status is MemberStatus.PRESENT for member in workers)
 
     @property
@@ -263,12 +263,6 @@ class RunState:
         if length is None:
             return None
         return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the newest round of evaluation."""
-        newest = self.evaluations.newest
-        return {} if newest is None else newest.metrics
 
     @property
     def early_end(self) -> Standing | None:

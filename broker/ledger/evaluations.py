@@ -39,6 +39,16 @@ class Evaluations:
         """The round of the highest step."""
         return self._records[self._steps[-1]] if self._steps else None
 
+    @property
+    def newest_fact(self) -> Fact | None:
+        """The newest round for JSON."""
+        return None if self.newest is None else fact_of(self.newest)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics of the newest round."""
+        return {} if self.newest is None else self.newest.metrics
+
     def add(self, record: EvaluationRecord) -> bool:
         """Add a round. Returns False if it is known.
 

@@ -105,6 +105,12 @@ class Member:
         """True while messages are still sent to it."""
         return self.status in (MemberStatus.PRESENT, MemberStatus.FINISHED)
 
+    @property
+    def resumes(self) -> str:
+        """What a successor of a lost member does, once its report shows that it is at work; "" before."""
+        working = "computes again" if self.report is not None and self.report.actions else ""
+        return "is there again" if self.is_script else working
+
     def queue(self, name: str) -> Queue | None:
         """Return its queue of that `name`; None if it has no end of one."""
         return next((queue for queue in self.queues if queue.name == name), None)
@@ -242,6 +248,10 @@ class Registry:
     def reachable(self) -> list[Member]:
         """Return the workers that messages are sent to, by index."""
         return [member for member in self._in_order() if member.reachable]
+
+    def reachable_workers(self) -> list[Member]:
+        """Return those of them that have stages, without the script."""
+        return [member for member in self.reachable() if not member.is_script]
 
     def announces(self) -> bool:
         """Return True if the peers are others than at the last call."""

@@ -7,7 +7,7 @@ A worker that ends early tells the broker why: it gives its place back to a repl
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -206,7 +206,8 @@ class Worker:
         names = assigned.index, assigned.run, assigned.incarnation, assigned.step
         place = WorkerPlace(job, self._folder, *names, executor, queues, progress, self._serve)
         self._features = features_of(place, stack.enter_context)
-        stack.enter_context(self._stand_ins())
+        if elastic_stages(job.plan) and options.command:
+            stack.enter_context(StandIns(job.schedule, job.plan, assigned.index, options.broker, options.command))
         hooks = stack.enter_context(open_snapshots(place, assigned, self._features, self._announced))
         save = (lambda folder, position: None) if options.joined else self._save_checkpoint
         self._loop = loop_of(place, self._features, calls, keep=hooks.keep, save=save)
@@ -251,12 +252,6 @@ class Worker:
             feature.finish()
         note = self._progress.noting("weights")
         return save_weights(self._stages, self._folder, note, self._serve), copies_in(self._stages.values())
-
-    def _stand_ins(self) -> AbstractContextManager[object]:
-        job, options = self._job, self._options
-        if elastic_stages(job.plan) and options.command:
-            return StandIns(job.schedule, job.plan, self._assigned.index, options.broker, options.command)
-        return nullcontext()
 
     def _open_queues(self, folder: Path) -> WorkerQueues:
         """The worker's queues. If they cannot be opened, the run fails, since a replacement could do no better; unless
