@@ -286,8 +286,6 @@ ENTRY = struct.Struct("<cIdd")  # one action in a record's `times`: its kind, it
 # Those of operations in a step; a feature may have kinds that are not known here.
 _KINDS: dict[bytes, str] = {letter.encode(): letter for letter in ascii_uppercase}
 _KINDS |= {kind.encode(): kind for kind in Kind}
-for _once in (Kind.VERDICT, Kind.ORDER):
-    del _KINDS[_once.encode()]
 
 
 def packed_times(timed: Iterable[TimedAction]) -> bytes:
