@@ -5,7 +5,7 @@ PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 RUN := PYTHONPATH=tests $(BIN)/python -m
 export PYTHONDONTWRITEBYTECODE :=  # what each process would compile again is kept, also where the variable is set
 
-.PHONY: train test test-quick test-all sweep lint faults fuzz simulate bench docker-test shape clean
+.PHONY: train test test-quick test-all sweep lint faults fuzz simulate mutants bench docker-test shape clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -41,6 +41,10 @@ faults: simulate
 simulate: .venv/checks
 	$(RUN) simulation.run_seeds --seeds 20000
 	$(RUN) simulation.run_seeds --seeds 4000 --script
+
+# 200 mutants of the core, drawn by a seed, and the tests that kill them: hours. ROOT=... mutates another checkout.
+mutants: .venv/checks
+	$(RUN) mutants $(if $(ROOT),--root $(ROOT)) $(MUTANTS)
 
 # The decoders of what comes over a wire, for a minute, under a fuzzer.
 fuzz: .venv/checks

@@ -1,8 +1,8 @@
 """The bytes of control messages: msgpack behind a seal.
 
 What a worker says under an incarnation is sealed with the incarnation's secret, StopRun and Exited with the run's
-control secret; who may say what is decided in `coordinator/authenticity.py`. What the broker sends to a worker is
-sealed with the same secret of its incarnation (`coordinator/seals.py`); answers to commands are not sealed. No message
+control secret; who may say what is decided in `coordinator/coordinator.py`. What the broker sends to a worker is
+sealed with the same secret of its incarnation; answers to commands are not sealed. No message
 of one direction can be decoded as one of the other.
 
     frame    CRC-32 of the rest, u32 | tag, 16 bytes | serial, u64 | body          little-endian
@@ -25,7 +25,7 @@ from zlib_ng.zlib_ng import crc32
 from stageline.broker.errors import BadMessage, ForeignMessage
 
 from .channel import LARGEST_UNPROVEN
-from .messages import CONTROL_VERSION, FromBroker, ToBroker
+from .messages import CONTROL_VERSION, Assigned, Failed, Finished, FromBroker, Goodbye, Hello, Report, ToBroker
 from .records import Count
 
 KEY_BYTES = 32  # of a run's key, and of each secret
@@ -173,3 +173,43 @@ def _decode(body: bytes, decoder: "msgspec.msgpack.Decoder[_AnyMessage]") -> _An
         return decoder.decode(body)
     except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError that msgspec does not make its own
         raise ForeignMessage(f"this is not a message of control protocol version {CONTROL_VERSION}: {error}") from error
+
+
+class Sealer:
+    """The seals and serials of what one process sends: a worker's under its incarnation's secret, a command's under
+    the run's. With the same secret a worker checks what the broker says.
+
+    Serials begin at the time of `clock`, in seconds since the epoch, so that they are above those of any earlier
+    process that had the same secret.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._serial = 0
+        self._secrets: dict[int, bytes] = {}  # by incarnation
+        self._heard = Serials()
+
+    def learn(self, assigned: Assigned) -> None:
+        """The worker's messages under this incarnation are sealed from now on."""
+        if assigned.secret:
+            self._secrets[assigned.incarnation] = assigned.secret
+
+    def is_proven(self, seal: MessageSeal) -> bool:
+        """True if the broker made the seal, for a message that has not come before. A worker whose place came without
+        a secret can prove nothing, and believes all."""
+        if not self._secrets:
+            return True
+        return any(map(seal.is_of, self._secrets.values())) and self._heard.is_new(seal.serial)
+
+    def forget_serials(self) -> None:
+        """There may be another broker, on a machine whose clock is behind."""
+        self._heard = Serials()
+
+    def worker_message(self, message: Hello | Report | Failed | Finished | Goodbye) -> bytes:
+        """The frame of a worker's message; not sealed if it is under no incarnation."""
+        return self.sealed(message, self._secrets.get(message.incarnation, b""))
+
+    def sealed(self, message: ToBroker, secret: bytes) -> bytes:
+        """The frame of a message; not sealed if `secret` is empty."""
+        self._serial = max(self._serial + 1, int(self._clock() * 1e9))
+        return encode(message, secret, self._serial)

@@ -9,6 +9,7 @@ The run's life is the table in `state.py`. No clock either; `now` is seconds sin
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stageline.broker.control.channel import Envelope
@@ -22,23 +23,147 @@ from stageline.broker.control.messages import (
     Finished,
     Goodbye,
     Hello,
+    Refused,
     Report,
     Standby,
     StopRun,
     ToBroker,
 )
-from stageline.broker.control.protocol import SealedMessage
+from stageline.broker.control.protocol import MessageSeal, RunKeys, SealedMessage, Serials, encode
 from stageline.broker.control.store import Store
+from stageline.broker.ledger.registry import Registry
+from stageline.pipeline.errors import ExitCode
 
 from . import queries, records, registration, reports, restart, shutdown, supervision
-from .authenticity import Authenticity, refusal_to
 from .ordering import Ordering
-from .run import ResumeMode, RunConfig, RunPhase
+from .run import Resumption, RunConfig, RunPhase
 from .state import Life, Outgoing, RunEvent
 
+_REMEMBERED = 64  # newest serials of the control secret: those of two supervisors, one after the other, may mix
+_KEPT = 10_000  # newest addresses of workers: a worker that connects again has another one
 TRIM_EVERY = 0.05  # seconds between two announcements
 QUESTIONS = 20  # of strangers that are answered in a turn: an answer can be long, and takes a while
 AWAY = 0.5  # seconds between two ticks from which on the broker counts as having been away, however short the lease
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`refusal`: why the message must not be handled; "" if it may be. `proven`: its sender has the secret."""
+
+    refusal: str = ""
+    proven: bool = False
+
+
+_OPEN, _PROVEN = Judgement(), Judgement(proven=True)
+
+
+class Authenticity:
+    """The seals of one broker of a run: judges those of messages that come, and seals those that the broker sends.
+
+        Report, Failed, Finished, Goodbye, Hello with an incarnation    sealed with the incarnation's secret
+        StopRun, Exited                                                 sealed with the run's control secret
+        Hello without an incarnation, Declined, Ask                     from anyone; an Ask may be sealed
+
+    A sealed message counts once: one that is sent again has an old serial. Serials begin at the time, above those of a
+    broker before this one.
+
+    A broker whose records are lost has another key, and cannot check the secrets that its predecessor gave. It believes
+    the Hellos of workers that remember the run, until the run has begun under it, if its run's id was given to it. No
+    broker that has its records does, nor one of a run that is new.
+
+    A message of the broker is sealed with the secret of the incarnation that its recipient has proven. A process
+    without a place has no secret yet, and a command needs none: what they are told is not sealed.
+
+    Args:
+        keys: The run's secrets.
+        registry: The members of the run.
+        adopted: True if the run's id was given to this broker: its records may be lost.
+    """
+
+    def __init__(self, keys: RunKeys, registry: Registry, *, adopted: bool) -> None:
+        self._keys = keys
+        self._registry = registry
+        self._adopted = adopted
+        self._of_incarnations: dict[int, Serials] = {}  # of genuine messages only: as many as there were workers
+        self._of_control = Serials(_REMEMBERED)
+        self._serial = 0
+        self._addresses: dict[bytes, int] = {}  # the incarnation that has proven to speak from each
+
+    def judge(self, sealed: SealedMessage) -> Judgement:
+        """Judge each message once: the second time it is one that was sent again."""
+        match sealed.message:
+            case Ask():
+                return Judgement(proven=not self._control(sealed).refusal)
+            case StopRun() | Exited():
+                return self._control(sealed)
+            case Hello(incarnation=0) | Declined():
+                return _OPEN
+            case Hello() as hello if self._is_vouched(hello):
+                return _OPEN
+            case message:
+                return self._member(sealed, message.incarnation)
+
+    def is_proven(self, incarnation: int, seal: MessageSeal) -> bool:
+        """Return True if the worker of that incarnation made the seal, now or before."""
+        return seal.is_of(self._keys.of_incarnation(incarnation))
+
+    def note_proven(self, sender: bytes, incarnation: int) -> None:
+        """Note that the worker of `incarnation` has proven that it speaks from the address `sender`."""
+        self._addresses[sender] = incarnation
+        if len(self._addresses) > _KEPT:
+            del self._addresses[next(iter(self._addresses))]
+
+    def envelope(self, outgoing: Outgoing, now: float) -> Envelope:
+        """Return the message as bytes, with its recipient. `now` is in seconds since the epoch."""
+        recipient, message = outgoing
+        if isinstance(message, Assigned):  # it brings the secret, which its recipient has from now on
+            self.note_proven(recipient, message.incarnation)
+        incarnation = self._addresses.get(recipient)
+        if incarnation is None:
+            return recipient, encode(message)
+        self._serial = max(self._serial + 1, int(now * 1e9))
+        return recipient, encode(message, self._keys.of_incarnation(incarnation), self._serial)
+
+    def _control(self, sealed: SealedMessage) -> Judgement:
+        name = type(sealed.message).__name__
+        if not sealed.seal.is_of(self._keys.of_control):
+            return Judgement(f"{name} from an unknown peer without the run's secret")
+        if not self._of_control.is_new(sealed.seal.serial):
+            return Judgement(f"{name} that has come before")
+        return _PROVEN
+
+    def _member(self, sealed: SealedMessage, incarnation: int) -> Judgement:
+        name = type(sealed.message).__name__
+        if not self.is_proven(incarnation, sealed.seal):
+            return Judgement(f"{name} of incarnation {incarnation} from an unknown peer without its secret")
+        if not self._of_incarnations.setdefault(incarnation, Serials()).is_new(sealed.seal.serial):
+            return Judgement(f"{name} of incarnation {incarnation} that has come before")
+        return _PROVEN
+
+    def _is_vouched(self, hello: Hello) -> bool:
+        """Return True if the records that could prove the worker are lost, and it may be believed.
+
+        Once places are given again, it may ask for its new incarnation until it has used that.
+        """
+        registry = self._registry
+        if not self._adopted or hello.memory is None or registry.current(hello.incarnation) is not None:
+            return False
+        renewed = registry.renewed(hello.incarnation)
+        lost = not (registry.begun or registry.since)  # a run that was restarted as a whole has records, and their key
+        return lost or (renewed is not None and not renewed.aware and renewed.token == hello.token)
+
+
+def refusal_to(sealed: SealedMessage) -> Refused | None:
+    """Return what the sender of a refused message is told: a worker learns from its Hello that it must be restarted."""
+    match sealed.message:
+        case Hello(incarnation=incarnation, name=name):
+            return Refused(
+                f"this broker did not give incarnation {incarnation} to {name}, or not to this process: it cannot be "
+                "proven. Start the worker again",
+                code=ExitCode.FAILED,
+            )
+        case _:
+            return None
 
 
 class Reception(NamedTuple):
@@ -79,7 +204,7 @@ class Coordinator:
             self.run.lifecycle.move(RunEvent.ALL_FINISHED if finished else RunEvent.FAILURE)
             records.recall_steps(self.run, stored.facts)
         else:
-            restart.begin(self.run, ResumeMode.stored_in(stored.facts), now)
+            restart.begin(self.run, Resumption.stored_in(stored.facts), now)
             self._start_if_all_present()
 
     @property
@@ -89,19 +214,19 @@ class Coordinator:
 
     def receive(self, sender: bytes, sealed: SealedMessage, now: float) -> Reception:
         """Decide on a message from the wire, if it is genuine. A sender that proves nothing is heard once in a turn."""
-        verdict = self._authenticity.judge(sealed)
-        if verdict.refusal:
-            self.run.events.count("forged", f"refused: {verdict.refusal}")
-        if not (verdict.proven or self._hears(sender, sealed.message)):
+        judged = self._authenticity.judge(sealed)
+        if judged.refusal:
+            self.run.events.count("forged", f"refused: {judged.refusal}")
+        if not (judged.proven or self._hears(sender, sealed.message)):
             return Reception([], trusted=False)
-        if verdict.refusal:
+        if judged.refusal:
             answer = refusal_to(sealed)
             return Reception([] if answer is None else [(sender, answer)], trusted=False)
-        if verdict.proven and isinstance(sealed.message, Report | Finished | Failed | Goodbye | Hello):
+        if judged.proven and isinstance(sealed.message, Report | Finished | Failed | Goodbye | Hello):
             self._authenticity.note_proven(sender, sealed.message.incarnation)
         outgoing = self.handle(sender, sealed.message, now)
         placed = any(to == sender and isinstance(message, Assigned | Standby) for to, message in outgoing)
-        return Reception(outgoing, trusted=verdict.proven or placed)
+        return Reception(outgoing, trusted=judged.proven or placed)
 
     def envelopes(self, outgoing: Iterable[Outgoing], now: float) -> list[Envelope]:
         """Return `outgoing` as bytes, sealed for recipients that can verify a seal."""
@@ -209,12 +334,11 @@ class Coordinator:
     def _handle_member(self, sender: bytes, message: registration.FromMember, now: float) -> None:
         run = self.run
         member = run.registry.current(message.incarnation)
-        if isinstance(message, Report):
-            if message.complete > run.checkpoints.complete and run.lacks_checkpoint(message.complete, member):
+        if isinstance(message, Report) and member is not None and run.config.restarts:
+            if run.lacks_checkpoint(message.complete, member):
                 why = f"a worker knows of checkpoint {message.complete}, the broker's records do not"
                 restart.lose_records(run, why, now)
-            if message.orders > len(run.orders.orders) and member is not None and run.config.restarts:
-                restart.lose_records(run, "a worker knows of a schedule that the broker's records do not have", now)
+            restart.lose_records(run, run.orders.lacking(message), now)
         if member is None or run.lifecycle.state is Life.RECONCILING:
             registration.answer_unknown(run, message, sender)
             return

@@ -102,8 +102,8 @@ class Stage(NamedTensors):
         scratch = scratch_of(offload.scratch, body)
         self._halves = WaitingHalves(index, recomputation.indivisible or self._versions.indivisible)
         self._forwarded = 0
-        # Composed once: a microbatch of a stage without a feature does not pass through it. No function here may refer to
-        # the stage, whose memory would then wait for the collector of garbage.
+        # Composed once: a microbatch does not pass through a feature that is off. No function here may refer to the
+        # stage, whose memory would then wait for the collector of garbage.
         precise = partial(in_precision, settings.autocast, self.device)
         gathered = gathering(body)
         again = partial(self._layers.run, again=True)

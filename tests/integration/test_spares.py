@@ -12,7 +12,7 @@ from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello, 
 from stageline.broker.control.protocol import decode_to_broker, encode
 from stageline.workers.control.client import Client
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.runs import folder as runs
 from support import reference
 from support.paths import EXAMPLES

@@ -22,7 +22,7 @@ from simulation.run_seeds import simulate
 from simulation.scenario import OF_SCRIPT, PlannedFault, drawn
 from stageline.broker.control.messages import Assigned, Trim
 from stageline.broker.coordinator import records, registration, reports, restart
-from stageline.broker.coordinator.authenticity import Authenticity, Judgement
+from stageline.broker.coordinator.coordinator import Authenticity, Judgement
 from stageline.broker.coordinator.ordering import Ordering
 from stageline.broker.coordinator.state import RunState
 from stageline.broker.ledger.orders import OrderBook
@@ -262,7 +262,7 @@ def test_a_request_that_is_said_only_once_may_be_lost_for_ever(monkeypatch):
 
 @pytest.mark.slow
 def test_old_records_that_are_trusted_place_workers_where_nothing_is_left(monkeypatch):
-    monkeypatch.setattr(registration, "outdates_records", lambda run, hello: False)
+    monkeypatch.setattr(registration, "outdates_records", lambda run, hello: "")
     assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 

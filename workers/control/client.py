@@ -10,20 +10,14 @@ from typing import Any
 from stageline.broker.control.messages import (
     Answer,
     Ask,
-    Assigned,
     Declined,
     Exited,
-    Failed,
-    Finished,
     FromBroker,
-    Goodbye,
-    Hello,
     Refused,
-    Report,
     StopRun,
     ToBroker,
 )
-from stageline.broker.control.protocol import MessageSeal, Serials, decode_from_broker, encode
+from stageline.broker.control.protocol import Sealer, decode_from_broker
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import AddressUnusable, BadMessage
 from stageline.broker.transports.base import open_client
@@ -31,46 +25,6 @@ from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
 
 REPEAT = 0.25  # seconds between two looks whether a connection broke, and a question with it
-
-
-class Sealer:
-    """The seals and serials of what one process sends: a worker's under its incarnation's secret, a command's under
-    the run's. With the same secret a worker checks what the broker says.
-
-    Serials begin at the time of `clock`, in seconds since the epoch, so that they are above those of any earlier
-    process that had the same secret.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._serial = 0
-        self._secrets: dict[int, bytes] = {}  # by incarnation
-        self._heard = Serials()
-
-    def learn(self, assigned: Assigned) -> None:
-        """The worker's messages under this incarnation are sealed from now on."""
-        if assigned.secret:
-            self._secrets[assigned.incarnation] = assigned.secret
-
-    def is_proven(self, seal: MessageSeal) -> bool:
-        """True if the broker made the seal, for a message that has not come before. A worker whose place came without
-        a secret can prove nothing, and believes all."""
-        if not self._secrets:
-            return True
-        return any(map(seal.is_of, self._secrets.values())) and self._heard.is_new(seal.serial)
-
-    def forget_serials(self) -> None:
-        """There may be another broker, on a machine whose clock is behind."""
-        self._heard = Serials()
-
-    def worker_message(self, message: Hello | Report | Failed | Finished | Goodbye) -> bytes:
-        """The frame of a worker's message; not sealed if it is under no incarnation."""
-        return self.sealed(message, self._secrets.get(message.incarnation, b""))
-
-    def sealed(self, message: ToBroker, secret: bytes) -> bytes:
-        """The frame of a message; not sealed if `secret` is empty."""
-        self._serial = max(self._serial + 1, int(self._clock() * 1e9))
-        return encode(message, secret, self._serial)
 
 
 class BrokerUnreachable(StagelineError):
@@ -106,7 +60,8 @@ class Client(AbstractContextManager["Client"]):
 
     def ask(self, what: str, timeout: float = 3.0, **of: str) -> dict[str, Any]:
         """The facts of the broker's answer. Raises `BrokerUnreachable`, or `ValueError` if it refuses to answer."""
-        self._discard_late_answers()
+        while self._channel.receive(0) is not None:  # answers to questions that were given up
+            continue
         self._send(Ask(what, of))
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
@@ -162,11 +117,6 @@ class Client(AbstractContextManager["Client"]):
                 self._channel.send(self._sealer.sealed(each, secret))
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
-
-    def _discard_late_answers(self) -> None:
-        """Those to questions that were given up."""
-        while self._channel.receive(0) is not None:
-            continue
 
     def _broke(self) -> bool:
         """Whether there is a new connection in place of one that ended, and with it a question or its answer."""

@@ -1,19 +1,20 @@
-"""What a worker sends to the broker and when, how it seals that, and how it takes the answers: no sockets or threads.
+"""What a worker with a place sends to the broker and when, and how it takes the answers: no sockets or threads.
 
-    Joining    Hello (every JOIN seconds) ............ until Assigned
-    Session    Hello (whenever the broker may be another one), Report (every BEAT seconds), Finished, until Stop
+    Session     Hello (whenever the broker may be another one), Report (every BEAT seconds), Finished, until Stop
+    Reporter    makes the reports of what the compute loop leaves in its `Progress`
 
 Times are monotonic, in seconds.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from time import time
 
 import msgspec
 
 from stageline.broker.control.messages import (
+    MOST_DIGESTS,
+    MOST_ROUNDS,
     Assigned,
     Confirmed,
     Failed,
@@ -24,123 +25,195 @@ from stageline.broker.control.messages import (
     Refused,
     Report,
     ScheduleOrders,
-    Standby,
-    Stop,
+    StepDigest,
+    is_full,
 )
-from stageline.broker.control.records import Inspection
-from stageline.pipeline.errors import ExitCode, documented
+from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
+from stageline.broker.ledger.ledger import MicrobatchState
+from stageline.pipeline.program import Instruction, Per
+from stageline.pipeline.schedule import Kind
+from stageline.workers.runtime.progress import Progress
 
-from .reporter import Reporter
+from .joining import WorkerIdentity
 
 WorkerMessage = Hello | Report | Failed | Finished | Goodbye
 
-JOIN = 0.5  # seconds between two Hellos of a worker that has no place
 BEAT = 0.1  # seconds between two reports
 AGAIN = 0.25  # seconds after which an unanswered Hello is sent again
 UNANSWERED = 2.0  # seconds without a message from the broker, which confirms every report, until Hello is sent again
+MOST_REPEATED = 20_000  # newest confirmed digests of queues, which are sent again to another broker
+REPEATED = 1.0  # seconds without confirmation after which finished steps and snapshots are sent again
+_STATES: dict[str, tuple[MicrobatchState, ...]] = {  # of a microbatch, from an action's start and from its end on
+    Kind.FORWARD: (MicrobatchState.FORWARD, MicrobatchState.STASHED),
+    Kind.BACKWARD: (MicrobatchState.BACKWARD, MicrobatchState.DONE),
+    Kind.INPUT: (MicrobatchState.INPUT, MicrobatchState.HALFWAY),
+    Kind.WEIGHT: (MicrobatchState.WEIGHT, MicrobatchState.DONE),
+}
 
 
-class Stopped(Exception):
-    """The worker exits before its program is over, with exit code `code`. `broker_knows`: it leaves with a Goodbye,
-    since the run need not be ended for it."""
+class Reporter:
+    """Finished steps and snapshots must arrive: they are sent, and sent again until they are confirmed; only then comes
+    what followed them. So a confirmed report means that all before it were.
 
-    def __init__(self, reason: str, code: int, *, broker_knows: bool = False) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.broker_knows = broker_knows
+    Args:
+        progress: Whose news are reported.
+        incarnation: Under which they are.
+        steps: How many steps are trained; None: as many as a script likes.
+        clock: Gives the seconds since the epoch.
+        where: Gives the layer that a stage is in: "layer 3", "the loss".
+    """
 
+    def __init__(
+        self,
+        progress: Progress,
+        incarnation: int,
+        steps: int | None,
+        clock: Callable[[], float] = time,
+        where: Callable[[int], str] = lambda stage: "",
+    ) -> None:
+        self.progress = progress
+        self._where = where
+        self.incarnation = incarnation
+        self._steps = steps
+        self._clock = clock
+        self._number = 0
+        self._records: list[StepRecord] = []  # sent, not confirmed
+        self._snapshots: list[tuple[int, int]] = []  # likewise
+        self._rounds: list[EvaluationRecord] = []  # likewise
+        self._digests: list[StepDigest] = []  # likewise
+        self._confirmed_digests: deque[StepDigest] = deque(maxlen=MOST_REPEATED)
+        self._resent_digests: deque[StepDigest] = deque()  # another broker must compare them first
+        self._confirmed_rounds = 0
+        self._holds_snapshots = False  # until the rounds of evaluation and the digests before them are confirmed
+        self._resent: deque[StepRecord] = deque()  # what only a former broker may have received; sent after the news
+        self._sent = float("-inf")
+        self._busy, self._at = progress.busy, clock()
 
-class NotAdmitted(Stopped):
-    """The broker has no place for a worker that asks for one."""
+    def report(self, now: float) -> Report:
+        """What is new. `now` is monotonic, in seconds."""
+        progress = self.progress
+        if (self._records or self._snapshots or self._rounds or self._digests) and now - self._sent < REPEATED:
+            return self.heartbeat(now)
+        while progress.reportable:  # first: the steps, rounds and digests that they come after are there by now
+            self._snapshots.append(progress.snapshots.popleft())
+        first = self._confirmed_rounds
+        self._rounds = progress.evaluations[first : first + MOST_ROUNDS]
+        for digests in (self._resent_digests, progress.digests):
+            while digests and len(self._digests) < MOST_DIGESTS:
+                self._digests.append(digests.popleft())
+        more = first + len(self._rounds) < len(progress.evaluations)
+        self._holds_snapshots = more or len(self._digests) >= MOST_DIGESTS
+        times = sum(len(record.times) for record in self._records)
+        for source in (progress.steps, self._resent):
+            while source and not is_full(len(self._records), times):
+                self._records.append(source.popleft())
+                times += len(self._records[-1].times)
+        self._number += 1
+        self._sent = now
+        return self._report(now, self._number)
 
+    def heartbeat(self, now: float) -> Report:
+        """A report without what must arrive, which needs no confirmation."""
+        return self._report(now, 0)
 
-class SnapshotInventory(Protocol):
-    """What a worker finds of a run's snapshots."""
+    def confirmed(self, number: int) -> None:
+        """The broker has stored the report of this number."""
+        if number == self._number:
+            self._records.clear()
+            self._confirmed_digests.extend(self._digests)
+            self._digests.clear()
+            self._confirmed_rounds += len(self._rounds)
+            self._rounds = []
+            if not self._holds_snapshots:
+                self._snapshots.clear()
 
-    def snapshots(self, run: str) -> list[tuple[int, int]] | None:
-        """(stage, step) of each; None if they cannot be looked at."""
+    def resend_all(self, incarnation: int) -> None:
+        """There may be another broker, whose records are old, or lost: sends all that it must know of this worker."""
+        self.incarnation = incarnation
+        self._resent = deque(self.progress.records(self._steps))
+        written = {each for each in self.progress.written if self.progress.may_report(each[1])}
+        self._snapshots = sorted({*self._snapshots, *written})
+        self._rounds, self._confirmed_rounds = [], 0
+        self._resent_digests.extend(filter(self._is_needed, self._confirmed_digests))
+        self._confirmed_digests.clear()
+        self._sent = float("-inf")
 
-    def can_begin(self, assigned: Assigned) -> bool:
-        """Whether the place can be taken: not if the snapshots to begin with were deleted after newer ones."""
+    @property
+    def all_confirmed(self) -> bool:
+        """Whether nothing is left to send."""
+        progress = self.progress
+        moved = progress.digests or self._digests or self._resent_digests
+        new = progress.steps or progress.reportable or self._confirmed_rounds < len(progress.evaluations)
+        return not (self._records or self._resent or self._snapshots or moved or new)
 
-    def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
-        """Reads the snapshots of `step`: of the stages of worker `claim`, or of all that there are."""
+    def _report(self, now: float, number: int) -> Report:
+        progress, must_arrive, activity = self.progress, number > 0, self.progress.activity()
+        depths, trouble, fault = progress.take_depths(), progress.trouble, progress.fault
+        orders, closed = progress.orders.known
+        return Report(
+            incarnation=self.incarnation,
+            number=number,
+            actions=progress.actions,
+            now=activity.said,
+            since=progress.since,
+            idle=self._idle(activity.computing),
+            steps=list(self._records) if must_arrive else [],
+            events=self._events(),
+            retained_bytes=sum(depth.bytes for depth in depths.values()),
+            queues={
+                name: [depth.ready, depth.in_flight, depth.retained, depth.bytes, depth.oldest]
+                for name, depth in depths.items()
+            },
+            training_steps=self._steps if progress.called is None else progress.called,
+            snapshots=list(self._snapshots) if must_arrive and not self._holds_snapshots else [],
+            evaluations=list(self._rounds) if must_arrive else [],
+            complete=progress.complete,
+            waits=list(activity.waits),
+            layer="" if activity.stage is None else self._where(activity.stage),
+            trouble=trouble.reason if trouble else "",
+            troubled=max(0.0, now - trouble.since) if trouble else 0.0,
+            fault=fault.told(now) if fault else "",
+            orders=len(orders),
+            closed=closed,
+            stage_bytes=[(stage, *taken) for stage, taken in list(progress.stage_bytes.items())],
+            digests=list(self._digests) if must_arrive else [],
+        )
 
-    def abandon(self, assigned: Assigned) -> None:
-        """Deletes the place's snapshots of steps after that which it begins at, as far as the run was restarted as a
-        whole since they were written. Raises if it cannot."""
+    def _idle(self, computing: tuple[float, float | None] | None) -> float:
+        now, progress = self._clock(), self.progress
+        since, until = computing or (now, now)
+        busy = progress.busy - self._busy + max(0.0, (now if until is None else until) - max(since, self._at))
+        idle = 1 - busy / max(now - self._at, 1e-9)
+        self._busy, self._at = progress.busy, now
+        return min(1.0, max(0.0, idle))
 
+    def _events(self) -> list[Event]:
+        """The states that the open steps' microbatches entered: by actions that are done, and by the current one."""
+        progress = self.progress
+        stages = [list(stage) for stage in list(progress.open.values())]  # the loop goes on meanwhile
+        actions: list[tuple[Instruction, tuple[float, ...]]] = [
+            (done.instruction, (done.start, done.end)) for stage in stages for done in stage
+        ]
+        if progress.instruction is not None and progress.instruction.counted and not progress.waits:
+            actions.append((progress.instruction, (progress.since,)))
+        return [
+            Event(instruction.action.stage, instruction.step, instruction.action.microbatch, state, at)
+            for instruction, times in actions
+            for state, at in zip(self._states(instruction), times, strict=False)
+        ]
 
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """How a worker introduces itself: `base` has what is the same in each of its Hellos. `disk`: None in a run whose
-    workers are not replaced. `why_not(run)` says why the run that a broker names cannot be this worker's; nothing of
-    that run is read or changed before."""
+    def _states(self, instruction: Instruction) -> tuple[MicrobatchState, ...]:
+        forward_only = not self.progress.trains(instruction.action.stage)
+        if forward_only and instruction.action.kind is Kind.FORWARD:
+            return MicrobatchState.FORWARD, MicrobatchState.DONE
+        return _STATES.get(instruction.action.kind, ())
 
-    base: Hello
-    disk: SnapshotInventory | None = None
-    why_not: Callable[[str], str | None] = lambda run: None
-
-    def hello(self, run: str, **changes: object) -> Hello:
-        """`run`: the run's id, "" if it is not known; then it is not known either which snapshots are the run's."""
-        snapshots = self.disk.snapshots(run) if run and self.disk is not None else None
-        return msgspec.structs.replace(self.base, snapshots=snapshots, **changes)
-
-
-class Joining:
-    """Asks for a place, and stands by for one. `urgent`: `hello` is to be sent at once."""
-
-    def __init__(self, identity: WorkerIdentity) -> None:
-        self.urgent = False
-        self._identity = identity
-        self._inspection: Inspection | None = None  # the newest
-        self._run = ""
-        self._declined = 0  # the incarnation of a place that could not be taken
-
-    def hello(self) -> Hello:
-        """What to send now, and every JOIN seconds."""
-        self.urgent = False
-        return self._identity.hello(self._run, incarnation=self._declined, inspection=self._inspection)
-
-    def receive(self, message: FromBroker) -> Assigned | None:
-        """The place, if there is one now. Raises `Stopped`."""
-        match message:
-            case Assigned() as assigned:
-                return self._consider(assigned)
-            case Standby(_, run, step) if run:
-                self._enter(run)
-                self._declined = 0
-                self._inspect(step)
-            case Refused(reason, code):
-                raise NotAdmitted(reason, documented(code))
-            case Stop(reason, code):
-                raise Stopped(reason, documented(code))
-        return None
-
-    def _consider(self, assigned: Assigned) -> Assigned | None:
-        """If what to begin with is gone, the broker's records are old: it learns that from the next hello."""
-        self._enter(assigned.run)
-        disk = self._identity.disk
-        if disk is not None and not disk.can_begin(assigned):
-            self._declined = assigned.incarnation
-            return None
-        if disk is not None and assigned.since:
-            disk.abandon(assigned)
-        return assigned
-
-    def _enter(self, run: str) -> None:
-        """From now on `run` is the run. Raises `Stopped` if it cannot be."""
-        if run != self._run and (reason := self._identity.why_not(run)) is not None:
-            raise Stopped(reason, ExitCode.REFUSED)
-        self._run = run
-
-    def _inspect(self, step: int) -> None:
-        """Reads the snapshots that the broker asks about, once."""
-        disk, last = self._identity.disk, self._inspection
-        if disk is None or not step or (last is not None and last.step == step):
-            return
-        self._inspection = disk.inspect(self._run, step, self._identity.base.claim)
-        self.urgent = True
+    def _is_needed(self, digest: StepDigest) -> bool:
+        """Return True if a worker that begins at the newest checkpoint puts or takes the messages of this digest."""
+        name, step, _ = digest
+        progress = self.progress
+        per = next((queue.per for queue in progress.ends if queue.name == name), Per.STEP)
+        return step >= progress.position(progress.complete).of(per)
 
 
 class Session:

@@ -26,7 +26,7 @@ from stageline.broker.transports.base import open_server
 from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.runtime.progress import Progress
 from support.control_channels import PATIENCE, received
 

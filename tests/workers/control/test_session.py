@@ -23,8 +23,8 @@ from stageline.broker.control.messages import (
     ToBroker,
 )
 from stageline.broker.control.records import EvaluationRecord, Inspection, ScheduleOrder
-from stageline.workers.control.reporter import Reporter
-from stageline.workers.control.session import AGAIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
+from stageline.workers.control.joining import Joining, Stopped, WorkerIdentity
+from stageline.workers.control.session import AGAIN, UNANSWERED, Reporter, Session
 from stageline.workers.runtime.progress import Progress
 from support.conversation import PLAN
 

@@ -36,7 +36,7 @@ from stageline.broker.control.messages import (
     StopRun,
     Trim,
 )
-from stageline.broker.control.protocol import RunKeys, decode_from_broker, encode, sealed
+from stageline.broker.control.protocol import RunKeys, Sealer, decode_from_broker, encode, sealed
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
@@ -47,7 +47,6 @@ from stageline.broker.ledger.losses import Leases
 from stageline.broker.transports.base import open_server
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.schedule import Action, Kind, make_schedule
-from stageline.workers.control.client import Sealer
 from stageline.workers.process import broker_process as module
 from stageline.workers.process.broker_process import serve_channel
 from support.conversation import Conversation, name

@@ -11,7 +11,7 @@ from stageline.broker.errors import Fenced, QueueGap
 from stageline.pipeline.errors import DataError, ExitCode, describe_error
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
-from stageline.workers.control.session import Stopped
+from stageline.workers.control.joining import Stopped
 from stageline.workers.process.worker import failures_reported, withheld
 from stageline.workers.runtime.losses import ComputeFailed
 

@@ -7,7 +7,7 @@ import pytest
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 from stageline.workers.control.client import NoAnswer
-from stageline.workers.control.session import NotAdmitted
+from stageline.workers.control.joining import NotAdmitted
 from stageline.workers.process import join
 from stageline.workers.process.join import CannotJoin, plan_here, work_for_script
 from support.workspace import Workspace, free_port, until

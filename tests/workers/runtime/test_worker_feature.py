@@ -13,7 +13,7 @@ from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.control.reporter import Reporter
+from stageline.workers.control.session import Reporter
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.job import prepare
 from stageline.workers.runtime.losses import ComputeFailed
