@@ -27,7 +27,7 @@ from stageline.pipeline.data import cut
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.program import Instruction, Queue, compile_program
 from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.stage.layers.seeded_layers import layer_seed
+from stageline.pipeline.stage.layers.passage import layer_seed
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import WorkerLoop

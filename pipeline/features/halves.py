@@ -22,7 +22,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.stage.layers.stash import Key, Stashed
+from stageline.pipeline.stage.layers.passage import Key, Stashed
 from stageline.pipeline.tree import tensors
 
 Root = tuple[torch.Tensor | GradientEdge, torch.Tensor]  # where a backward begins, and the gradient there

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.layers.memory import ALIGNMENT, copied
-from stageline.pipeline.stage.layers.stash import Passage, Run
+from stageline.pipeline.stage.layers.passage import Passage, Run
 from stageline.pipeline.tree import Tree
 
 LEAST = 1 << 16  # bytes of a tensor's memory; less is not worth the way

@@ -26,7 +26,7 @@ from stageline.pipeline.model_names import matches
 from stageline.pipeline.stage.layers.body import Body
 from stageline.pipeline.stage.layers.layer import BoundLayer, HeldTensor, joined, parts_of
 from stageline.pipeline.stage.layers.memory import copied
-from stageline.pipeline.stage.layers.stash import InputNodes, Passage, Run
+from stageline.pipeline.stage.layers.passage import InputNodes, Passage, Run
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 
 Tensors = Mapping[str, torch.Tensor | None]

@@ -33,7 +33,7 @@ import torch
 from stageline.pipeline.errors import ForeignState, ModelRefused, StageError
 from stageline.pipeline.stage.layers.body import Body, Weights
 from stageline.pipeline.stage.layers.memory import copied, overlaps
-from stageline.pipeline.stage.layers.stash import Backward, Key, Passage, Run, Version, present
+from stageline.pipeline.stage.layers.passage import Backward, Key, Passage, Run, Version, present
 from stageline.pipeline.tree import Tree
 
 

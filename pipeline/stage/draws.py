@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from stageline.pipeline.errors import StageError
-from stageline.pipeline.stage.layers.seeded_layers import default_generators
+
+from .layers.passage import default_generators
 
 Styled = Mapping[str, tuple[torch.nn.Module, str]]  # a module and its style, by the module's name
 

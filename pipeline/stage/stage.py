@@ -31,9 +31,20 @@ from .layers.body import Body, evaluating
 from .layers.file_memory import layers_of
 from .layers.loss import Loss, demand_gradient, in_precision, loss_of, with_loss
 from .layers.memory import OutputGuard, copied, gathering
-from .layers.seeded_layers import GRADIENTS, SeededLayers, Tap
+from .layers.passage import (
+    GRADIENTS,
+    Arrivals,
+    InputNodes,
+    Passage,
+    Run,
+    SeededLayers,
+    Stash,
+    Stashed,
+    Tap,
+    Version,
+    matched,
+)
 from .layers.skipped_calls import plain_layers
-from .layers.stash import Arrivals, InputNodes, Passage, Run, Stash, Stashed, Version, matched
 from .settings import StageSettings
 from .stage_state import NamedTensors, StageState, capture_state, restore_state
 from .stage_update import OptimizerFactory, StageUpdate, UpdatedFiles, make_optimizer

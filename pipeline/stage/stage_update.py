@@ -38,7 +38,8 @@ from stageline.pipeline.features.averages import NoAverage
 from stageline.pipeline.model_names import matches
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.layers.memory import copied
-from stageline.pipeline.stage.layers.seeded_layers import LR_SCHEDULER, OPTIMIZER
+
+from .layers.passage import LR_SCHEDULER, OPTIMIZER
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 # They compute one value of all parameters, of which a stage has a part.

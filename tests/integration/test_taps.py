@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stageline import Line, PlanRefused, read_plan, read_taps
-from stageline.pipeline.stage.layers.seeded_layers import layer_seed
+from stageline.pipeline.stage.layers.passage import layer_seed
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support import frozen, planted

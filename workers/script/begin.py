@@ -32,7 +32,7 @@ from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.plan.refusals import refused_inline
 from stageline.pipeline.plan.tables import Key, nested
 from stageline.pipeline.stage.layers.layer import BatchCheck
-from stageline.pipeline.stage.layers.seeded_layers import generators_kept
+from stageline.pipeline.stage.layers.passage import generators_kept
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import scripted_program
 

@@ -17,7 +17,7 @@ from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program, Queue
-from stageline.pipeline.stage.layers.seeded_layers import generators_kept
+from stageline.pipeline.stage.layers.passage import generators_kept
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree

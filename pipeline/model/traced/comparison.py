@@ -21,7 +21,7 @@ from torch.autograd.graph import Node
 from stageline.pipeline.errors import ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.stage.layers.body import evaluating
 from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
-from stageline.pipeline.stage.layers.seeded_layers import default_generators
+from stageline.pipeline.stage.layers.passage import default_generators
 from stageline.pipeline.stage.layers.skipped_calls import hooks_in
 from stageline.pipeline.tree import Leaf, leaves
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stageline.pipeline.stage.layers.seeded_layers import generators_kept
+from stageline.pipeline.stage.layers.passage import generators_kept
 
 from .export import with_memory
 

@@ -18,8 +18,7 @@ import torch
 from stageline.pipeline.errors import LossNotScalar, StageError
 from stageline.pipeline.tree import Tree, describe
 
-from .seeded_layers import LOSS
-from .stash import Passage, Run
+from .passage import LOSS, Passage, Run
 
 Loss = Callable[[Any, Any], torch.Tensor]
 Autocast = Literal["bf16"]

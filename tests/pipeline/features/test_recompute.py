@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.features.recompute import Recompute, outermost, recomputable
-from stageline.pipeline.stage.layers.seeded_layers import layer_seed
+from stageline.pipeline.stage.layers.passage import layer_seed
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stageline.pipeline.errors import LossNotScalar, StageError
-from stageline.pipeline.stage.layers.seeded_layers import layer_seed
+from stageline.pipeline.stage.layers.passage import layer_seed
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from support.towers import TwoTowers

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import stageline
 from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
-from stageline.pipeline.stage.layers.seeded_layers import layer_seed
+from stageline.pipeline.stage.layers.passage import layer_seed
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.script.arguments import LineOptions
 

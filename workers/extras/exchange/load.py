@@ -35,7 +35,7 @@ from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.stage_weights import unset_buffers
 from stageline.pipeline.model.tensor_files import listed, misformed, misnamed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
-from stageline.pipeline.stage.layers.seeded_layers import generators_kept
+from stageline.pipeline.stage.layers.passage import generators_kept
 from stageline.workers.checkpoint.recut import Recut, needs_recut
 from stageline.workers.checkpoint.regroup import Contents
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stageline.pipeline.stage.layers.seeded_layers import generators_kept
+from stageline.pipeline.stage.layers.passage import generators_kept
 
 CPU = torch.device("cpu")
 
