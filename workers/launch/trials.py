@@ -36,6 +36,7 @@ from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,
     MeasuredCut,
     MeasuredLayers,
+    Outcome,
     TrialLog,
     TrialRefusal,
     TriedPlan,
@@ -49,7 +50,6 @@ POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
 TO_EXIT = 0.5  # seconds for a process with a result to exit
 _NOTHING = "Nothing was trained"
-_Outcome = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers
 
 
 class TrialFailed(ModelRefused):
@@ -114,10 +114,10 @@ def memory_arguments(chosen: Mapping[str, object]) -> list[str]:
     return [word for key, value in chosen.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
-def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[_Outcome]:
+def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[Outcome]:
     bound = plan.recovery.loading
     each = 1 if any(worker.device != "cpu" for worker in plan.workers) else count  # other devices' memory is shared
-    found: list[_Outcome] = []
+    found: list[Outcome] = []
     with _interruptible() as interrupted:
         while len(found) < count:
             with ExitStack() as stack:
@@ -130,7 +130,7 @@ def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int)
                     for trial in trials:
                         trial.follow()
                     sleep(POLL)
-                found += [cast(_Outcome, trial.result) for trial in trials]  # any other was raised
+                found += [cast(Outcome, trial.result) for trial in trials]  # any other was raised
     return found
 
 
@@ -181,7 +181,7 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
         self._file.close()
 
     @property
-    def result(self) -> _Outcome | TrialRefusal | None:
+    def result(self) -> Outcome | TrialRefusal | None:
         return self._log.result
 
     def follow(self) -> None:
