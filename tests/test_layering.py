@@ -136,7 +136,6 @@ REACHING = {
     "workers/extras/prefix_cache/cache.py": "keeps rows in the form of messages",
     "workers/extras/preflight/doctor.py": "opens the transports of a plan",
     "workers/extras/preflight/dry_run.py": "carries out a step without workers",
-    "workers/extras/preflight/estimate.py": "likewise",
     "workers/extras/preflight/measure.py": "likewise",
     "workers/extras/preflight/memory_choice.py": "likewise",
     "workers/extras/preflight/pure_prefix.py": "likewise",

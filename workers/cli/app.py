@@ -99,7 +99,9 @@ def run(arguments: Sequence[str]) -> int:
     except click.Abort:
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - what is not expected is a bug, whatever it is
-        expected = isinstance(error, StagelineError | OSError | _zmq_error())
+        # ZeroMQ's error, such as too many open files, is no `OSError`; the command may have imported zmq.
+        of_zmq = sys.modules["zmq"].ZMQError if "zmq" in sys.modules else OSError
+        expected = isinstance(error, (StagelineError, OSError, of_zmq))
         if not expected or "--debug" in arguments:
             traceback.print_exception(error)
         message = f"stageline: {message_of(error)}" if expected else _BUG
@@ -113,11 +115,6 @@ def _failed(arguments: Sequence[str], error: Exception, message: str, code: int)
     if "--json" in arguments and not getattr(error, "answered", False):
         click.echo(msgspec.json.encode(as_facts(error, message, code)))
     return code
-
-
-def _zmq_error() -> type[Exception]:
-    """ZeroMQ's error, such as too many open files; it is no `OSError`. Only if the command has imported zmq."""
-    return sys.modules["zmq"].ZMQError if "zmq" in sys.modules else OSError
 
 
 def _print_usage_error(error: click.ClickException) -> None:

@@ -164,16 +164,12 @@ def plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plans
     """The plan in `config`, or without it that of the command that has begun the run in `folder`, with its --set; then
     `sets`, whose layout replaces the command's. A cut that was measured is the run's. Raises `CommandFailed` if the
     plan is not there."""
-    plan = _plan_of_run(folder, config, sets)
+    plan = plan_of(config, sets) if config is not None else _plan_of_begun(folder, sets)
     cut = runs.recorded_cut(plan, folder)
     return plan if cut is None else plan.with_cut(cut)
 
 
-def _plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plans.Plan":
-    from stageline.workers.runs.owner import read_owner
-
-    if config is not None:
-        return plan_of(config, sets)
+def _plan_of_begun(folder: Path, sets: Sequence[str]) -> "plans.Plan":
     owner = read_owner(folder)
     if owner is None or not owner.plan or not Path(owner.plan).exists():
         known = "" if owner is None or not owner.plan else f", which was {owner.plan}"
@@ -320,8 +316,6 @@ def _find(where: str | None) -> Whereabouts:
 
 
 def _find_by_plan(config: str) -> Whereabouts:
-    from stageline.pipeline.model.own_schedule import read_plan
-
     with user_prints_to_stderr():
         plan = read_plan(config, environment=os.environ)
     found = [each for each in runs.all_in(plan.run.dir) if each.name.startswith(f"{plan.run.name}-")]

@@ -129,13 +129,6 @@ def span(layers: Sequence[str]) -> str:
     return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
 
 
-def steps_of(steps: int, total: int | None, *, script: bool) -> str:
-    """`12 of 460`, `12 of ?`; `12` of a script's run, which may end anywhere."""
-    if total is None:
-        return str(steps) if script else f"{steps} of ?"
-    return f"{steps} of {total}"
-
-
 def counted(number: int, one: str, many: str = "") -> str:
     """`1 worker`, `2 workers`."""
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -225,12 +225,10 @@ class ControlThread:
                 continue
             if isinstance(command, Stop | Refused) and self._dismissed is None:
                 self._dismissed = self._clock.monotonic(), command
-            self.command(self._dialled(command) if isinstance(command, Peers) else command)
-
-    def _dialled(self, peers: Peers) -> Peers:
-        """With endpoints as this process dials them: one at all interfaces is on the broker's machine."""
-        host = host_of(self._url)
-        return Peers({index: (number, dialled(endpoint, host)) for index, (number, endpoint) in peers.workers.items()})
+            if isinstance(command, Peers):  # an endpoint at all interfaces is on the broker's machine
+                host, there = host_of(self._url), command.workers.items()
+                command = Peers({index: (number, dialled(endpoint, host)) for index, (number, endpoint) in there})
+            self.command(command)
 
     def _exit_if_ignored(self) -> None:
         """A compute loop that hangs in the user's code cannot exit by itself; the process does, and says why."""

@@ -48,10 +48,10 @@ _CLOSE = 10.0  # seconds
 
 def function_of_system(name: str, *types: type) -> Callable[..., int] | None:
     """The C library's function of that name, where it has one."""
-    found = getattr(ctypes.CDLL(None), name, None)
-    if found is not None:
-        found.argtypes = types
-    return found
+    try:
+        return ctypes.CFUNCTYPE(ctypes.c_int, *types)((name, ctypes.CDLL(None)))
+    except AttributeError:
+        return None
 
 
 _tune = function_of_system("mallopt", ctypes.c_int, ctypes.c_int)

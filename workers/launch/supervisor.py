@@ -252,7 +252,8 @@ class Supervisor:
         """Return the end of a run that the broker cannot end: it keeps exiting, is gone when the run is stopped, or a
         worker exited before it joined.
         """
-        if self._stopped is not None and (self._has_broker_failed() or self._is_silent(self._stopped)):
+        heard = max(self._stopped or 0.0, self._answered or 0.0)
+        if self._stopped is not None and (self._has_broker_failed() or monotonic() - heard > STOP_TIMEOUT):
             code = ExitCode.SAVED if self._facts.get("checkpoint") else ExitCode.INTERRUPTED
             return LaunchOutcome(code, self._unanswered_stop(), self._facts)
         if self._broker_restarts > MAX_BROKER_RESTARTS or self._has_broker_given_up():
@@ -273,9 +274,6 @@ class Supervisor:
         next one would try the same again.
         """
         return bool(self._facts.get("fault")) and self._has_broker_failed()
-
-    def _is_silent(self, stopped: float) -> bool:
-        return monotonic() - max(stopped, self._answered or 0.0) > STOP_TIMEOUT
 
     def _unanswered_stop(self) -> str:
         checkpoint = self._facts.get("checkpoint")

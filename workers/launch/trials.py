@@ -36,6 +36,7 @@ from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,
     MeasuredCut,
     MeasuredLayers,
+    Outcome,
     TrialLog,
     TrialRefusal,
     TriedPlan,
@@ -49,7 +50,6 @@ POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
 TO_EXIT = 0.5  # seconds for a process with a result to exit
 _NOTHING = "Nothing was trained"
-_Outcome = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers
 
 
 class TrialFailed(ModelRefused):
@@ -114,10 +114,10 @@ def memory_arguments(chosen: Mapping[str, object]) -> list[str]:
     return [word for key, value in chosen.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
-def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[_Outcome]:
+def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[Outcome]:
     bound = plan.recovery.loading
     each = 1 if any(worker.device != "cpu" for worker in plan.workers) else count  # other devices' memory is shared
-    found: list[_Outcome] = []
+    found: list[Outcome] = []
     with _interruptible() as interrupted:
         while len(found) < count:
             with ExitStack() as stack:
@@ -130,7 +130,7 @@ def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int)
                     for trial in trials:
                         trial.follow()
                     sleep(POLL)
-                found += [cast(_Outcome, trial.result) for trial in trials]  # any other was raised
+                found += [cast(Outcome, trial.result) for trial in trials]  # any other was raised
     return found
 
 
@@ -181,7 +181,7 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
         self._file.close()
 
     @property
-    def result(self) -> _Outcome | TrialRefusal | None:
+    def result(self) -> Outcome | TrialRefusal | None:
         return self._log.result
 
     def follow(self) -> None:
@@ -190,7 +190,10 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
         self._log.follow()
         if self.result is None and ended is not None:
             how = describe_exit(Exited(0, self._process.pid, ended, self._process.result))
-            self._fail(f"{how} in {self._log.doing}{self._line()}. {self._way_out(ended)}")
+            why = "What a plan names has to return, so this is a failure"
+            if ended == -signal.SIGKILL:
+                why = "If memory ran out: two trials run at once, data.check = false runs one"
+            self._fail(f"{how} in {self._log.doing}{self._line()}. {why}. {_NOTHING}")
         if self._began is None and self._process.pid:
             self._began = monotonic()
         if self.result is None and self._began is not None and monotonic() - self._began > self._bound:
@@ -205,11 +208,6 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
     def _fail(self, how: str) -> None:
         self._reveal()
         raise TrialFailed(f"the trial of the plan {how}")
-
-    def _way_out(self, status: int) -> str:
-        if status == -signal.SIGKILL:
-            return f"If memory ran out: two trials run at once, data.check = false runs one. {_NOTHING}"
-        return f"What a plan names has to return, so this is a failure. {_NOTHING}"
 
     def _line(self) -> str:
         line = last_line.read(Path(f"/dev/fd/{self._file.fileno()}"))

@@ -38,7 +38,7 @@ from stageline.pipeline.retry import TRIED, reason_of
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.folder import Result, result_of
+from stageline.workers.runs.folder import result_of
 from stageline.workers.runs.owner import record_end, write_owner
 from stageline.workers.runs.records import earlier_run, open_store, read_code
 
@@ -332,16 +332,14 @@ class _Host:
     def _keep_result(self) -> None:
         for _, answer in self._core.handle(b"", Ask("status"), time()):
             if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
-                result = result_of(
-                    self._core.run.id, self._plan.schedule.in_step, answer.facts, monotonic() - self._started
+                run, seconds = self._core.run.id, monotonic() - self._started
+                result, file = (
+                    result_of(run, self._plan.schedule.in_step, answer.facts, seconds),
+                    self._folder / runs.RESULT,
                 )
-                self._write(result)
-
-    def _write(self, result: Result) -> None:
-        file = self._folder / runs.RESULT
-        try:
-            persist_json(file, result)
-        except OSError as error:  # the run has ended well, and the records say so
-            log.error("the result is not kept", reason=f"{file} cannot be written: {reason_of(error)}")
-        else:
-            log.info("result", weights_sha256=result.weights_sha256, file=file)
+                try:
+                    persist_json(file, result)
+                except OSError as error:  # the run has ended well, and the records say so
+                    log.error("the result is not kept", reason=f"{file} cannot be written: {reason_of(error)}")
+                else:
+                    log.info("result", weights_sha256=result.weights_sha256, file=file)

@@ -148,7 +148,7 @@ def _require_weights(job: Job, claim: int | None) -> None:
 
 def _keep_memory(plan: Plan, worker: int) -> None:
     """Faster, except where a worker offloads or has a tight limit: there memory is scarce."""
-    if plan.is_tight(worker) or any(map(plan.offloaded_of, plan.workers[worker].stages)):
+    if plan.is_scarce(worker):
         give_back_memory()
     else:
         keep_freed_memory()

@@ -127,14 +127,9 @@ def require_same_plan(plan: "plans.Plan", folder: Path) -> None:
 
     `plan` has its stages and workers filled in. Without a readable plan there, only the broker can compare.
     """
-    if found := tuple(_differences(plan, folder)):
+    if found := tuple(differences_from(plan, folder)):
         what = (f"run {folder.name} was begun with ", OTHER_SETTINGS, ": ", EachOnce(found))
         raise plans.PlanRefused([plans.PlanError("", (*what, RESUME_AS_BEGUN, ", or ", Afresh()))])
-
-
-def has_other_plan(plan: "plans.Plan", folder: Path) -> bool:
-    """Whether the run in `folder` was begun with another plan, as far as that can be read there."""
-    return bool(_differences(plan, folder))
 
 
 def recorded_cut(plan: "plans.Plan", folder: Path) -> list[int] | None:
@@ -169,7 +164,8 @@ def _limits(tables: dict[str, Any], chosen: Collection[str]) -> list[object]:
     return [of_all, {name: each.get("memory") for name, each in tables.get("workers", {}).items()}]
 
 
-def _differences(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":
+def differences_from(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":
+    """Return how the plan of the run in `folder` differs, as far as that can be read there."""
     kept = _kept_plan(folder)
     return plans.differences(plan.as_mapping(), kept) if kept else ()
 

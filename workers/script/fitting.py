@@ -104,23 +104,16 @@ class BestCheckpoint:
 
     def keep(self, step: int) -> None:
         """The line has trained `step` steps: this is the best from now on. Raises `NotSaved`, or `OSError`."""
-        folder = self._link.with_name(f"{self._prefix}{step}-{secrets.token_hex(4)}")
+        prefix = f".{self._link.name}-step-"
+        folder = self._link.with_name(f"{prefix}{step}-{secrets.token_hex(4)}")
         self._save(folder)
         draft = draft_of(self._link)
         draft.symlink_to(folder.name)
         publish(draft, self._link)
-        self._remove_others(folder)
-
-    @property
-    def _prefix(self) -> str:
-        return f".{self._link.name}-step-"
-
-    def _remove_others(self, kept: Path) -> None:
-        """Also what a script that was killed has left."""
-        own = re.compile(rf"{re.escape(self._prefix)}\d+-[0-9a-f]{{8}}")
-        for folder in list(self._link.parent.iterdir()):
-            if own.fullmatch(folder.name) and folder != kept and is_saved(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+        own = re.compile(rf"{re.escape(prefix)}\d+-[0-9a-f]{{8}}")  # also what a script that was killed has left
+        for other in list(self._link.parent.iterdir()):
+            if own.fullmatch(other.name) and other != folder and is_saved(other):
+                shutil.rmtree(other, ignore_errors=True)
 
 
 class Steps(Protocol):

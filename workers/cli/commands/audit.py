@@ -76,20 +76,19 @@ def audit(
     a run is read or written.
     """
     from stageline.workers.disk.atomic_file import write_file, write_json
-    from stageline.workers.extras.audit.audit import AuditChoice, png
-    from stageline.workers.extras.audit.audit import audit as audit_cuts
+    from stageline.workers.extras.audit import audit as audits
 
     plan = options.plan_of(config, sets)
 
     def found(cut: "CutAudit", picture: "Picture | None") -> None:
         options.tell(f"cut {cut.cut}, defence {cut.defence}: measured")
         if out is not None and picture is not None:
-            write_file(out / f"cut-{cut.cut}-{cut.defence.replace(' ', '-')}.png", png(picture))
+            write_file(out / f"cut-{cut.cut}-{cut.defence.replace(' ', '-')}.png", audits.png(picture))
 
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     with options.user_prints_to_stderr():
-        report = audit_cuts(plan, AuditChoice(tuple(cuts), steps, rows, defences, noise, clip), found)
+        report = audits.audit(plan, audits.AuditChoice(tuple(cuts), steps, rows, defences, noise, clip), found)
     if out is not None:
         write_json(out / "audit.json", report)
     answer(report, as_json, partial(_show, report))

@@ -171,7 +171,7 @@ def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) ->
     SOURCE is a safetensors file, an index of several, a folder with them (as transformers or HuggingFaceStorageWriter
     write it), or the .pt file of a state dict.
     """
-    from stageline.workers.extras.exchange.foreign import foreign_weights
+    from stageline.workers.extras.exchange.foreign import foreign_weights, import_stages
 
     weights = foreign_weights(Path(source))
     if config is None:
@@ -181,8 +181,6 @@ def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) ->
 
         export_file(weights, Path(out))
     else:
-        from stageline.workers.extras.exchange.foreign import import_stages
-
         plan = options.plan_of(config, sets)
         with options.user_prints_to_stderr():
             import_stages(weights, Path(source), plan, Path(out))

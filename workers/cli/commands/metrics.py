@@ -18,7 +18,15 @@ from stageline.workers.cli import options
 from stageline.workers.cli.options import folder_of
 from stageline.workers.cli.output import CommandFailed, answer, say, show
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics import METRICS, EvaluationMetrics, MetricsLine, MetricsTail, StepMetrics, metrics_in
+from stageline.workers.runs.metrics import (
+    METRICS,
+    EvaluationMetrics,
+    EventFile,
+    MetricsLine,
+    MetricsTail,
+    StepMetrics,
+    metrics_in,
+)
 from stageline.workers.runs.owner import read_owner
 
 ROWS = 30  # of steps, that a table has unless more are wanted
@@ -147,8 +155,6 @@ def _show(folder: Path, every: int | None) -> None:
 
 
 def _to_tensorboard(folder: Path, target: Path, every: int, *, follow: bool) -> None:
-    from stageline.workers.runs.metrics import EventFile  # imports torch
-
     with ExitStack() as stack:
         file = stack.enter_context(EventFile(target, 0))
         options.tell(f"show them with: tensorboard --logdir {target}")

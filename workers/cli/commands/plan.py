@@ -124,18 +124,15 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
 
         click.echo(json.dumps(plan_schema(), indent=2))
         return
+    from stageline.workers.launch import template, trials
+
     read = options.plan_of(config, sets)
     if hosts is not None:
-        from stageline.workers.launch.trials import fitted
-
-        found_fit = fitted(read, options.plan_arguments(config, sets), hosts)
+        found_fit = trials.fitted(read, options.plan_arguments(config, sets), hosts)
         answer(found_fit, as_json, partial(show_fit, found_fit))
         return
-    from stageline.workers.launch import template
-    from stageline.workers.launch.trials import try_plan
-
     with template.Template() as processes:
-        found = try_plan(read, options.plan_arguments(config, sets), processes).estimate
+        found = trials.try_plan(read, options.plan_arguments(config, sets), processes).estimate
     answer(found, as_json, partial(_show, read, found))
 
 

@@ -43,13 +43,12 @@ def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch:
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
     from stageline.pipeline.model.load import code_of
-    from stageline.workers.extras.replay.replay import ReplayTarget, recorded_plan
-    from stageline.workers.extras.replay.replay import replay as run_again
+    from stageline.workers.extras.replay import replay as again
 
     copy = int(stage) if stage.isdecimal() else _copy(folder, stage)
-    say(f"stageline: executes {', '.join(code_of(plan or recorded_plan(folder, copy)))}", err=True)
+    say(f"stageline: executes {', '.join(code_of(plan or again.recorded_plan(folder, copy)))}", err=True)
     with options.user_prints_to_stderr():
-        replayed = run_again(folder, ReplayTarget(copy, step, microbatch), plan)
+        replayed = again.replay(folder, again.ReplayTarget(copy, step, microbatch), plan)
     cause = cause_of(replayed.error) if replayed.error else None
     if issubclass(type(cause), BdbQuit):  # `isinstance` may ask the exception, whose class may be the user's
         raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)

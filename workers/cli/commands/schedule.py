@@ -71,10 +71,6 @@ def _is_plan(name: str) -> bool:
     return name.endswith(".toml") and Path(name).is_file()
 
 
-def _completed(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    return [name for name in ABOUT if name.startswith(begun)]
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
@@ -116,7 +112,12 @@ def list_(as_json: bool) -> None:
 
 
 @schedule.command("show", epilog="Example: stageline schedule show 1f1b --stages 4 --microbatches 8")
-@click.argument("name", required=False, callback=_known, shell_complete=_completed)
+@click.argument(
+    "name",
+    required=False,
+    callback=_known,
+    shell_complete=lambda ctx, parameter, begun: [name for name in ABOUT if name.startswith(begun)],
+)
 @click.option(
     "--file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

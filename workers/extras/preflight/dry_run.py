@@ -40,7 +40,7 @@ from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.losses import ComputeFailed
 
 from .trial_result import StageEstimate
-from .trial_stages import LiveBytes, TrialStages, demand_changed
+from .trial_stages import LiveBytes, TrialStages, demand_changed, with_gradients
 
 _WORDS = {
     Kind.FORWARD: "forward",
@@ -213,9 +213,7 @@ class _StageTrial:
     def update(self) -> None:
         """Update, and make the estimate."""
         stage = self._stage
-        for parameter in trained_parameters(stage):
-            if parameter.grad is None:  # this microbatch did not use it; others may
-                parameter.grad = torch.zeros_like(parameter)
+        with_gradients(stage)
         self.run(Kind.UPDATE)
         self._gave_weights("after the update")
         self.estimate = self._estimated(stage).with_files(self._job.plan.offloaded_of(self.index))

@@ -334,7 +334,7 @@ class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):
                 return ModelRefused("\n".join(self.texts))
 
 
-_Result = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers | TrialRefusal
+Outcome = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers
 
 
 class TrialLog:
@@ -345,7 +345,7 @@ class TrialLog:
 
     def __init__(self, mark: str, read: Callable[[int], bytes], printed: Callable[[bytes], None]) -> None:
         self.doing = "its start"
-        self.result: _Result | None = None
+        self.result: Outcome | TrialRefusal | None = None
         self._begin = f"{mark} ".encode()
         self._read = read
         self._printed = printed
@@ -386,7 +386,7 @@ class TrialLog:
         word, _, content = line.partition(b" ")
         if word == RESULT.encode():
             with suppress(msgspec.MsgspecError):  # then there is none
-                self.result = msgspec.json.decode(content, type=_Result)
+                self.result = msgspec.json.decode(content, type=Outcome | TrialRefusal)
             return True
         self.doing = content.decode(errors="replace")
         return False

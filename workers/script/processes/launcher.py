@@ -127,12 +127,15 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
         template.warm()  # before this process starts a thread
         if not task.resume:  # a resumed run has its own plan there
             persist_json(task.folder / runs.PLAN, task.plan.as_mapping())
-        remote = task.code is not None
+        remote, again = task.code is not None, f"Its process was started again; see its log in {task.folder}"
         if task.code is not None:
             persist_json(task.folder / CODE, task.code)
-        local = local_run(task.plan, task.folder, [PLAN], template, task.resume, script=_script_of(task), remote=remote)
+            again = f"On its machine, in the folder with your code: {command_there(task.plan.broker.url)}"
+        own_place = ScriptProcess(len(task.plan.workers), task.script, Lifeline(task.lifeline))
+        script = own_place if task.plan.scripted else None  # else the batches come from a data source
+        local = local_run(task.plan, task.folder, [PLAN], template, task.resume, script=script, remote=remote)
         report.write(LaunchStarted(local.broker or broker_url(template.sockets), str(template.sockets)))
-        lost = LostWorkers(_start_of(task))
+        lost = LostWorkers(again)
 
         def tell(facts: Facts) -> None:
             for line in lost.lines(facts):
@@ -142,20 +145,6 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
     if outcome.code == ExitCode.OK:
         keep_result(task.plan, task.folder, outcome.facts, monotonic() - started)
     return outcome
-
-
-def _start_of(task: LauncherTask) -> str:
-    """Return the way to replace a worker that nothing has replaced."""
-    if task.code is None:
-        return f"Its process was started again; see its log in {task.folder}"
-    return f"On its machine, in the folder with your code: {command_there(task.plan.broker.url)}"
-
-
-def _script_of(task: LauncherTask) -> ScriptProcess | None:
-    """Return the script's place; None if it takes no part, since the batches come from a data source."""
-    if not task.plan.scripted:
-        return None
-    return ScriptProcess(len(task.plan.workers), task.script, Lifeline(task.lifeline))
 
 
 def gpu_obstacle(devices: Iterable[str]) -> str:
@@ -198,11 +187,6 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self.close()
 
     @property
-    def run(self) -> str:
-        """The run's id."""
-        return self.folder.name
-
-    @property
     def pid(self) -> int:
         """The launcher's."""
         return self._launcher.pid
@@ -240,9 +224,9 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         """Stop the run, after it has saved a step where it can; called again, kill its processes."""
         self._launcher.send_signal(signal.SIGTERM)
 
-    def close(self) -> None:
-        """End the run, if it goes on, and wait for its end: never longer than `STOP_TIMEOUT` and `KILL_TIMEOUT`."""
-        for seconds in (STOP_TIMEOUT, KILL_TIMEOUT):
+    def close(self, stop_timeout: float = STOP_TIMEOUT, kill_timeout: float = KILL_TIMEOUT) -> None:
+        """End the run, if it goes on, and wait for its end: never longer than these times, in seconds."""
+        for seconds in (stop_timeout, kill_timeout):
             if self.poll() is None:
                 self.stop()
                 self.wait(seconds)
@@ -264,14 +248,6 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
     def _look(self) -> None:
         status = self._launcher.poll()  # first: what it has reported until then is in the file
-        self._follow()
-        if status is not None:
-            self._outcome = self._told or LaunchOutcome(ExitCode.FAILED, self._killed(status), {})
-            self._report.close()
-            self._lifeline.close()
-
-    def _follow(self) -> None:
-        """Read what the launcher has reported; it is there for a while after its last report."""
         for message in self._report.read():
             match message:
                 case LaunchStarted():
@@ -280,6 +256,10 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
                     self._told = message
                 case line:
                     self._news.append(line)
+        if status is not None:  # the launcher is there for a while after its last report
+            self._outcome = self._told or LaunchOutcome(ExitCode.FAILED, self._killed(status), {})
+            self._report.close()
+            self._lifeline.close()
 
     def _killed(self, status: int) -> str:
         lines = (self.folder / LOG).read_bytes().decode(errors="replace").strip().splitlines()

@@ -11,9 +11,9 @@ import secrets
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -68,20 +68,15 @@ def await_beginning(broker: str, ended: threading.Event) -> None:
         ended.wait(_LOOK)
 
 
-class ScriptLog(AbstractContextManager["ScriptLog"]):
-    """Log in the file `script.log` of `folder`; of no effect where the user has configured structlog."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = None
+@contextmanager
+def script_log(folder: Path) -> Iterator[None]:
+    """A context with a log in the file `script.log` of `folder`, unless the user has configured structlog."""
+    with ExitStack() as stack:
         if not structlog.is_configured():
-            self._file = (folder / NAME).open("a", buffering=1)
-            structlog.configure(logger_factory=structlog.WriteLoggerFactory(self._file))
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            structlog.reset_defaults()
-            self._file.close()
-            self._file = None
+            file = stack.enter_context((folder / NAME).open("a", buffering=1))
+            stack.callback(structlog.reset_defaults)
+            structlog.configure(logger_factory=structlog.WriteLoggerFactory(file))
+        yield
 
 
 class ProcessRun:
@@ -114,7 +109,7 @@ class ProcessRun:
             await_former_processes(self.folder, plan.recovery.lease)
         with ExitStack() as stack:  # whatever fails ends what was started, in reverse order
             self._processes = stack.enter_context(self._start(run, resume=resume is not None))
-            stack.enter_context(ScriptLog(self.folder))
+            stack.enter_context(script_log(self.folder))
             broker = self._processes.broker
             self._control = ControlThread(
                 broker,
@@ -231,10 +226,7 @@ class ProcessRun:
         self._open.detach()
         with self._stack:
             self._driver.leave()
-            for seconds in (DISCARD_TIMEOUT, END_TIMEOUT):  # the second time its processes are killed
-                self._processes.stop()
-                if self._processes.wait(seconds) is not None:
-                    break
+            self._processes.close(DISCARD_TIMEOUT, END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
         say(*(f"warning: {warning}" for warning in self._plan.warnings))

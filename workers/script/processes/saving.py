@@ -90,7 +90,7 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     """
     saved = is_saved(folder)
     kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
-    if not runs.has_other_plan(plan, kept):
+    if not runs.differences_from(plan, kept):
         return _begun_from_saved(plan, folder) if saved else kept.name
     source = source_in(kept)
     if not needs_recut(plan, source):
