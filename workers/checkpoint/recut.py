@@ -21,7 +21,7 @@ from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.tensor_files import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT
-from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce, Setting
+from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce, ForEach, Setting
 from stageline.pipeline.schedule import DELAYED
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
@@ -36,6 +36,9 @@ from .snapshot import WEIGHTS, Snapshot, SnapshotDamaged, read_manifest
 from .source import CheckpointSource, NoCheckpoint
 
 _CUT = ("model.cut", "model.stages")
+_BEGUN = ForEach("the plan that it began with", "the arguments that it began with")
+_CUTS = ForEach("this plan cuts the model", "these arguments cut the model")
+_LAYS = ForEach("this plan lays it out", "these arguments lay it out")
 
 
 def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
@@ -54,33 +57,35 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
     for is_so, has, so, cut_alone in _hindrances(plan, source):
         differ = tuple(each for each in found if each.key in _CUT or not cut_alone)
         if is_so and differ:
-            how = "cuts the model" if cut_alone else "lays it out"
-            what = f"run {source.run} {has}, and this plan {how} in another way: "
-            raise _refused(what, EachOnce(differ), f". {so}")
+            what = (f"run {source.run} ", *has, ", and ", _CUTS if cut_alone else _LAYS, " in another way: ")
+            raise _refused(*what, EachOnce(differ), ". ", *so)
     if not plan.recovery.on or plan.queues.in_one_process:
         raise _refused(
-            f"run {source.run} goes on in another layout from a checkpoint, which this plan does not read: it needs "
-            "recovery.restarts and recovery.snapshot_every above 0, and queues.url other than memory://"
+            f"run {source.run} goes on in another layout from a checkpoint, and none is read with ",
+            *(Setting("recovery.restarts"), " = 0, ", Setting("recovery.snapshot_every"), " = 0 or "),
+            *(Setting("queues.url", "memory://"), ": set the first two above 0, and another url"),
         )
     return True
 
 
-def _hindrances(plan: Plan, source: CheckpointSource) -> Iterator[tuple[object, str, str, bool]]:
+def _hindrances(
+    plan: Plan, source: CheckpointSource
+) -> Iterator[tuple[object, Sequence[object], Sequence[object], bool]]:
     """Yield what keeps a run in its layout, or with `cut_alone` in its cut: if it is so, what the run has, and why."""
     delayed = "What its checkpoints have of microbatches in flight is for the stages that it had"
     stashed = "Which weights a microbatch reads follows from the stages"
     why = delayed if source.plan.schedule.name == DELAYED else stashed
-    only = "so it goes on with the plan that it began with only"
+    only = ("so it goes on with ", _BEGUN, " only")
     kept = "the bits follow from the cut, so it goes on with the cut that it began with"
-    codec = f"has {Setting('queues.codec', plan.queues.codec)}"
+    as_begun = ("It goes on with ", _BEGUN, "; ", Setting("queues.url"), " may be another")
+    yield plan.shares or source.plan.shares, ["has replicas of a stage, here or there"], as_begun, False
+    move = ("Its weights would have to come to other machines, ", *only)
+    yield plan.data.stays is not None, ("has ", Setting("data.stays")), move, False
+    yield plan.schedule.mode != "sync", ["is asynchronous"], (f"{why}, ", *only), False
+    tied = Setting("schedule.tied", "step")
     shared = "adds up gradients of what stages share once per step"
-    as_begun = "It goes on with the plan that it began with; queues.url may be another"
-    yield plan.shares or source.plan.shares, "has replicas of a stage, here or there", as_begun, False
-    move = f"Its weights would have to come to other machines, {only}"
-    yield plan.data.stays is not None, "has data.stays", move, False
-    yield plan.schedule.mode != "sync", "is asynchronous", f"{why}, {only}", False
-    yield plan.schedule.tied == "step", shared, f'With schedule.tied = "step" {kept}', True
-    yield plan.queues.lossy, codec, f"With a codec {kept}", True
+    yield plan.schedule.tied == "step", [shared], ("With ", tied, f" {kept}"), True
+    yield plan.queues.lossy, ("has ", Setting("queues.codec", plan.queues.codec)), [f"With a codec {kept}"], True
 
 
 def _refused(*reason: object) -> PlanRefused:

@@ -129,7 +129,8 @@ _RECOMPUTE = ValueKind(
 
 _FEATURES = ValueKind(
     lambda value: _is_list(value) and all(isinstance(each, Feature) or callable(each) for each in value),
-    "a list of features or of functions that make them, such as [GradientNoise()]",
+    "a list of features, their classes or functions that make them, such as [GradientNoise()]; a text such as "
+    '"noise.py:GradientNoise" names one in a plan only: import the class, and give that',
 )
 
 

@@ -135,7 +135,7 @@ def _row(here: LeafRecord, there: LeafRecord) -> str:
 
 
 class StageEstimate(msgspec.Struct, frozen=True):
-    """Estimate of a stage, or a replica of it, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
+    """Estimate of a stage or a replica, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
     microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
     for a microbatch is `tapped` bytes. `working` bytes come on top for a moment: what its operations make and free
     again, and what backward computes again. Of what is stashed, `offloaded` bytes are in files most of the time; of
