@@ -24,6 +24,7 @@ from benchmarks.workload import MICROBATCHES, SEED, WORKLOADS, batch, share
 from stageline.broker.codec.message import Message
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.data import cut
+from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.program import Instruction, Queue, compile_program
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.layers.seeded_layers import layer_seed
@@ -214,7 +215,7 @@ def _turns() -> float:
     """Seconds that a worker takes for a microbatch that costs nothing to compute, to take and to put."""
     schedule = make_schedule("1f1b", ((0,), (1,)), MICROBATCHES)
     steps = CALLS // MICROBATCHES
-    program = PlanCalls(compile_program(schedule), steps)
+    program = PlanCalls(compile_program(schedule), Rounds(steps))
     worker = WorkerLoop(program, 0, _Nothing(), _Ready(), run="cost", incarnation=1)  # type: ignore[arg-type]
     began = perf_counter()
     while worker.poll(0):

@@ -44,6 +44,7 @@ from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.broker.transports.sockets.zeromq_queues import ZERO_COPY, ZeroMQQueues
 from stageline.pipeline.data import Feed
+from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.program import Queue, compile_program
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.runtime.executor import Executor
@@ -346,7 +347,7 @@ def _last(compute: RungModel, wire: RungWire, targets: tuple[Tensor, ...], step:
 def _loop(workload: Workload, folder: str, index: int) -> tuple[list[float], list[float]]:
     torch.set_num_threads(1)
     made = make_schedule("1f1b", [(each,) for each in range(STAGES)], MICROBATCHES)
-    program = PlanCalls(compile_program(made), workload.steps)
+    program = PlanCalls(compile_program(made), Rounds(workload.steps))
     data = Rows(*batch(workload), MICROBATCHES * workload.rows, 0, shuffle=False)
     feed = Feed(data, MICROBATCHES, workload.steps, MICROBATCHES * workload.rows)
     executor = Executor({index: make_stage(workload, index)}, feed, STAGES - 1)

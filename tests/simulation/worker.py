@@ -26,11 +26,13 @@ from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.process.worker import failures_reported
+from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.orders import FixedSchedule
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.progress import Progress
-from support.programs import calls_of, with_windows
+from support.programs import calls_of, queued_calls, with_windows
 
 STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
@@ -99,16 +101,14 @@ class SimulatedWorker(SimulatedMember):
 
     def _work(self, control: ControlThread, assigned: Assigned) -> None:
         environment, scenario = self._environment, self._environment.scenario
-        calls = calls_in(scenario)
-        program = calls.program
+        calls = calls_in(scenario, orders_of(environment, assigned))
         feed = ChainFeed() if scenario.calls else None
         executor = ChainExecutor(scenario.schedule, assigned.index, self._compute, feed)
         self.queues = queues = SimulatedQueues(
             self, environment, self.name.endpoint, assigned.incarnation, QueueOptions()
         )
-        orders = orders_of(environment, program, assigned)
         where = assigned.index, assigned.step
-        progress = Progress.of(calls, where[0], start=where[1], orders=orders, queues=queues, now=self.time())
+        progress = Progress.of(calls, where[0], start=where[1], queues=queues, now=self.time())
         handler: CommandHandler | None = None
 
         def wake() -> None:
@@ -134,7 +134,6 @@ class SimulatedWorker(SimulatedMember):
                     run=RUN,
                     incarnation=assigned.incarnation,
                     start=where[1],
-                    orders=orders,
                     clock=self,
                     progress=progress,
                     keep=hooks.keep,
@@ -144,7 +143,7 @@ class SimulatedWorker(SimulatedMember):
 
     def _hooks(
         self,
-        calls: PlanCalls,
+        calls: PlanCalls | QueuedCalls,
         assigned: Assigned,
         start: Position,
         executor: ChainExecutor,
@@ -159,7 +158,7 @@ class SimulatedWorker(SimulatedMember):
             progress,
             environment.disk,
             SimulatedWriter(self, environment.rng, scenario.disk),
-            Rhythm(calls.steps, scenario.every, LOG_EVERY, due),
+            Rhythm(ENDLESS if scenario.calls else scenario.steps, scenario.every, LOG_EVERY, due),
             incarnation=assigned.incarnation,
             start=start,
             announced=announced,
@@ -173,20 +172,21 @@ class SimulatedWorker(SimulatedMember):
         self._environment.worked()
 
 
-def calls_in(scenario: Scenario) -> PlanCalls:
+def calls_in(scenario: Scenario, orders: FixedSchedule | None = None) -> PlanCalls | QueuedCalls:
     """What all do that take part in the run."""
-    steps = ENDLESS if scenario.calls else scenario.steps
-    rounds, criterion, first = scenario.rounds, scenario.criterion, scenario.replayed_from
-    scripted = bool(scenario.calls)
-    calls = calls_of(
-        scenario.schedule,
-        steps,
-        rounds,
-        passes=scenario.passes,
-        scripted=scripted,
-        criterion=criterion,
-        replayed_from=first,
-    )
+    calls: PlanCalls | QueuedCalls
+    if scenario.calls:
+        calls = queued_calls(scenario.schedule, scenario.passes)
+    else:
+        calls = calls_of(
+            scenario.schedule,
+            scenario.steps,
+            scenario.rounds,
+            passes=scenario.passes,
+            criterion=scenario.criterion,
+            replayed_from=scenario.replayed_from,
+            orders=orders,
+        )
     bounds, ahead = check_schedule(calls.program).queue_bound, calls.program.ahead
     # credit is renewed when half of it is used up
     return with_windows(calls, lambda queue: max(scenario.window, 2 * bounds[queue.name] if queue.name in ahead else 0))

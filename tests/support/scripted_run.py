@@ -38,9 +38,8 @@ from stageline.workers.runtime.calls import (
 from stageline.workers.runtime.executor import CarryOut, Executor
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.metric_value import Metric
-from stageline.workers.runtime.plan_calls import ENDLESS
 from stageline.workers.runtime.turns import take_turns
-from support.programs import calls_of, with_windows
+from support.programs import queued_calls, with_windows
 from support.reference import Recipe
 
 RUN = "scripted"
@@ -70,8 +69,8 @@ class ScriptedRun:
     def __post_init__(self) -> None:
         microbatches = self.recipe.microbatches
         made = make_schedule(self.schedule, self.placement, microbatches, window=self.window)
-        calls = calls_of(made, ENDLESS, scripted=True)
-        self.calls = with_windows(calls, lambda queue: 2 * microbatches if queue.per.many else UNDER_WAY)
+        many = 2 * microbatches
+        self.calls = with_windows(queued_calls(made), lambda queue: many if queue.per.many else UNDER_WAY)
         self.program = self.calls.program
         self.position = Position()
         self.incarnation = 1

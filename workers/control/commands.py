@@ -93,8 +93,7 @@ class CommandHandler:
                     self._loop.progress.completed(step)
                     self._hooks.forget(step, best)
                 case ScheduleOrders(orders, closed):
-                    if self._loop.orders is not None:
-                        self._loop.orders.learn(orders, closed)
+                    self._loop.learn(orders, closed)
                 case Stop() as stop:
                     self._end(stop)
                 case Refused(reason, code):

@@ -156,7 +156,7 @@ class _Local(AbstractContextManager["_Local"]):
         place = WorkerPlace(job, self._folder, *names, executor, self._queues, progress, sleep)
         features = features_of(place, self._open.enter_context)
         reporter = Reporter(progress, incarnation, job.training_steps)
-        return _LocalWorker(sender, place, features, loop_of(place, features), reporter)
+        return _LocalWorker(sender, place, features, loop_of(place, features, job.calls), reporter)
 
     def _report(self) -> None:
         for worker in self._workers:

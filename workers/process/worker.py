@@ -42,7 +42,6 @@ from stageline.workers.runs.metrics import MetricsNotWritten
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
@@ -195,11 +194,8 @@ class Worker:
         stack.enter_context(failures_reported(*failing, replaced=job.plan.recovery.on, texts=texts))
         if options.joined:
             note_own(job.plan, assigned.run)
-        orders = StepOrders(job.program, assigned.orders, assigned.closed, assigned.step)
-        self._orders = orders if job.plan.schedule.is_auto else None
-        self._progress = progress = Progress.of(
-            job.calls, assigned.index, start=assigned.step, orders=self._orders, queues=queues
-        )
+        calls = job.calls_by(assigned.orders, assigned.closed, assigned.step)
+        self._progress = progress = Progress.of(calls, assigned.index, start=assigned.step, queues=queues)
         executor = job.executor(job.schedule.placement[assigned.index], make=groups.make)
         self._stages = executor.stages
         here, steps = reachable(queues.endpoint, options.broker), job.training_steps
@@ -213,8 +209,8 @@ class Worker:
         if elastic_stages(job.plan) and options.command:
             stack.enter_context(StandIns(job.schedule, job.plan, assigned.index, options.broker, options.command))
         hooks = stack.enter_context(open_snapshots(place, assigned, self._features, self._announced))
-        save = None if options.joined else self._save_checkpoint
-        self._loop = loop_of(place, self._features, orders=self._orders, keep=hooks.keep, save=save)
+        save = (lambda folder, position: None) if options.joined else self._save_checkpoint
+        self._loop = loop_of(place, self._features, calls, keep=hooks.keep, save=save)
         self._commands = CommandHandler(assigned, control, queues, hooks, self._loop)
         self._ready = True
 

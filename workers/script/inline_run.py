@@ -22,12 +22,12 @@ from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
+from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import coded_queue
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.turns import SharedQueues, take_turns
 from stageline.workers.script.calls.batch_record import BatchRecord
 
@@ -64,7 +64,7 @@ class InlineRun:
         self._calls = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
-        calls = PlanCalls(self._program, ENDLESS)
+        calls = QueuedCalls(self._program)
         self._workers = [
             WorkerLoop(calls, index, executor, self._queues, run=RUN, incarnation=1)
             for index, executor in enumerate(self._executors)

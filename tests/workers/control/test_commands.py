@@ -19,8 +19,7 @@ from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.joining import Stopped
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.plan_calls import ENDLESS
-from support.programs import calls_of, queue_named
+from support.programs import calls_of, queue_named, queued_calls
 
 STEPS = 5
 JOINED = Peers({0: (7, "ipc://0")})
@@ -234,7 +233,7 @@ class CalledWorker:
         self.queues = WiredQueues("run")
         self.hooks, self.broker = NotedHooks(), AnsweringBroker(JOINED)
         self.hooks.start = start
-        calls = calls_of(make_schedule("gpipe", ((0, 1),), 1), ENDLESS, scripted=True)
+        calls = queued_calls(make_schedule("gpipe", ((0, 1),), 1))
         self.program = calls.program
         names = {"run": "run", "incarnation": 7, "start": start.step}
         self.loop = WorkerLoop(calls, 0, self, self.queues, **names, keep=lambda step: self.hooks.keep(step))

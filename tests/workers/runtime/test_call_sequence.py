@@ -17,6 +17,7 @@ from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
 from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
+from stageline.workers.runtime.progress import CallWait
 from support.payloads import bits
 from support.programs import queue_named
 from support.queue_pair import queue_of
@@ -389,7 +390,7 @@ def test_between_two_calls_a_worker_says_what_it_waits_for(make) -> None:
     assert {loop.doing for loop in run.loops} == {"waits for call 1 of the script"}
     assert [loop.step for loop in run.loops] == [1] * 4
     assert all(
-        loop.progress.waits and loop.progress.call == (run.program.queues[f"call-{worker}"], 1)
+        loop.progress.waits and loop.progress.call == CallWait("call 1 of the script", f"call-{worker}", 1, "call 1")
         for worker, loop in enumerate(run.loops)
     )
 

@@ -52,7 +52,8 @@ def loops(
 ) -> list[WorkerLoop]:
     program = calls_of(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, rounds, criterion=criterion)
     names = {"run": "run", "incarnation": 1, "start": start}
-    return [WorkerLoop(program, each, Echo(), queues, **names, keep=keep if each == 0 else None) for each in range(2)]
+    keeps = [keep or (lambda step: None), lambda step: None]
+    return [WorkerLoop(program, each, Echo(), queues, **names, keep=keeps[each]) for each in range(2)]
 
 
 def test_two_workers_in_turn_run_their_programs_to_the_end(queues: MemoryQueues) -> None:
@@ -74,7 +75,9 @@ def test_the_last_stage_tells_what_each_round_of_evaluation_found(queues: Memory
 
 def test_a_worker_in_a_round_of_evaluation_has_done_the_steps_before_it(queues: MemoryQueues) -> None:
     first, _ = loops(queues, start=2, rounds=Rounds(STEPS, 2, every=2))
-    assert (first.doing, first.step) == ("0F0 of evaluated batch 0 waits for credit in evaluation-1", 2)
+    assert first.step == 2
+    assert first.poll(0)
+    assert (first.doing, first.step) == ("0F1 of evaluated batch 0 waits for credit in evaluation-1", 2)
     assert first.progress.is_after(2, 0)
 
 
@@ -111,7 +114,7 @@ def test_no_worker_begins_a_step_before_the_verdict_on_the_evaluation_before_it(
     take_turns([first, last], lambda loop: loop.step == 1)
     while first.poll(0):
         pass
-    assert first.doing == "0V of round 0 of evaluation waits for message 0 of verdict-0"
+    assert first.doing == "waits for the verdict on round 0 of evaluation"
     assert first.step == 1
     take_turns([first, last], lambda loop: loop.finished)
     assert [record.step for record in last.progress.evaluations] == [1, 2]  # the second is not better: 0.25 again

@@ -210,8 +210,8 @@ def _path_of_bad(
 def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
     """What the stage does from step `start` on, up to the last action on the microbatch whose inputs are all recorded;
     empty if its forward cannot be reached. Evaluation is left out: it changes no state, and is not recorded."""
-    program = job.calls.instructions(job.schedule.owner(wanted.stage), start)
-    of_the_stage = (each for each in program if each.action.stage == wanted.stage and each.counted)
+    program = job.program.instructions(job.schedule.owner(wanted.stage), range(start, job.steps))
+    of_the_stage = (each for each in program if each.action.stage == wanted.stage)
     last = ENDS_MICROBATCH if job.schedule.trains(wanted.stage) else (Kind.FORWARD,)
     reached: list[Instruction] = []
     end = 0

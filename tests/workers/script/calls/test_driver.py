@@ -15,9 +15,8 @@ from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import CallKind, Position
-from stageline.workers.runtime.plan_calls import ENDLESS
 from stageline.workers.script.calls.driver import Driver
-from support.programs import calls_of, queue_named
+from support.programs import queue_named, queued_calls
 
 RUN = "driven-run"
 
@@ -44,7 +43,7 @@ def queues() -> InterruptedQueues:
 
 @pytest.fixture
 def driver(queues: InterruptedQueues) -> Driver:
-    program = calls_of(make_schedule("1f1b", ((0,), (1,)), 2), ENDLESS, scripted=True).program
+    program = queued_calls(make_schedule("1f1b", ((0,), (1,)), 2)).program
     assigned = Assigned(RUN, 2, 1, 0, b"", b"")
     names = [frozenset[str]()] * 2
     fail = partial(RunFailed, folder=Path("runs/line-1"))
