@@ -281,17 +281,9 @@ class RunState:
     def announcement(self, step: int) -> Trim | None:
         """Return the message that lets go of all that comes before the complete checkpoint of `step`.
 
-        Snapshots of the best round of evaluation before it stay. Returns None as long as one of those rounds is not
-        known: a broker that has lost its records is told them again. The round after `step` steps does not count,
-        though it may be known: so what is kept follows from the last stage's snapshot of `step`, in which all rounds
-        before it are.
+        Snapshots of the best round of evaluation before it stay. Returns None as long as that round is not known.
         """
-        if not self.config.keeps_best:
-            return Trim(step)
-        if self.rounds is None or self.evaluations.count_before(step) < self.rounds.before(step):
-            return None
-        standing = self.evaluations.standing(step - 1)
-        return Trim(step, None if standing is None or standing.best is None else standing.best.step)
+        return self.evaluations.trim(step, self.rounds) if self.config.keeps_best else Trim(step)
 
     def lacks_checkpoint(self, complete: int, member: Member | None) -> bool:
         """Return True if the records must be stale, since `member` was told that a newer checkpoint is `complete`."""
