@@ -14,6 +14,7 @@ from stageline.pipeline.program import (
     Op,
     Per,
     Program,
+    Queue,
     TiedStages,
     check_schedule,
     compile_program,
