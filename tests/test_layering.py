@@ -59,7 +59,6 @@ LADDER = {
     "workers/process": DOING,
     "workers/extras/preflight": DOING,
     "workers/launch": DOING,
-    "workers/script/arguments": DOING,
     "workers/script/calls": DOING,
     "workers/script/processes": DOING,
     "workers/script": DOING,
@@ -123,7 +122,7 @@ PUBLIC = (
     "workers/disk/owned_folder.py",
     "workers/disk/tensor_file.py",
     "workers/runs/folder.py",  # the folder of a run
-    "workers/runs/notes.py",
+    "workers/runs/records.py",
     "workers/runs/owner.py",
     "workers/runtime/metric_value.py",
     "workers/runtime/worker_feature.py",  # the protocol of a worker's features
@@ -137,7 +136,6 @@ REACHING = {
     "workers/extras/prefix_cache/cache.py": "keeps rows in the form of messages",
     "workers/extras/preflight/doctor.py": "opens the transports of a plan",
     "workers/extras/preflight/dry_run.py": "carries out a step without workers",
-    "workers/extras/preflight/estimate.py": "likewise",
     "workers/extras/preflight/measure.py": "likewise",
     "workers/extras/preflight/memory_choice.py": "likewise",
     "workers/extras/preflight/pure_prefix.py": "likewise",

@@ -23,7 +23,7 @@ from stageline import Plan, load, read_plan, train
 from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.tensors import delivered
 from stageline.pipeline.model.load import base_folder, load_function
-from stageline.workers.extras.preflight.estimate import estimate
+from stageline.workers.extras.preflight.trial import estimate
 from stageline.workers.runtime.job import prepare
 
 ROOT = Path(__file__).parents[2]

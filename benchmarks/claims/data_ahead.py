@@ -24,7 +24,7 @@ from benchmarks.measuring.rounds import Spread, alternate
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Kind, make_schedule
-from stageline.workers.runs.store import measured, open_store
+from stageline.workers.runs.records import measured, open_store
 
 STEPS, WARM = 60, 20
 ROWS, MICROBATCHES = 16, 8

@@ -15,7 +15,7 @@ from benchmarks.measuring.rounds import Spread, alternate
 from benchmarks.trainers import ours, unsplit
 from benchmarks.workload import MICROBATCHES, STAGES, Timing, Workload, demand_equal_work
 from stageline.pipeline.plan import Plan, read_plan
-from stageline.workers.extras.preflight.estimate import estimate
+from stageline.workers.extras.preflight.trial import estimate
 from stageline.workers.extras.preflight.trial_result import Estimate
 
 LAYERS, MIDDLE = 80, 40

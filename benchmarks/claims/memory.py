@@ -6,8 +6,8 @@ from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.trainers.ours import PLAN
 from benchmarks.trainers.worker_memory import MemoryRun, train_and_watch
 from stageline.pipeline.plan import Plan, read_plan
-from stageline.workers.extras.preflight.estimate import estimate
 from stageline.workers.extras.preflight.memory_choice import chosen_memory
+from stageline.workers.extras.preflight.trial import estimate
 from stageline.workers.extras.preflight.trial_result import WorkerEstimate
 
 WIDTH, LAYERS, SEQUENCE, ROWS, MICROBATCHES, STEPS = 1024, 3, 64, 4, 4, 4

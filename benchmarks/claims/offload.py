@@ -18,7 +18,7 @@ from benchmarks.measuring.memory_group import memory_group
 from benchmarks.trainers.ours import PLAN, train_plan
 from benchmarks.workload import Timing
 from stageline.pipeline.plan import read_plan
-from stageline.workers.extras.preflight.estimate import estimate
+from stageline.workers.extras.preflight.trial import estimate
 
 WIDTH, LAYERS, SEQUENCE, ROWS, MICROBATCHES, WARM, TIMED = 1024, 4, 64, 4, 2, 1, 2
 MB = 10**6

@@ -21,11 +21,11 @@ from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.measuring.rounds import alternate
 from benchmarks.wires.ours import KEYS, ROUND, TERMS, OurWire
 from benchmarks.workload import MICROBATCHES, SEED, WORKLOADS, batch, share
-from stageline.broker.codec.message import Flow, Message
-from stageline.broker.queues.base import QueueKey
+from stageline.broker.codec.message import Message
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.data import cut
-from stageline.pipeline.program import Instruction, compile_program
+from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.program import Instruction, Queue, compile_program
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.layers.seeded_layers import layer_seed
 from stageline.pipeline.stage.stage import Stage
@@ -215,7 +215,7 @@ def _turns() -> float:
     """Seconds that a worker takes for a microbatch that costs nothing to compute, to take and to put."""
     schedule = make_schedule("1f1b", ((0,), (1,)), MICROBATCHES)
     steps = CALLS // MICROBATCHES
-    program = PlanCalls(compile_program(schedule), steps)
+    program = PlanCalls(compile_program(schedule), Rounds(steps))
     worker = WorkerLoop(program, 0, _Nothing(), _Ready(), run="cost", incarnation=1)  # type: ignore[arg-type]
     began = perf_counter()
     while worker.poll(0):
@@ -235,17 +235,16 @@ class _Nothing:
 class _Ready:
     """Queues in which every message has arrived already; what is put is dropped."""
 
-    def inbound(self, key: QueueKey) -> "_Ready":
-        self._taken = 0
+    def inbound(self, queue: Queue) -> "_Ready":
+        self._taken, self.queue = 0, queue
         return self
 
-    def outbound(self, key: QueueKey) -> "_Ready":
+    def outbound(self, queue: Queue) -> "_Ready":
         return self
 
     def take(self, timeout: float) -> Message:
-        step, microbatch = divmod(self._taken, MICROBATCHES)
         self._taken += 1
-        return Message("cost", Flow.BACKWARD, step, microbatch, 0, 2, 0, None)
+        return Message("cost", self.queue.name, self._taken - 1, 2, None)
 
     def put(self, message: Message) -> None:
         return

@@ -13,7 +13,7 @@ from benchmarks.measuring.rounds import Spread, alternate
 from benchmarks.trainers import ours
 from benchmarks.workload import WORKLOADS, Workload
 from stageline.pipeline.plan import read_plan
-from stageline.workers.extras.preflight.estimate import estimate
+from stageline.workers.extras.preflight.trial import estimate
 
 ON, OFF = "recovery on", "recovery off"
 RECOVERY = {ON: "recovery.restarts=5", OFF: "recovery.restarts=0"}

@@ -23,8 +23,8 @@ from stageline.pipeline.schedule import Kind, Schedule
 from stageline.workers.launch.launch import LaunchResult, prepare_launch, run_launch
 from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import Facts
-from stageline.workers.runs.store import measured
+from stageline.workers.runs.folder import Facts
+from stageline.workers.runs.records import measured
 
 PLAN = Path(__file__).parent.parent / "stageline.toml"
 

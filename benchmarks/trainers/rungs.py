@@ -39,13 +39,13 @@ from benchmarks.workload import (
     stage,
 )
 from stageline import Rows, make_schedule
-from stageline.broker.codec.message import Flow, Frame, Message, decode, encode
-from stageline.broker.queues.base import QueueKey
+from stageline.broker.codec.message import Frame, Message, decode, encode
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.broker.transports.sockets.zeromq_queues import ZERO_COPY, ZeroMQQueues
 from stageline.pipeline.data import Feed
-from stageline.pipeline.program import compile_program
+from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.program import Queue, compile_program
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.loop import WorkerLoop
@@ -54,9 +54,12 @@ from stageline.workers.runtime.plan_calls import PlanCalls
 from . import bare, ours
 
 RUN = "rungs"
-FORWARD, BACKWARD = QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0)
-KEYS = BACKWARD, FORWARD  # the queue that each worker takes from
 WINDOW = 2 + MICROBATCHES  # as a run has it: what 1F1B may have on its way, and a step's messages
+FORWARD, BACKWARD = (
+    Queue(name=name, producer=producer, consumer=1 - producer, count=MICROBATCHES, window=WINDOW)
+    for name, producer in (("forward-1", 0), ("backward-0", 1))
+)
+KEYS = BACKWARD, FORWARD  # the queue that each worker takes from
 _MORE, _LAST = int(zmq.SNDMORE), 0  # what follows a frame of a message
 
 
@@ -193,7 +196,7 @@ class WireMessages(BareTensors):
 
     def _message(self, tensor: Tensor, step: int, microbatch: int) -> Message:
         number = step * MICROBATCHES + microbatch
-        return Message(RUN, self.key.flow, step, microbatch, self.key.stage, self._incarnation, number, tensor)
+        return Message(RUN, self.key.name, number, self._incarnation, tensor)
 
     def _frames(self, message: Message) -> list[Frame]:
         return encode(message)
@@ -209,7 +212,7 @@ class RetainedMessages(WireMessages):
 
     def __init__(self, workload: Workload, folder: str, index: int) -> None:
         super().__init__(workload, folder, index)
-        self._log = Log(RUN, self.key, MICROBATCHES, RetentionBudget())
+        self._log = Log(RUN, self.key, RetentionBudget())
 
     def trim(self, step: int) -> None:
         self._log.trim(step)
@@ -227,8 +230,8 @@ class CreditQueues:
         self._incarnation = index + 1
 
     def put(self, tensor: Tensor, step: int, microbatch: int) -> None:
-        key, number = self._out.key, step * MICROBATCHES + microbatch
-        self._out.put(Message(RUN, key.flow, step, microbatch, key.stage, self._incarnation, number, tensor))
+        number = step * MICROBATCHES + microbatch
+        self._out.put(Message(RUN, self._out.queue.name, number, self._incarnation, tensor))
 
     def take(self, microbatch: int) -> Tensor:
         message = self._in.take(PATIENCE)
@@ -290,7 +293,7 @@ def make_stage(workload: Workload, index: int) -> Stage:
 
 def open_queues(folder: str, index: int) -> ZeroMQQueues:
     places = [f"ipc://{folder}/{each}" for each in range(STAGES)]
-    options = QueueOptions(microbatches=MICROBATCHES, windows={KEYS[index]: WINDOW}, patience=PATIENCE)
+    options = QueueOptions(patience=PATIENCE, ahead=WINDOW)
     queues = ZeroMQQueues(RUN, index + 1, places[index], options)
     queues.connect({KEYS[index]: places[1 - index]})
     return queues
@@ -344,7 +347,7 @@ def _last(compute: RungModel, wire: RungWire, targets: tuple[Tensor, ...], step:
 def _loop(workload: Workload, folder: str, index: int) -> tuple[list[float], list[float]]:
     torch.set_num_threads(1)
     made = make_schedule("1f1b", [(each,) for each in range(STAGES)], MICROBATCHES)
-    program = PlanCalls(compile_program(made), workload.steps)
+    program = PlanCalls(compile_program(made), Rounds(workload.steps))
     data = Rows(*batch(workload), MICROBATCHES * workload.rows, 0, shuffle=False)
     feed = Feed(data, MICROBATCHES, workload.steps, MICROBATCHES * workload.rows)
     executor = Executor({index: make_stage(workload, index)}, feed, STAGES - 1)

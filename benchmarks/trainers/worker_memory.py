@@ -14,7 +14,7 @@ from benchmarks.measuring.usage import tree
 from stageline.pipeline.plan import read_plan
 from stageline.workers.launch.launch import prepare_launch, run_launch
 from stageline.workers.launch.template import Template
-from stageline.workers.runs.result import Facts
+from stageline.workers.runs.folder import Facts
 
 from .ours import unfinished
 

@@ -7,19 +7,23 @@ from typing import Self, cast
 from torch import Tensor
 
 from benchmarks.measuring.processes import PATIENCE
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.queues import delivery as looking
-from stageline.broker.queues.base import QueueKey, Queues
+from stageline.broker.queues.base import Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
+from stageline.pipeline.program import Queue
 from stageline.workers.disk.memory import keep_freed_memory
 
 ROUND = 8  # messages after which those received are trimmed
 WINDOW = 16  # messages that may be on their way
 LINGER = 1.0  # seconds that the last message gets before the socket under it is closed
-KEYS = (QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0))
-TERMS = QueueOptions(microbatches=ROUND, windows=dict.fromkeys(KEYS, WINDOW), patience=PATIENCE)
+KEYS = tuple(
+    Queue(name=name, producer=producer, consumer=1 - producer, count=ROUND, window=WINDOW)
+    for name, producer in (("forward-1", 0), ("backward-0", 1))
+)
+TERMS = QueueOptions(ahead=2 * WINDOW, patience=PATIENCE)
 
 
 class OurWire:
@@ -32,8 +36,7 @@ class OurWire:
         self._sent = 0
 
     def send(self, tensor: Tensor) -> None:
-        key, (step, microbatch) = self._out.key, divmod(self._sent, ROUND)
-        self._out.put(Message("wire", key.flow, step, microbatch, key.stage, self._end + 1, self._sent, tensor))
+        self._out.put(Message("wire", self._out.queue.name, self._sent, self._end + 1, tensor))
         self._sent += 1
         if self._sent % ROUND == 0:
             depth = self._out.depth()

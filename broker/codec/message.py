@@ -12,14 +12,14 @@ The header says which message it is and what the other frames hold. docs/message
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import torch
 from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import BadMessage, ForeignMessage, Unsendable
+from stageline.pipeline.program import QueueName
 from stageline.pipeline.tree import Tree
 
 from .structure import ONE_TENSOR, Structure, count_tensors, flatten, former_fingerprint, unflatten
@@ -27,46 +27,12 @@ from .tensors import CodedTensorHeader, Count, TensorHeader, buffer, copy, occup
 
 Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAGIC = b"SLMG"
 
 _PREFIX = struct.Struct("<4sH")
 _CRC = struct.Struct("<I")
 _PROLOGUE = _PREFIX.pack(MAGIC, WIRE_VERSION)
-
-
-class Flow(StrEnum):
-    """The kind of content that travels on a queue."""
-
-    FORWARD = "forward"  # activations, from stage k-1 to stage k
-    BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
-    TIED = "tied"  # gradients of parameters that two stages share, from the later one to stage k
-    SUBTOTAL = "subtotal"  # the same, of a whole step
-    TOTAL = "total"  # their sums over a step, from the earlier one to stage k
-    SUM = "sum"  # sums of a step's gradients, from another replica of stage k
-    NORMS = "norms"  # norms of the gradients of a step, from stage k+1 to stage k
-    CLIP = "clip"  # the norm over all stages, by which they are clipped, from stage k-1 to stage k
-    REPLAYED = "replayed"  # that a step without forwards in stage k is over in stage k+1, from there to stage k
-    EVALUATION = "evaluation"  # activations of evaluation, from stage k-1 to stage k
-    VERDICT = "verdict"  # whether the run ends after an evaluation, from the last stage's worker to worker k
-    CALL = "call"  # what a script wants done, to worker k (in place of a stage)
-    LOSS = "loss"  # what came of a call to train, from the last stage's worker k to the script
-    REPLY = "reply"  # what came of any other call, from worker k to the script
-
-    __hash__ = str.__hash__  # an Enum's own is Python code, called for every look-up of a queue
-
-
-# A feature may have queues of flows that are not known here.
-FlowName = Annotated[str, msgspec.Meta(pattern="^[a-z]{1,16}$")]
-
-_ONE_PER_STEP: frozenset[str] = frozenset(
-    {
-        *(Flow.SUBTOTAL, Flow.TOTAL, Flow.SUM, Flow.NORMS, Flow.CLIP),
-        *(Flow.REPLAYED, Flow.VERDICT, Flow.CALL, Flow.LOSS, Flow.REPLY),
-    }
-)
-
-TO_SCRIPT = frozenset({Flow.LOSS, Flow.REPLY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,31 +50,17 @@ LIMITS = Limits()
 
 
 class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Identity of a message. `stage` is the consumer's, `incarnation` the producer's, `sequence` counts from 0."""
+    """Identity of a message: `number` counts the messages of `queue` from 0. `incarnation` is the producer's."""
 
     run: str
-    flow: FlowName
-    step: Count
-    microbatch: Count
-    stage: Count
+    queue: QueueName
+    number: Count
     incarnation: Count
-    sequence: Count
 
     @property
     def identity(self) -> str:
         """Text that two messages share only if they have the same bits, whichever worker computed them."""
-        return f"{self.flow} message {self.step}/{self.microbatch} to stage {self.stage}"
-
-
-def message_number(step: int, microbatch: int, microbatches: int) -> int:
-    """The number of a message in its queue: 0, 1, ... over the steps of the run, each of which has `microbatches`."""
-    return step * microbatches + microbatch
-
-
-def messages_per_step(flow: str, microbatches: int) -> int:
-    """Return the number of messages of a step in a queue of `flow`, if steps have `microbatches`: a step of CALL is a
-    call, one of REPLY a call that does not train, one of EVALUATION an evaluated batch, one of VERDICT a round."""
-    return 1 if flow in _ONE_PER_STEP else microbatches
+        return f"message {self.number} of {self.queue}"
 
 
 class Header(MessageInfo, frozen=True):
@@ -151,17 +103,7 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
 
 
 def _header(message: Message, structure: Structure, tensors: tuple[TensorHeader, ...]) -> Header:
-    return Header(
-        message.run,
-        message.flow,
-        message.step,
-        message.microbatch,
-        message.stage,
-        message.incarnation,
-        message.sequence,
-        structure,
-        tensors,
-    )
+    return Header(message.run, message.queue, message.number, message.incarnation, structure, tensors)
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
@@ -286,16 +228,8 @@ def _complaint(header: Header, limits: Limits) -> str | None:
 
 
 def _message(header: Header, tensors: list[torch.Tensor]) -> Message:
-    return Message(
-        header.run,
-        header.flow,
-        header.step,
-        header.microbatch,
-        header.stage,
-        header.incarnation,
-        header.sequence,
-        tensors[0] if header.structure == ONE_TENSOR else unflatten(header.structure, iter(tensors)),
-    )
+    payload = tensors[0] if header.structure == ONE_TENSOR else unflatten(header.structure, iter(tensors))
+    return Message(header.run, header.queue, header.number, header.incarnation, payload)
 
 
 def _check(header: Header, contents: Sequence[Frame]) -> None:

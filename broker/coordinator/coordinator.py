@@ -36,7 +36,7 @@ from stageline.pipeline.errors import ExitCode
 
 from . import queries, records, registration, reports, restart, shutdown, supervision
 from .ordering import Ordering
-from .run import ResumeMode, RunConfig, RunPhase
+from .run import Resumption, RunConfig, RunPhase
 from .state import Life, Outgoing, RunEvent
 
 _REMEMBERED = 64  # newest serials of the control secret: those of two supervisors, one after the other, may mix
@@ -204,7 +204,7 @@ class Coordinator:
             self.run.lifecycle.move(RunEvent.ALL_FINISHED if finished else RunEvent.FAILURE)
             records.recall_steps(self.run, stored.facts)
         else:
-            restart.begin(self.run, ResumeMode.stored_in(stored.facts), now)
+            restart.begin(self.run, Resumption.stored_in(stored.facts), now)
             self._start_if_all_present()
 
     @property
@@ -214,19 +214,19 @@ class Coordinator:
 
     def receive(self, sender: bytes, sealed: SealedMessage, now: float) -> Reception:
         """Decide on a message from the wire, if it is genuine. A sender that proves nothing is heard once in a turn."""
-        verdict = self._authenticity.judge(sealed)
-        if verdict.refusal:
-            self.run.events.count("forged", f"refused: {verdict.refusal}")
-        if not (verdict.proven or self._hears(sender, sealed.message)):
+        judged = self._authenticity.judge(sealed)
+        if judged.refusal:
+            self.run.events.count("forged", f"refused: {judged.refusal}")
+        if not (judged.proven or self._hears(sender, sealed.message)):
             return Reception([], trusted=False)
-        if verdict.refusal:
+        if judged.refusal:
             answer = refusal_to(sealed)
             return Reception([] if answer is None else [(sender, answer)], trusted=False)
-        if verdict.proven and isinstance(sealed.message, Report | Finished | Failed | Goodbye | Hello):
+        if judged.proven and isinstance(sealed.message, Report | Finished | Failed | Goodbye | Hello):
             self._authenticity.note_proven(sender, sealed.message.incarnation)
         outgoing = self.handle(sender, sealed.message, now)
         placed = any(to == sender and isinstance(message, Assigned | Standby) for to, message in outgoing)
-        return Reception(outgoing, trusted=verdict.proven or placed)
+        return Reception(outgoing, trusted=judged.proven or placed)
 
     def envelopes(self, outgoing: Iterable[Outgoing], now: float) -> list[Envelope]:
         """Return `outgoing` as bytes, sealed for recipients that can verify a seal."""
@@ -334,12 +334,11 @@ class Coordinator:
     def _handle_member(self, sender: bytes, message: registration.FromMember, now: float) -> None:
         run = self.run
         member = run.registry.current(message.incarnation)
-        if isinstance(message, Report):
-            if message.complete > run.checkpoints.complete and run.lacks_checkpoint(message.complete, member):
+        if isinstance(message, Report) and member is not None and run.config.restarts:
+            if run.lacks_checkpoint(message.complete, member):
                 why = f"a worker knows of checkpoint {message.complete}, the broker's records do not"
                 restart.lose_records(run, why, now)
-            if message.orders > len(run.orders.orders) and member is not None and run.config.restarts:
-                restart.lose_records(run, "a worker knows of a schedule that the broker's records do not have", now)
+            restart.lose_records(run, run.orders.lacking(message), now)
         if member is None or run.lifecycle.state is Life.RECONCILING:
             registration.answer_unknown(run, message, sender)
             return

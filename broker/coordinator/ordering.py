@@ -44,8 +44,6 @@ class Ordering:
             steps: Records of finished steps that the report has added.
             now: Seconds since the epoch.
         """
-        if member.is_script:
-            return
         for stage, fixed, microbatch, halfway in report.stage_bytes:
             if stage in member.stages:
                 self._bytes[stage] = StageBytes(fixed, microbatch, halfway)
@@ -119,9 +117,9 @@ class Ordering:
         if now - self._told < AGAIN:
             return
         self._told = now
-        for member in run.registry.reachable():
+        for member in run.registry.reachable_workers():
             report = member.report
-            if report is not None and member.sender and not member.is_script:
+            if report is not None and member.sender:
                 unheard = book.proposed is not None and report.closed is None
                 if report.orders < len(book.orders) or (report.orders == len(book.orders) and unheard):
                     run.outgoing.append((member.sender, book.message))

@@ -55,7 +55,7 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """
     first = _number(of, "losses_from", 0)
     outcome, ledger, schedule = run.outcome, run.ledger, run.config.schedule
-    workers, pending = range(len(schedule.placement)), run.replacements.pending.values()
+    places, workers = range(len(run.config.placement)), range(len(schedule.placement))
     lacking = [index for index in missing(run) if index in workers] if run.phase is RunPhase.WAITING else []
     return {
         "run": run.id,
@@ -72,7 +72,7 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         "orders": _orders(run),
         "phase": str(run.phase),
         "missing": lacking,
-        "script": None if run.config.script is None else _worker(run, now, run.config.script),
+        "script": next((_worker(run, now, index) for index in places if index not in workers), None),
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
         "saving": run.saving,
@@ -85,9 +85,9 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         "gradient_norm": _norm(ledger.last_norm),
         "losses": {str(step): ledger.losses[step] for step in sorted(ledger.losses) if step >= first},
         # JSON has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts.
-        "metrics": {name: value if isfinite(value) else str(value) for name, value in run.metrics.items()},
+        "metrics": {name: value if isfinite(value) else str(value) for name, value in run.evaluations.metrics.items()},
         "evaluations": [fact_of(each) for each in run.evaluations if each.step > first],
-        "last_evaluation": None if run.evaluations.newest is None else fact_of(run.evaluations.newest),
+        "last_evaluation": run.evaluations.newest_fact,
         "best": _best(run.evaluations.standing()),
         "stopped_early": outcome.reason if outcome and outcome.early else None,
         "checkpoint": run.checkpoints.complete if run.config.snapshots else None,
@@ -95,7 +95,9 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         "recollecting": run.lifecycle.state is Life.RECONCILING,
         "damaged": list(run.search.damages),
         "restarts": run.replacements.ever.total(),
-        "recovering": [_replacement(run, now, each) for each in pending if each.index in workers],
+        "recovering": [
+            _replacement(run, now, each) for each in run.replacements.pending.values() if each.index in workers
+        ],
         "fault": run.fault,
         "declined": [{"host": each.host, "pid": each.pid, "reason": each.reason} for each in run.declined],
         "spares": [_standby(contact, now) for contact in run.standby.values()],
@@ -161,8 +163,7 @@ def _worker(run: RunState, now: float, index: int) -> Facts:
     member = run.registry.members.get(index)
     config = run.config
     place: Facts = {"index": index, "stages": list(config.placement[index])}
-    if config.schedule.shares:
-        place["labels"] = list(config.labels[index])
+    place |= _labelled(config.schedule, labels=list(config.labels[index]))
     if member is None:
         return {**place, "standing": "missing"}
     report = member.report
@@ -230,6 +231,11 @@ def _having(schedule: Schedule, microbatch: int) -> list[int]:
     return [schedule.replicas.having(stage, microbatch) for stage in range(schedule.stages)]
 
 
+def _labelled(schedule: Schedule, **facts: object) -> Facts:
+    """Return the `facts` on labels for a plan that has replicas: elsewhere a stage's label is its number."""
+    return facts if schedule.shares else {}
+
+
 def _check_step(run: RunState, step: int) -> None:
     if run.training_steps is None or step < run.training_steps or step < run.ledger.begun:
         return
@@ -255,7 +261,7 @@ def _at_stage(run: RunState, at: MicrobatchPosition) -> Facts:
         }
     return {
         "stage": at.stage,
-        **({"label": schedule.label(at.stage)} if schedule.shares else {}),
+        **_labelled(schedule, label=schedule.label(at.stage)),
         "worker": schedule.owner(at.stage),
         "attempts": attempts_on(at, run.lost_work),  # those before
         "state": str(entry.state),
@@ -321,8 +327,8 @@ def _timetable(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     floor = run.ledger.finished_floor
     for step in range(floor - 1, max(0, floor - _LOOKED_BACK) - 1, -1):
         records = [run.store.record(stage, step) for stage in range(run.config.schedule.copies)]
-        timed = [timed_actions(record) for record in records if record is not None]
-        if len(timed) == len(records) and all(timed):
+        timed = [[] if record is None else timed_actions(record) for record in records]
+        if all(timed):
             return {"run": run.id, "step": step, "actions": [_timed(*each) for stage in timed for each in stage]}
     return {"run": run.id, "step": None, "actions": []}
 

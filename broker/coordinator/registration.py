@@ -52,9 +52,7 @@ def answer(run: RunState, hello: Hello, sender: bytes, now: float) -> None:
     if run.outcome is not None and (hello.spare or known):  # the run's end is the end of this worker too
         run.outgoing.append((sender, run.outcome.stop_message))
         return
-    if outdates_records(run, hello):
-        stale = f"{hello.name} knows more of the run than the broker's records, which are lost or stale"
-        lose_records(run, stale, now)
+    lose_records(run, outdates_records(run, hello), now)
     newest = run.registry.incarnation
     match (
         _mismatch(run, hello)
@@ -134,15 +132,17 @@ def start_step(run: RunState, member: Member) -> int:
     return min((run.ledger.finished[stage] for stage in member.stages), default=run.ledger.finished_floor)
 
 
-def outdates_records(run: RunState, hello: Hello) -> bool:
-    """Return True if the worker belongs to this run and proves that the records are lost or stale."""
+def outdates_records(run: RunState, hello: Hello) -> str:
+    """Return how a worker of this run proves that the records are lost or stale, "" if it does not."""
     memory = hello.memory
     if not run.config.restarts or hello.plan != run.config.plan:
-        return False
+        return ""
     if memory is None:
-        return has_lost_its_start(run, hello)
-    ahead = run.lacks_checkpoint(memory.complete, run.registry.current(hello.incarnation))
-    return memory.run == run.id and (ahead or run.registry.is_unknown(hello.incarnation))
+        proven = has_lost_its_start(run, hello)
+    else:
+        ahead = run.lacks_checkpoint(memory.complete, run.registry.current(hello.incarnation))
+        proven = memory.run == run.id and (ahead or run.registry.is_unknown(hello.incarnation))
+    return f"{hello.name} knows more of the run than the broker's records, which are lost or stale" if proven else ""
 
 
 def has_lost_its_start(run: RunState, hello: Hello) -> bool:
@@ -254,12 +254,14 @@ def _silent_owners(run: RunState, hello: Hello, now: float) -> list[Member]:
     """
     came = _came(run, hello, now)
     replaces = run.config.restarts > 0 or not run.registry.begun
-    script = _claims_script(run, hello)
     if hello.incarnation or not replaces:
         return []
     owners = [owner for owner in run.registry.reachable() if may_take(hello.claim, owner.index, owner.stages)]
-    silent = [owner for owner in owners if owner.last_seen <= came and (script or owner.host == hello.host)]
-    return [owner for owner in silent if script or owner.introduced or now - came < UNDECIDED]
+    silent = [owner for owner in owners if owner.last_seen <= came]
+    if _claims_script(run, hello):
+        return silent
+    here = [owner for owner in silent if owner.host == hello.host]
+    return [owner for owner in here if owner.introduced or now - came < UNDECIDED]
 
 
 def _claims_script(run: RunState, hello: Hello) -> bool:

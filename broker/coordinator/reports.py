@@ -37,24 +37,26 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
     member.note_report(report, now)
     if report.digests and (place := run.digests.differing(report.digests)) is not None:
         run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
-    _note_length(run, member, report)
+    # The script alone knows after how many steps a scripted run ends, once it makes no more calls. Until then it tells
+    # None, which replaces what a lost script before it has told.
+    if not run.config.scripted:
+        run.learn_steps(report.training_steps)
+    run.stopping.note_calls(report.training_steps, present=member.is_script and member.reachable)
     holder = Holder(member.name, member.incarnation)
     found = run.ledger.ingest(report, member.stages, holder, counted=member.counted)
     if found.steps:
         run.store.append(found.steps, found.losses)
         member.counted.update(record.stage for record in found.steps)
-    if report.evaluations:
-        found.illegal.extend(_add_evaluations(run, report, member))
+    found.illegal.extend(_add_evaluations(run, report, member))
     if report.snapshots or (found.steps and run.checkpoints.awaits_steps):
         found.illegal.extend(record_snapshots(run, report, member))
         if run.outcome is not None:
             update_outcome(run, run.outcome)
     for error in found.illegal:
         run.events.count("illegal", f"{member.label} reports what cannot be: {error}")
-    if (report.actions or member.is_script) and member.index in run.replacements.pending:
+    if member.resumes and member.index in run.replacements.pending:
         since = now - run.replacements.pending.pop(member.index).since
-        does = "is there again" if member.is_script else "computes again"
-        run.events.infos.append(f"{member.label} {does}, {since:.1f} s after its loss was detected")
+        run.events.infos.append(f"{member.label} {member.resumes}, {since:.1f} s after its loss was detected")
     if report.number:
         run.outgoing.append((member.sender, Confirmed(report.number)))
     if run.outcome is not None:
@@ -85,19 +87,6 @@ def is_due(step: int, every: int, ends: Iterable[int | None]) -> bool:
     return not every or step % every == 0 or step in ends
 
 
-def _note_length(run: RunState, member: Member, report: Report) -> None:
-    """Note after how many steps the run ends.
-
-    The script alone knows that of a scripted run, once it makes no more calls. Until then it tells None, which replaces
-    what a lost script before it has told.
-    """
-    if not run.config.scripted:
-        if report.training_steps != run.told_steps:
-            run.learn_steps(report.training_steps)
-    elif member.is_script:
-        run.stopping.note_calls(report.training_steps, present=member.reachable)
-
-
 def _add_evaluations(run: RunState, report: Report, member: Member) -> Iterator[IllegalTransition]:
     """Store what rounds of evaluation found, and yield what was wrong.
 
@@ -109,7 +98,8 @@ def _add_evaluations(run: RunState, report: Report, member: Member) -> Iterator[
             yield IllegalTransition(f"the evaluation after step {record.step} is not its own")
             continue
         try:
-            if records.add_evaluation(run, record):
+            new = records.add_evaluation(run, record)
+            if new:
                 _tell(run, record)
         except EvaluationsDiffer as error:
             run.fail(str(error), ExitCode.FAILED)
@@ -134,7 +124,7 @@ def _wrong_with(run: RunState, snapshot: tuple[int, int], report: Report, member
         return f"stage {stage} is not its own"
     config, rounds = run.config, run.rounds
     stopped = None if run.outcome is None else run.outcome.step
-    ends = (step if config.scripted else run.training_steps, stopped)  # the script may end anywhere
+    ends = (run.training_steps or step, stopped)  # a script may end anywhere
     keeps = config.keeps_best or (config.criterion is not None and config.criterion.patience is not None)
     evaluated = keeps and (rounds is None or rounds.due(step))  # it may be the last step: the verdict comes later
     if not evaluated and not is_due(step, config.snapshot_every, ends):
@@ -159,10 +149,12 @@ def _wrongs(report: Report, member: Member) -> Iterator[str]:
             yield f"queue {name} has the depths {depths}"
     if any(len(name) > LONGEST_NAME for name in report.queues):
         yield "a name is too long"
-    if len(report.evaluations) > MOST_ROUNDS:
-        yield f"it has {len(report.evaluations)} evaluations"
-    if len(report.digests) > MOST_DIGESTS:
-        yield f"it has {len(report.digests)} digests of queues"
+    for what, most, count in (
+        ("evaluations", MOST_ROUNDS, len(report.evaluations)),
+        ("digests of queues", MOST_DIGESTS, len(report.digests)),
+    ):
+        if count > most:
+            yield f"it has {count} {what}"
     for name in {queue for queue, _, _ in report.digests}:
         if member.queue(name) is None:
             yield f"it has a digest of {name[:40]!r}, which is no queue of its own"

@@ -15,7 +15,7 @@ from stageline.broker.ledger.registry import worker_label
 from stageline.pipeline.errors import ExitCode
 
 from . import records
-from .run import RESUMED, ResumeMode
+from .run import RESUMED, Resumption
 from .state import Life, RunEvent, RunState
 
 RECONCILE_RESUMED = 600.0  # seconds that a resumed run without records waits for the workers with its snapshots
@@ -51,22 +51,22 @@ def waiting_for(run: RunState) -> str:
             return ""
 
 
-def begin(run: RunState, mode: ResumeMode | None, now: float) -> None:
-    """Begin at the broker's start: `mode` says how the run is resumed, None if the broker only restarts."""
+def begin(run: RunState, how: Resumption | None, now: float) -> None:
+    """Begin at the broker's start: `how` says in which way the run is resumed, None if the broker only restarts."""
     below = run.checkpoints.complete < _floor(run)
-    if (below or mode is ResumeMode.WITHOUT_RECORDS) and run.config.restarts:
+    if (below or how is Resumption.FROM_SNAPSHOTS) and run.config.restarts:
         lose_records(run, f"there are no records of run {run.id} here", now, resumed=True)
-    elif mode is ResumeMode.UNLESS_AT_WORK and run.registry.members:
+    elif how is Resumption.UNLESS_AT_WORK and run.registry.members:
         run.lifecycle.move(RunEvent.BROKER_RESTARTED)
-    elif mode is not None:
+    elif how is not None:
         _resume(run, now)
     else:
         _open(run)
 
 
 def lose_records(run: RunState, why: str, now: float, *, resumed: bool = False) -> None:
-    """Collect what the workers and the disks know: the records are lost or stale."""
-    if not run.lifecycle.allows(RunEvent.RECORDS_LOST):
+    """Collect what the workers and the disks know: the records are lost or stale, and `why` says so; "" if not."""
+    if not why or not run.lifecycle.allows(RunEvent.RECORDS_LOST):
         return
     run.lifecycle.move(RunEvent.RECORDS_LOST)
     lines = run.events.infos if resumed else run.events.warnings
@@ -178,7 +178,9 @@ def _apply(run: RunState, state: ReconciledState, now: float) -> None:
     known = run.registry.incarnation, run.search.reconciliation.incarnation
     run.registry.reset(state.kept, state.step, max(*known, records.unused_incarnation(now)), now, run.replacements.ever)
     run.digests.clear()
-    _learn_orders(run, state)
+    memories = [kept.hello.memory for kept in state.kept.values()]
+    if run.orders.learn(memory.orders for memory in memories if memory is not None):
+        run.store.put(*run.orders.fact())
     run.checkpoints.reset(state.step)
     run.replacements.clear()
     for index in run.registry.missing:
@@ -190,15 +192,6 @@ def _apply(run: RunState, state: ReconciledState, now: float) -> None:
         run.ledger.reset(stages, memory.step if memory is not None else state.step)
     run.store.go_back(range(run.config.schedule.copies), state.step)
     records.save(run)
-
-
-def _learn_orders(run: RunState, state: ReconciledState) -> None:
-    """Take the orders of the workers that keep running: of all orders, each knows the first so many."""
-    memories = [each.hello.memory for each in state.kept.values() if each.hello.memory is not None]
-    orders = max((memory.orders for memory in memories), key=len, default=[])
-    if orders and len(orders) >= len(run.orders.orders):
-        run.orders.learned(orders)
-        run.store.put(*run.orders.fact())
 
 
 def _open(run: RunState) -> None:

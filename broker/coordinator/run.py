@@ -39,16 +39,16 @@ class RunPhase(StrEnum):
     FAILED = "failed"  # or stopped
 
 
-class ResumeMode(StrEnum):
+class Resumption(StrEnum):
     """Way of resuming a run. `run_of` stores it for the coordinator."""
 
-    WITHOUT_RECORDS = "without records"  # its workers are asked for their snapshots
+    FROM_SNAPSHOTS = "from snapshots"  # its workers are asked for their snapshots
     AS_A_WHOLE = "as a whole"  # all places are free
     UNLESS_AT_WORK = "unless at work"  # likewise, after its workers had time to reconnect
 
     @classmethod
-    def stored_in(cls, facts: Mapping[str, Fact]) -> "ResumeMode | None":
-        """Return the mode among a store's `facts`; None if nothing is left to resume."""
+    def stored_in(cls, facts: Mapping[str, Fact]) -> "Resumption | None":
+        """Return the way among a store's `facts`; None if nothing is left to resume."""
         fact = facts.get(RESUMED)
         return cls(str(fact["how"])) if fact else None
 
@@ -181,7 +181,7 @@ class RunConfig:
     @property
     def script(self) -> int | None:
         """The index of the script's place."""
-        return len(self.schedule.placement) if self.scripted else None
+        return next((index for index, stages in enumerate(self.placement) if not stages), None)
 
     @property
     def lease(self) -> float:
@@ -258,7 +258,7 @@ def run_of(
     if kept is None or (not resume and facts.get("outcome") and kept.id != fresh):
         store.begin()
         if resume:  # stored before the run's id: a broker that finds the id also finds this
-            store.put(RESUMED, {"how": ResumeMode.WITHOUT_RECORDS})
+            store.put(RESUMED, {"how": Resumption.FROM_SNAPSHOTS})
         _put(store, RunIdentity(fresh, plan, key.hex(), adopted=not new))
         return fresh
     if kept.plan != plan:
@@ -271,7 +271,7 @@ def run_of(
     ended = facts.get("outcome")
     finished = ended and msgspec.convert(ended, RunOutcome).phase is RunPhase.FINISHED
     if resume and not finished:  # the outcome is cleared last: a broker killed in between leaves a stopped run
-        store.put(RESUMED, {"how": _resume_mode(facts, alone=alone)})
+        store.put(RESUMED, {"how": _resumption(facts, alone=alone)})
         store.put("outcome", {})
     return kept.id
 
@@ -280,7 +280,7 @@ def _put(store: Store, run: RunIdentity) -> None:
     store.put(_RUN, msgspec.to_builtins(run))
 
 
-def _resume_mode(facts: Mapping[str, Fact], *, alone: bool) -> ResumeMode:
-    if (before := ResumeMode.stored_in(facts)) in (ResumeMode.WITHOUT_RECORDS, ResumeMode.AS_A_WHOLE):
+def _resumption(facts: Mapping[str, Fact], *, alone: bool) -> Resumption:
+    if (before := Resumption.stored_in(facts)) in (Resumption.FROM_SNAPSHOTS, Resumption.AS_A_WHOLE):
         return before  # no worker has been placed yet
-    return ResumeMode.AS_A_WHOLE if alone or facts.get("outcome") else ResumeMode.UNLESS_AT_WORK
+    return Resumption.AS_A_WHOLE if alone or facts.get("outcome") else Resumption.UNLESS_AT_WORK

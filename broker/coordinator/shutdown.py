@@ -47,10 +47,9 @@ def stop(run: RunState, request: StopRun, now: float) -> None:
         ends = outcome if request.at_step_end else msgspec.structs.replace(outcome, at_step_end=False, step=None)
         run.stop_workers(ends)
         return
-    script = _asked_script(run)
-    if run.stopping.ask(request, run.ledger.begun, now) and script is not None and _may_save(run, request):
+    if run.stopping.ask(request, run.ledger.begun, now) and _may_save(run, request):
         stop_calls = Stop(request.reason, ExitCode.SAVED, at_step_end=True)
-        run.outgoing.append((script.sender, stop_calls))  # also while it computes, it answers within a beat
+        run.outgoing.extend((each.sender, stop_calls) for each in _callers(run))  # an answer comes within a beat
     stop_if_due(run, now)
 
 
@@ -60,7 +59,7 @@ def stop_if_due(run: RunState, now: float) -> None:
     if request is None or run.lifecycle.over:
         return
     waits = _may_save(run, request) and run.registry.begun
-    if waits and not plan.knows_last_step(begun, now, asks_script=_asked_script(run) is not None):
+    if waits and not plan.knows_last_step(begun, now, asks_script=bool(_callers(run))):
         return
     # If the workers are on other machines, the script alone knows which calls come before the state that they would
     # save; it has that on its disk when it says that it makes no more.
@@ -111,10 +110,9 @@ def _may_save(run: RunState, request: StopRun) -> bool:
     return run.config.snapshots and request.at_step_end
 
 
-def _asked_script(run: RunState) -> Member | None:
+def _callers(run: RunState) -> list[Member]:
     """Return the script, if it is there, and all workers are."""
-    script = run.script
-    return script if script is not None and script.reachable and run.registry.begun else None
+    return [member for member in run.registry.reachable() if member.is_script and run.registry.begun]
 
 
 def _reason(run: RunState, request: StopRun) -> tuple[str, int]:
@@ -135,7 +133,7 @@ def _lacking(run: RunState, member: Member) -> str:
     config, finished, script, called = run.config, run.ledger.finished, run.script, run.stopping.called_for
     if config.scripted and called is None and (script is None or script.reachable):
         return "the script has not said that it makes no more calls"
-    total = (called if config.scripted else run.training_steps) or 0
+    total = (run.training_steps if called is None else called) or 0
     behind = [stage for stage in member.stages if finished[stage] < total]
     return ", ".join(f"stage {config.schedule.label(s)} has trained {finished[s]} of {total} steps" for s in behind)
 

@@ -229,7 +229,7 @@ class RunState:
     @property
     def script(self) -> Member | None:
         """The script, if the run has one that is there."""
-        return None if self.config.script is None else self.registry.members.get(self.config.script)
+        return next((member for member in self.registry.members.values() if member.is_script), None)
 
     @property
     def all_left(self) -> bool:
@@ -247,8 +247,8 @@ class RunState:
     @property
     def saving(self) -> bool:
         """True while workers of a stopped run may still finish a step, and write its snapshot."""
-        workers = (member for member in self.registry.members.values() if not member.is_script)
         stops = self.outcome is not None and self.outcome.at_step_end
+        workers = self.registry.reachable_workers()
         return stops and any(member.status is MemberStatus.PRESENT for member in workers)
 
     @property
@@ -263,12 +263,6 @@ class RunState:
         if length is None:
             return None
         return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the newest round of evaluation."""
-        newest = self.evaluations.newest
-        return {} if newest is None else newest.metrics
 
     @property
     def early_end(self) -> Standing | None:
@@ -287,17 +281,9 @@ class RunState:
     def announcement(self, step: int) -> Trim | None:
         """Return the message that lets go of all that comes before the complete checkpoint of `step`.
 
-        Snapshots of the best round of evaluation before it stay. Returns None as long as one of those rounds is not
-        known: a broker that has lost its records is told them again. The round after `step` steps does not count,
-        though it may be known: so what is kept follows from the last stage's snapshot of `step`, in which all rounds
-        before it are.
+        Snapshots of the best round of evaluation before it stay. Returns None as long as that round is not known.
         """
-        if not self.config.keeps_best:
-            return Trim(step)
-        if self.rounds is None or self.evaluations.count_before(step) < self.rounds.before(step):
-            return None
-        standing = self.evaluations.standing(step - 1)
-        return Trim(step, None if standing is None or standing.best is None else standing.best.step)
+        return self.evaluations.trim(step, self.rounds) if self.config.keeps_best else Trim(step)
 
     def lacks_checkpoint(self, complete: int, member: Member | None) -> bool:
         """Return True if the records must be stale, since `member` was told that a newer checkpoint is `complete`."""

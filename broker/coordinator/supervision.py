@@ -20,7 +20,7 @@ Reads `config`, `ledger`, `checkpoints`. Writes `registry` and its members, `rep
 
 from stageline.broker.control.messages import Exited, Failed, Goodbye, StopRun
 from stageline.broker.diagnosis.explain import Diagnosis, diagnose, failure_report, how_lost
-from stageline.broker.diagnosis.wait_graph import ClusterState, Starts
+from stageline.broker.diagnosis.wait_graph import ClusterState, Vacancy
 from stageline.broker.ledger.losses import PARTING, Replacement, WorkerLoss, describe_exit, losses
 from stageline.broker.ledger.registry import Member, MemberStatus, worker_label
 from stageline.pipeline.errors import ExitCode, failure_code
@@ -122,15 +122,12 @@ def why_waiting(run: RunState, now: float, worker: int | None = None) -> Diagnos
         ClusterState(
             config.schedule,
             config.placement,
-            config.script,
             run.registry.members,
             run.replacements.pending,
             run.ledger,
             now,
             config.leases,
-            config.patience,
-            replaces=config.restarts > 0,
-            starts=_starts(config),
+            [_vacancy(config, index) for index in range(len(config.placement))],
         ),
         worker,
     )
@@ -152,15 +149,13 @@ def _lose(run: RunState, loss: WorkerLoss, now: float) -> str:
     Before the run starts, a lost worker of which no exit is known only frees its place.
     """
     member = loss.member
-    if not (member.is_script or run.registry.begun or loss.exited):
+    if member.is_script:
+        return _lose_script(run, loss, now)
+    if not (run.registry.begun or loss.exited):
         run.registry.free(member)
         run.events.infos.append(f"{member.label} is free again: {member.process} {loss.why}")
         return ""
     why = failure_report(loss, run.ledger, now)
-    gap = Replacement(member.index, now, why, member.pid, now, "" if member.is_script else how_lost(loss), member.host)
-    if member.is_script:
-        _lose_script(run, member, gap, now)
-        return ""
     if not _may_replace(run, member.index, loss.result):
         found = why_waiting(run, now)
         if found.chain.edges and not found.chain.harmless:
@@ -169,21 +164,24 @@ def _lose(run: RunState, loss: WorkerLoss, now: float) -> str:
         return why + _times_replaced(run, member.index)
     run.registry.free(member)
     run.replacements.count(member.index)
-    run.replacements.pending[member.index] = gap
+    run.replacements.pending[member.index] = Replacement(
+        member.index, now, why, member.pid, now, how_lost(loss), member.host
+    )
     records.go_back(run, [member], member.stages, loss.why, now)
     run.events.infos.append(f"{why}. Its replacement begins at step {run.checkpoints.complete}")
     return ""
 
 
-def _lose_script(run: RunState, member: Member, gap: Replacement, now: float) -> None:
+def _lose_script(run: RunState, loss: WorkerLoss, now: float) -> str:
+    member, why = loss.member, failure_report(loss, run.ledger, now)
     run.registry.free(member)
     if not run.config.restarts:
-        _stop_without_script(run, gap.why, now)
-        return
-    run.replacements.pending[member.index] = gap
+        _stop_without_script(run, why, now)
+        return ""
+    run.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now, host=member.host)
     records.save(run)
-    lease = run.config.lease
-    run.events.infos.append(f"{gap.why}. The run stops in {lease:g} s unless another process takes its place")
+    run.events.infos.append(f"{why}. The run stops in {run.config.lease:g} s unless another process takes its place")
+    return ""
 
 
 def _stop_without_script(run: RunState, reason: str, now: float) -> None:
@@ -240,10 +238,17 @@ def _label(run: RunState, index: int) -> str:
     return worker_label(index, run.config.labels[index])
 
 
-def _starts(config: RunConfig) -> Starts:
+def _vacancy(config: RunConfig, index: int) -> Vacancy:
+    if index == config.script:
+        again = "start the script again, with Line.resume, so that it resumes the run"
+        return Vacancy("start the script", again, config.leases.silence, "stops", replaced=False)
+    start = f"start `stageline worker CONFIG --broker URL --index {index}`"
     if config.code is not None:
-        return Starts.BY_NAMES
-    return Starts.BY_SUPERVISOR if config.supervised else Starts.BY_PLAN
+        command = f"stageline worker --join URL --index {index}"
+        start = f"on its machine, in the folder with your code, start `{command}`"
+    elif config.supervised:
+        start = "wait: the process that started the broker starts a worker there"
+    return Vacancy(start, start, config.patience, "is given up", replaced=config.restarts > 0)
 
 
 def _code(result: int | None) -> int:

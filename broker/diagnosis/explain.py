@@ -16,7 +16,6 @@ from stageline.pipeline.program import Per
 from .wait_graph import (
     ClusterState,
     RootCause,
-    Starts,
     WaitChain,
     WaitEdge,
     faults,
@@ -31,11 +30,12 @@ MEND = "make room on that disk, or raise the limit that is named: the run contin
 _ACTIONS = {  # by the cause alone
     RootCause.STARTING: "wait: it is loading its model",
     RootCause.ON_ITS_WAY: "check the network between the two workers, and `stageline queue ls`",
-    RootCause.SCRIPT: "nothing, if the script's own code may take that long: see its output",
     RootCause.RESOURCE: MEND,
     RootCause.CIRCLE: "a checked schedule cannot deadlock, so this is a bug: report it, and start the run again",
     RootCause.BROKER: "check the broker's machine and its network: the workers keep training without it",
 }
+_HARMLESS_ACTIONS = {RootCause.SCRIPT: "nothing, if the script's own code may take that long: see its output"}
+_JOINTS = {RootCause.SCRIPT: f"; {SCRIPT} "}  # between a chain and what its root does
 _CONTENTS = {  # of queues by their flow; other queues are named
     "forward": "the activation",
     "backward": "the gradient",
@@ -89,11 +89,7 @@ def _text(cluster: ClusterState, chain: WaitChain) -> str:
     if not chain.edges:
         return f"{_subject(cluster, chain)} {_predicate(cluster, chain)}"
     edges = "".join(_edge(cluster, chain.edges[:number]) for number in range(1, len(chain.edges) + 1))
-    match chain.cause:
-        case RootCause.SCRIPT:
-            return f"{edges}; {SCRIPT} {_predicate(cluster, chain)}"
-        case _:
-            return f"{edges}, which {_predicate(cluster, chain)}"
+    return f"{edges}{_JOINTS.get(chain.cause, ', which ')}{_predicate(cluster, chain)}"
 
 
 def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
@@ -223,11 +219,11 @@ def _last_report(member: Member, age: float | None = None) -> str:
 
 def _action(cluster: ClusterState, chain: WaitChain) -> str:
     member = cluster.members.get(chain.index) if chain.index is not None else None
-    if chain.harmless and chain.cause is not RootCause.SCRIPT:
-        return _PROGRESS
+    if chain.harmless:
+        return _HARMLESS_ACTIONS.get(chain.cause, _PROGRESS)
     match chain.cause:
-        case RootCause.MISSING:
-            return _start(cluster, chain)
+        case RootCause.MISSING if chain.index is not None:
+            return _start(cluster, chain.index)
         case RootCause.STUCK | RootCause.SILENT if member is not None:
             return f"check process {member.pid} on {member.host}; {_verdict(cluster, chain, member)}"
         case RootCause.STARTING if member is not None and not member.sender:
@@ -248,29 +244,12 @@ def _action(cluster: ClusterState, chain: WaitChain) -> str:
             return _ACTIONS.get(cause, _PROGRESS)
 
 
-def _start(cluster: ClusterState, chain: WaitChain) -> str:
-    replacement = cluster.replacements.get(chain.index) if chain.index is not None else None
-    script = chain.index == cluster.script
-    start = _start_of_script(replacement is not None) if script else _start_of_worker(cluster.starts, chain)
+def _start(cluster: ClusterState, index: int) -> str:
+    place, replacement = cluster.places[index], cluster.replacements.get(index)
     if replacement is None:
-        return start
-    patience, ends = (cluster.leases.silence, "stops") if script else (cluster.patience, "is given up")
-    left = max(0.0, patience - (cluster.now - replacement.awaited))
-    return f"{start}; the run {ends} if none joins within {left:.0f} s"
-
-
-def _start_of_script(again: bool) -> str:
-    return "start the script again, with Line.resume, so that it resumes the run" if again else "start the script"
-
-
-def _start_of_worker(starts: Starts, chain: WaitChain) -> str:
-    match starts:
-        case Starts.BY_SUPERVISOR:
-            return "wait: the process that started the broker starts a worker there"
-        case Starts.BY_NAMES:
-            return f"on its machine, in the folder with your code, start `{starts.value} --index {chain.index}`"
-        case Starts.BY_PLAN:
-            return f"start `{starts.value} --index {chain.index}`"
+        return place.first
+    left = max(0.0, place.patience - (cluster.now - replacement.awaited))
+    return f"{place.again}; the run {place.ends} if none joins within {left:.0f} s"
 
 
 def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
@@ -278,7 +257,7 @@ def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
     if chain.cause is RootCause.SILENT:
         (key, limit), since = silence_limit(member, cluster.leases), member.last_seen
     left = max(0.0, limit - (cluster.now - since))
-    what = "it is replaced" if cluster.replaces and not member.is_script else "the run ends"
+    what = "it is replaced" if cluster.places[member.index].replaced else "the run ends"
     return f"it is declared lost in {left:.0f} s, and {what} ({key} is {limit:g} s)"
 
 

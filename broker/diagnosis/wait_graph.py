@@ -3,7 +3,7 @@
 stage 0 ──backward-0, message 940──> stage 1 ──backward-1, message 940──> stage 2, which computes 2B4 for 14 s
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,38 +53,37 @@ class RootCause(StrEnum):
 HARMLESS = frozenset({RootCause.COMPUTING, RootCause.RESTING, RootCause.SCRIPT})  # the run makes progress
 
 
-class Starts(StrEnum):
-    """Way in which an empty place gets a worker.
+@dataclass(frozen=True, slots=True)
+class Vacancy:
+    """Way in which a place gets a process if it is empty, for people: at first, and `again` after a loss.
 
-    A user starts one with the plan's file, or one that joins by a script's names, or the process that has started the
-    broker does it.
+    The run `ends`, in a way that continues a sentence about it, once the place was empty for `patience` seconds.
+    `replaced`: a lost process is replaced without help.
     """
 
-    BY_PLAN = "stageline worker CONFIG --broker URL"
-    BY_NAMES = "stageline worker --join URL"
-    BY_SUPERVISOR = ""
+    first: str
+    again: str
+    patience: float
+    ends: str
+    replaced: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     """The broker's knowledge of the workers at `now` (seconds since the epoch); `members`, `replacements` by index.
-    `placement` has the stages of each place: none of that of the `script`, if the run has one.
+    `placement` has the stages of each place, none of that of a script; `places` says how each is filled.
 
-    A worker is lost after one of its `leases`, and then replaced if `replaces`. The run is given up when a place has
-    been empty for `patience` seconds. `starts`: how an empty place gets a worker.
+    A worker is lost after one of its `leases`.
     """
 
     schedule: Schedule
     placement: Placement
-    script: int | None
     members: Mapping[int, Member]
     replacements: Mapping[int, Replacement]
     ledger: Ledger
     now: float
     leases: Leases
-    patience: float
-    replaces: bool
-    starts: Starts = Starts.BY_PLAN
+    places: Sequence[Vacancy]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from math import isfinite
 
 import msgspec
 
+from stageline.broker.control.messages import Trim
 from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.control.store import Fact
 from stageline.broker.errors import BrokerError
-from stageline.pipeline.evaluation import Criterion, Standing
+from stageline.pipeline.evaluation import Criterion, Rounds, Standing
 
-_PREFIX = "evaluation-"  # of the names under which rounds are stored
+_NAMED = "evaluation-"  # of the names under which rounds are stored
 
 
 class EvaluationsDiffer(BrokerError):
@@ -26,25 +27,35 @@ class Evaluations:
 
     def __init__(self, criterion: Criterion | None = None) -> None:
         self.criterion = criterion
-        self._records: dict[int, EvaluationRecord] = {}
+        self._rounds: dict[int, EvaluationRecord] = {}
         self._steps: list[int] = []  # ascending
         self._standings: list[Standing] = []  # after the rounds of those
 
     def __iter__(self) -> Iterator[EvaluationRecord]:
         """Iterate over the rounds in the order of their steps."""
-        return (self._records[step] for step in self._steps)
+        return (self._rounds[step] for step in self._steps)
 
     @property
     def newest(self) -> EvaluationRecord | None:
         """The round of the highest step."""
-        return self._records[self._steps[-1]] if self._steps else None
+        return self._rounds[self._steps[-1]] if self._steps else None
+
+    @property
+    def newest_fact(self) -> Fact | None:
+        """The newest round for JSON."""
+        return None if self.newest is None else fact_of(self.newest)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics of the newest round."""
+        return {} if self.newest is None else self.newest.metrics
 
     def add(self, record: EvaluationRecord) -> bool:
         """Add a round. Returns False if it is known.
 
         Raises `EvaluationsDiffer`, and `KeyError` if the round lacks what is compared.
         """
-        if (known := self._records.get(record.step)) is not None:
+        if (known := self._rounds.get(record.step)) is not None:
             if fact_of(known) != fact_of(record):
                 raise EvaluationsDiffer(
                     f"the evaluation after step {record.step} found {told(record)}, and {told(known)} before: "
@@ -53,7 +64,7 @@ class Evaluations:
             return False
         if self.criterion is not None:
             _ = record.values[self.criterion.metric]
-        self._records[record.step] = record
+        self._rounds[record.step] = record
         in_order = not self._steps or record.step > self._steps[-1]
         insort(self._steps, record.step)
         self._judge(from_start=not in_order)
@@ -66,9 +77,17 @@ class Evaluations:
         count = len(self._steps) if step is None else bisect_right(self._steps, step)
         return self._standings[count - 1] if count else Standing(self.criterion)
 
-    def count_before(self, step: int) -> int:
-        """Return how many rounds of fewer than `step` steps are known."""
-        return bisect_left(self._steps, step)
+    def trim(self, step: int, rounds: Rounds | None) -> Trim | None:
+        """Return the message that lets go of what comes before the checkpoint of `step`, but for the best round's.
+
+        The round after `step` steps does not count, though it may be known: so what is kept follows from the last
+        stage's snapshot of `step`, in which all rounds before it are. Returns None as long as one of those `rounds` of
+        the run is not known: a broker that has lost its records is told them again.
+        """
+        if rounds is None or bisect_left(self._steps, step) < rounds.before(step):
+            return None
+        standing = self.standing(step - 1)
+        return Trim(step, None if standing is None or standing.best is None else standing.best.step)
 
     def _judge(self, *, from_start: bool) -> None:
         """Bring the standings up to date."""
@@ -78,7 +97,7 @@ class Evaluations:
             self._standings.clear()
         standing = self._standings[-1] if self._standings else Standing(self.criterion)
         for step in self._steps[len(self._standings) :]:
-            standing = standing.after(step, self._records[step].values)
+            standing = standing.after(step, self._rounds[step].values)
             self._standings.append(standing)
 
 
@@ -97,12 +116,12 @@ def record_of(fact: Mapping[str, object]) -> EvaluationRecord:
 
 def fact_name(record: EvaluationRecord) -> str:
     """Return the name under which the record is stored."""
-    return f"{_PREFIX}{record.step}"
+    return f"{_NAMED}{record.step}"
 
 
 def stored_in(facts: Mapping[str, Fact]) -> Iterator[EvaluationRecord]:
     """Return the rounds among a store's facts, in the order of their steps."""
-    found = (record_of(fact) for name, fact in facts.items() if name.startswith(_PREFIX) and fact)
+    found = (record_of(fact) for name, fact in facts.items() if name.startswith(_NAMED) and fact)
     return iter(sorted(found, key=lambda record: record.step))
 
 

@@ -37,7 +37,7 @@ class MicrobatchState(StrEnum):
     DONE = "done"
 
 
-_ORDER = list(MicrobatchState)  # in time
+_IN_TIME = list(MicrobatchState)
 _COMPUTING = {
     MicrobatchState.FORWARD: "F",
     MicrobatchState.BACKWARD: "B",
@@ -201,13 +201,13 @@ class Ledger:
             raise IllegalTransition(f"there is no stage {event.stage}: the plan has {len(self.finished)}")
         if not 0 <= event.microbatch < self.microbatches:
             raise IllegalTransition(f"there is no microbatch {event.microbatch}: a step has {self.microbatches}")
-        if event.state not in _ORDER:
-            raise IllegalTransition(f"no microbatch can be {event.state!r}: {', '.join(_ORDER)}")
+        if event.state not in _IN_TIME:
+            raise IllegalTransition(f"no microbatch can be {event.state!r}: {', '.join(_IN_TIME)}")
         if not (isfinite(event.at) and event.step - self.finished[event.stage] <= LEAD):
             raise IllegalTransition(f"stage {event.stage} cannot be at step {event.step} at the time {event.at}")
         state = MicrobatchState(event.state)
         old = self.entry(MicrobatchPosition(event.stage, event.step, event.microbatch))
-        if _ORDER.index(state) > _ORDER.index(old.state):
+        if _IN_TIME.index(state) > _IN_TIME.index(old.state):
             step = self._open[event.stage].setdefault(event.step, {})
             step[event.microbatch] = LedgerEntry(state, event.at, holder)
         elif old.since is not None and event.at > old.since:
@@ -286,8 +286,6 @@ ENTRY = struct.Struct("<cIdd")  # one action in a record's `times`: its kind, it
 # Those of operations in a step; a feature may have kinds that are not known here.
 _KINDS: dict[bytes, str] = {letter.encode(): letter for letter in ascii_uppercase}
 _KINDS |= {kind.encode(): kind for kind in Kind}
-for _once in (Kind.VERDICT, Kind.ORDER):
-    del _KINDS[_once.encode()]
 
 
 def packed_times(timed: Iterable[TimedAction]) -> bytes:

@@ -64,9 +64,9 @@ def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
     silence, stalled = now - member.last_seen, now - member.last_progress
     if member.superseded and silence >= SUPERSEDED_AFTER:
         return WorkerLoss(member, f"was silent for {silence:.1f} s while another process asked for its place")
-    key, limit = silence_limit(member, leases)
-    if silence >= limit:
-        return WorkerLoss(member, f"was silent for {silence:.1f} s ({key} is {limit:g} s)")
+    key, longest = silence_limit(member, leases)
+    if silence >= longest:
+        return WorkerLoss(member, f"was silent for {silence:.1f} s ({key} is {longest:g} s)")
     at_work = member.status is MemberStatus.PRESENT and member.introduced and member.report is not None
     if at_work and not member.is_script and stalled >= leases.action:
         return WorkerLoss(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from stageline.broker.control.messages import ScheduleOrders
+from stageline.broker.control.messages import Report, ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.control.store import Fact
 from stageline.pipeline.choice import ChosenSchedule
@@ -55,6 +55,11 @@ class OrderBook(msgspec.Struct):
     def message(self) -> ScheduleOrders:
         return ScheduleOrders(tuple(self.orders), self.closed)
 
+    def lacking(self, report: Report) -> str:
+        """Return what of the orders a worker knows that this book does not have, "" for nothing."""
+        known = report.orders > len(self.orders)
+        return "a worker knows of a schedule that the broker's records do not have" if known else ""
+
     def note_review(self, chosen: ChosenSchedule) -> None:
         """Keep what the newest review came to."""
         self.review = chosen
@@ -70,7 +75,14 @@ class OrderBook(msgspec.Struct):
             self.reasons = [*self.reasons, self.proposed.why]
             self.proposed = None
 
-    def learned(self, orders: Sequence[ScheduleOrder]) -> None:
-        """Take the orders that workers know: the records were lost, or are stale."""
+    def learn(self, known: Iterable[Sequence[ScheduleOrder]]) -> bool:
+        """Take the orders that workers know, each the first so many: the records were lost, or are stale.
+
+        Returns True if there are any, and not fewer than in this book.
+        """
+        orders = max(known, key=len, default=())
+        if not orders or len(orders) < len(self.orders):
+            return False
         self.orders, self.proposed = list(orders), None
         self.reasons = (self.reasons + [""] * len(orders))[: len(orders)]
+        return True

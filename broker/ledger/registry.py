@@ -105,6 +105,12 @@ class Member:
         """True while messages are still sent to it."""
         return self.status in (MemberStatus.PRESENT, MemberStatus.FINISHED)
 
+    @property
+    def resumes(self) -> str:
+        """What a successor of a lost member does, once its report shows that it is at work; "" before."""
+        working = "computes again" if self.report is not None and self.report.actions else ""
+        return "is there again" if self.is_script else working
+
     def queue(self, name: str) -> Queue | None:
         """Return its queue of that `name`; None if it has no end of one."""
         return next((queue for queue in self.queues if queue.name == name), None)
@@ -243,6 +249,10 @@ class Registry:
         """Return the workers that messages are sent to, by index."""
         return [member for member in self._in_order() if member.reachable]
 
+    def reachable_workers(self) -> list[Member]:
+        """Return those of them that have stages, without the script."""
+        return [member for member in self._workers() if member.reachable]
+
     def announces(self) -> bool:
         """Return True if the peers are others than at the last call."""
         before, self.announced = self.announced, self.peers
@@ -349,6 +359,9 @@ class Registry:
     def _in_order(self) -> Iterator[Member]:
         return (self.members[index] for index in sorted(self.members))
 
+    def _workers(self) -> Iterator[Member]:
+        return (member for member in self._in_order() if not member.is_script)
+
     def _known(self, hello: Hello) -> Member | None:
         """Return the member that sends Hello again: it names its incarnation, or its assignment has not reached it.
 
@@ -367,7 +380,7 @@ class Registry:
             read = set(hello.inspection.stages) if hello.inspection is not None else set()
             free = [index for index in self.missing if may_take(None, index, self.placement[index])]
             fit = [index for index in free if read.issuperset(self.placement[index])]
-            workers = [f"{each.index} is {each.process}" for each in self._in_order() if not each.is_script]
+            workers = [f"{each.index} is {each.process}" for each in self._workers()]
             full = f"all {len(workers)} workers of the plan have joined: {', '.join(workers)}. Stop one of them first"
             return next(iter(fit or free), Refused(full, code=ExitCode.FAILED))
         if hello.claim >= len(self.placement):

@@ -1,66 +1,19 @@
 """The promise of a queue; each transport keeps it in its own way.
 
 A queue is a retained, ordered log from the one worker that produces its messages to the one that consumes them.
-Its messages are numbered as `message_number` says: 0, 1, ... over all microbatches of all steps; of those that it
-carries, where stages have replicas.
+Its messages are numbered 0, 1, ... over the whole run, as `Queue.number` says. A transport is given the `Queue` as
+data; on the wire its name stands for it.
 """
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from stageline.broker.codec.message import Message, messages_per_step
+from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import StepDigest
+from stageline.pipeline.program import Queue
 from stageline.pipeline.tree import Tree
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class QueuePart:
-    """Name of a queue among several of one flow, where stages have replicas. `label` names it ("2.1-from-1.0");
-    `places` has the place, among its messages of a step, of each microbatch that it carries; None: it has one a step.
-    """
-
-    label: str
-    places: Mapping[int, int] | None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, QueuePart) and self.label == other.label
-
-    def __hash__(self) -> int:
-        return hash(self.label)
-
-
-class QueueKey(NamedTuple):
-    """Names one queue of a run: what travels on it, and the stage that takes from it. `part`: where stages have
-    replicas, of which `stage` is one."""
-
-    flow: str
-    stage: int
-    part: QueuePart | None = None
-
-    def __str__(self) -> str:
-        return f"{self.flow}-{self.stage if self.part is None else self.part.label}"
-
-    @property
-    def wire(self) -> tuple[str, int]:
-        """Name between two workers. No worker has two replicas of one stage, so that is enough."""
-        return self.flow, self.stage
-
-    def per_step(self, microbatches: int) -> int:
-        """Return the number of its messages in a step, in a run whose steps have `microbatches`."""
-        if self.part is None or self.part.places is None:
-            return messages_per_step(self.flow, microbatches)
-        return len(self.part.places)
-
-    def place(self, microbatch: int) -> int:
-        """The place of a microbatch's message among those of its step. Raises `ValueError` if it carries none of it."""
-        if self.part is None or self.part.places is None:
-            return microbatch
-        if microbatch not in self.part.places:
-            carried = ", ".join(map(str, self.part.places))
-            raise ValueError(f"{self} carries no message of microbatch {microbatch}, but of {carried}")
-        return self.part.places[microbatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +38,7 @@ class Trouble:
 class Outbound(Protocol):
     """The producer's end of a queue."""
 
-    key: QueueKey
+    queue: Queue
 
     def put(self, message: Message) -> None:
         """Keep `message` until it is trimmed, and deliver it. The same identity twice is one message.
@@ -126,7 +79,7 @@ class Outbound(Protocol):
 class Inbound(Protocol):
     """The consumer's end of a queue."""
 
-    key: QueueKey
+    queue: Queue
 
     def take(self, timeout: float) -> Message | None:
         """The next message in order, or None after `timeout` seconds (0: does not wait).
@@ -143,10 +96,10 @@ class Inbound(Protocol):
 class Queues(Protocol):
     """All queue ends of one worker."""
 
-    def outbound(self, key: QueueKey) -> Outbound:
+    def outbound(self, queue: Queue) -> Outbound:
         """The producer's end of a queue, made when it is first asked for."""
 
-    def inbound(self, key: QueueKey) -> Inbound:
+    def inbound(self, queue: Queue) -> Inbound:
         """The consumer's end of a queue, made when it is first asked for."""
 
     def pump(self, timeout: float) -> None:
@@ -173,7 +126,7 @@ class WorkerQueues(Queues, Protocol):
     def trouble(self) -> Trouble | None:
         """Reason for which messages do not move, if it is known. For any thread."""
 
-    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+    def connect(self, peers: Mapping[Queue, str]) -> None:
         """Take each of these queues from its producer's endpoint, from now on."""
 
     def admit(self, newest: int) -> None:

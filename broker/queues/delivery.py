@@ -29,8 +29,9 @@ from typing import NamedTuple
 from stageline.broker.codec.message import Frame, Message
 from stageline.broker.codec.structure import agree
 from stageline.broker.errors import BadMessage, Disagreement, Fenced, QueueGap
+from stageline.pipeline.program import Queue
 
-from .base import Depth, QueueKey
+from .base import Depth
 from .log import Log
 
 REMEMBERED = 4096  # messages before the next one whose fingerprints are kept for comparison with duplicates
@@ -59,11 +60,11 @@ class Retention(NamedTuple):
     first: int
     sent: int
 
-    def check_holds(self, key: QueueKey, number: int) -> None:
-        """Raise `QueueGap` if message `number` of queue `key` is no longer held."""
+    def check_holds(self, queue: str, number: int) -> None:
+        """Raise `QueueGap` if message `number` of the queue of this name is no longer held."""
         if number < self.first:
             raise QueueGap(
-                f"message {number} of {key} is no longer available: its producer keeps messages from {self.first} on. "
+                f"message {number} of {queue} is no longer available: its producer keeps those from {self.first} on. "
                 "The stage was resumed from before the newest complete checkpoint"
             )
 
@@ -158,22 +159,26 @@ class Sender:
 
 
 class Receiver:
-    """Decides for queue `key`. `ready` holds accepted messages that have not been taken yet, at most `window`: credit
-    lets the producer stay so far ahead of what is taken, and is renewed once half is used up.
+    """Decides for `queue`. `ready` holds accepted messages that have not been taken yet, at most the queue's window:
+    credit lets the producer stay so far ahead of what is taken, and is renewed once half is used up.
 
     `must_report`: the producer should get a new credit now. `missing`: the message last reported missing, until it
     arrives. `resend`: the report that it is missing has not been sent yet.
     """
 
-    def __init__(self, key: QueueKey, window: int) -> None:
-        self.key = key
+    def __init__(self, queue: Queue) -> None:
+        """Raise `ValueError` if the queue has no window."""
+        if not queue.window:
+            raise ValueError(f"{queue.name} has no window: its consumer would grant no message")
+        self.queue = queue
+        self.name = queue.name
         self.next = 0
         self.ready: deque[Message] = deque()
         self.must_report = True
         self.missing: int | None = None
         self.resend = False
         self.failures = 0  # times in a row that the next message was not usable
-        self._window = window
+        self._window = queue.window
         self._granted = 0
         self._fingerprints: dict[int, Hashable] = {}
 
@@ -201,7 +206,7 @@ class Receiver:
             return True
         if not agree(self._fingerprints.get(number, fingerprint), fingerprint):
             raise Disagreement(
-                f"message {number} of {self.key} came twice with different bits: what computed it was not "
+                f"message {number} of {self.name} came twice with different bits: what computed it was not "
                 "deterministic. See that all operations are, and that software, hardware type and thread count are "
                 "the same wherever the stage runs"
             )
@@ -227,7 +232,7 @@ class Receiver:
         self.failures += 1
         if self.failures > TOO_OFTEN:
             raise BadMessage(
-                f"message {self.next} of {self.key} arrived damaged {self.failures} times in a row: {reason}. "
+                f"message {self.next} of {self.name} arrived damaged {self.failures} times in a row: {reason}. "
                 "Look at the network and the memory of the machines on the way"
             )
 
@@ -267,7 +272,7 @@ class Receiver:
 
     def was_sent(self, retention: Retention) -> bool:
         """Return True if the producer has sent the next message. Raises `QueueGap` if it no longer holds that."""
-        retention.check_holds(self.key, self.next)
+        retention.check_holds(self.name, self.next)
         return retention.sent > self.next
 
 

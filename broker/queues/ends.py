@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
 
-from stageline.broker.codec.message import TO_SCRIPT, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueClosed
+from stageline.pipeline.program import Queue
 
-from .base import Depth, Inbound, Outbound, QueueKey
+from .base import Depth, Inbound, Outbound
 from .delivery import Looking, Receiver, Sender
 from .links import InboundLink, OutboundLink
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
@@ -46,8 +47,7 @@ ROOM_WAIT = 0.25  # seconds between two calls of `waiting` while a `put` waits f
 class QueueOptions:
     """Arguments with which a worker's queues are opened.
 
-    `microbatches`: of a step. `windows`: for each inbound queue, how many messages may be sent ahead of what is taken.
-    `local`: the queues that begin and end at this worker. `retain_bytes`: what may be retained in memory; beyond it,
+    `ahead`: the windows of all queues of the run together. `retain_bytes`: what may be retained in memory; beyond it,
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
     waits up to `patience` seconds, calling `waiting` with the reason meanwhile, which may call `trim`. Replies to a
     script, as large as it asks for, have an eighth of `retain_bytes` for themselves, and the disk as far as it goes: a
@@ -55,9 +55,7 @@ class QueueOptions:
     `wakes_at_once`: a `ring` ends a wait at once; else, over ZeroMQ, it may go on for 20 ms, which costs less.
     """
 
-    microbatches: int
-    windows: Mapping[QueueKey, int]
-    local: Collection[QueueKey] = ()
+    ahead: int = 64
     retain_bytes: int = UNLIMITED
     spill_bytes: int | None = None
     spill_folder: str | None = None
@@ -79,11 +77,11 @@ class QueueEnds(ABC):
         self._replies = RetentionBudget(
             options.retain_bytes // REPLIES, UNLIMITED, options.spill_folder, self._wait_for_room
         )
-        self._local = MemoryQueues(run, options.microbatches, self._budget)
+        self._local = MemoryQueues(run, self._budget)
         self.digests: deque[StepDigest] = deque(maxlen=DIGESTS)
         self._looking = Looking(processors())
-        self._outbounds: dict[QueueKey, Outbound] = {}
-        self._inbounds: dict[QueueKey, Inbound] = {}
+        self._outbounds: dict[str, Outbound] = {}
+        self._inbounds: dict[str, Inbound] = {}
 
     @abstractmethod
     def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
@@ -98,29 +96,26 @@ class QueueEnds(ABC):
         """The producer's end of the queue of `log`."""
 
     @abstractmethod
-    def _new_inbound(self, key: QueueKey, window: int) -> Inbound:
-        """The consumer's end, for a producer that may be `window` messages ahead of what is taken."""
+    def _new_inbound(self, receiver: Receiver) -> Inbound:
+        """The consumer's end of the queue of `receiver`."""
 
-    def outbound(self, key: QueueKey) -> Outbound:
-        if key not in self._outbounds:
-            if key in self.options.local:
-                self._outbounds[key] = self._local.outbound(key)
+    def outbound(self, queue: Queue) -> Outbound:
+        if queue.name not in self._outbounds:
+            if queue.is_local:
+                self._outbounds[queue.name] = self._local.outbound(queue)
             else:
-                budget = self._replies if key.flow in TO_SCRIPT else self._budget
-                self._outbounds[key] = self._new_outbound(Log(self.run, key, self.options.microbatches, budget))
-        return self._outbounds[key]
+                log = Log(self.run, queue, self._replies if queue.answers else self._budget)
+                self._outbounds[queue.name] = self._new_outbound(log)
+        return self._outbounds[queue.name]
 
-    def inbound(self, key: QueueKey) -> Inbound:
-        """Raise `ValueError` if there is no window for the queue."""
-        windows = self.options.windows
-        if key not in self._inbounds:
-            if key in self.options.local:
-                self._inbounds[key] = LocalInbound(self._local.inbound(key), self.wait_for)
-            elif key in windows:
-                self._inbounds[key] = self._new_inbound(key, windows[key])
+    def inbound(self, queue: Queue) -> Inbound:
+        """Raise `ValueError` if the queue has no window."""
+        if queue.name not in self._inbounds:
+            if queue.is_local:
+                self._inbounds[queue.name] = LocalInbound(self._local.inbound(queue), self.wait_for)
             else:
-                raise ValueError(f"no window is given for {key}; there is one for {', '.join(map(str, windows))}")
-        return self._inbounds[key]
+                self._inbounds[queue.name] = self._new_inbound(Receiver(queue))
+        return self._inbounds[queue.name]
 
     def close(self) -> None:
         self._local.close()
@@ -157,7 +152,7 @@ class LocalInbound:
     def __init__(
         self, queue: MemoryQueue, wait_for: Callable[[Callable[[], Message | None], float], Message | None]
     ) -> None:
-        self.key = queue.key
+        self.queue = queue.queue
         self.rewind = queue.rewind
         self._queue = queue
         self._wait_for = wait_for
@@ -219,15 +214,15 @@ class LinkedQueues(QueueEnds):
     def _ready(self, watched: dict[Any, int], seconds: float) -> Collection[Any]:
         """Return the handles of `watched`, which gives the events to wait for, that are ready within `seconds`."""
 
-    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+    def connect(self, peers: Mapping[Queue, str]) -> None:
         """Take each of these queues from the producer at its endpoint, from now on. Raises `ForeignMessage` for an
         endpoint of another kind of queues."""
-        for key, endpoint in peers.items():
-            end = self.inbound(key)
+        for queue, endpoint in peers.items():
+            end = self.inbound(queue)
             if isinstance(end, LinkedInbound):
                 link = self._link_to(endpoint)
                 for other in self._links.values():
-                    other.remove(key)
+                    other.remove(queue.name)
                 end.link = link
                 link.add(end.requester)
         for endpoint in [endpoint for endpoint, link in self._links.items() if not link.requesters]:
@@ -333,15 +328,15 @@ class LinkedQueues(QueueEnds):
         self.outbound_link.add(sender)
         return LinkedOutbound(self, sender)
 
-    def _new_inbound(self, key: QueueKey, window: int) -> "LinkedInbound":
-        return LinkedInbound(self, Requester(self.run, self.incarnation, Receiver(key, window)))
+    def _new_inbound(self, receiver: Receiver) -> "LinkedInbound":
+        return LinkedInbound(self, Requester(self.run, self.incarnation, receiver))
 
 
 class LinkedOutbound:
     """The producer's end: it sends at once what the consumer has granted, and the rest when that grants more."""
 
     def __init__(self, queues: LinkedQueues, sender: Sender) -> None:
-        self.key = sender.log.key
+        self.queue = sender.log.queue
         self.trim = sender.log.trim
         self.empty = sender.log.empty
         self.checksums = sender.log.checksums
@@ -372,7 +367,7 @@ class LinkedInbound:
     """The consumer's end, over `link` once the endpoint of the producer is known."""
 
     def __init__(self, queues: LinkedQueues, requester: Requester) -> None:
-        self.key = requester.receiver.key
+        self.queue = requester.receiver.queue
         self.requester = requester
         self.link: InboundLink | None = None
         self._queues = queues
@@ -385,4 +380,4 @@ class LinkedInbound:
         return queues.take(link, receiver, timeout)
 
     def rewind(self, step: int) -> None:
-        self.requester.rewind(step * self.key.per_step(self._queues.options.microbatches))
+        self.requester.rewind(self.queue.first(step))

@@ -13,28 +13,18 @@ from typing import Any
 
 import structlog
 
-from stageline.broker.codec.message import (
-    Flow,
-    Frame,
-    Header,
-    Message,
-    check_run,
-    complete,
-    fingerprint,
-    message_number,
-    messages_per_step,
-    read_header,
-)
+from stageline.broker.codec.message import Frame, Message, check_run, complete, fingerprint, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 
-from .base import QueueKey
 from .delivery import TOO_OFTEN, Receiver, Sender
 from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, run_named_in, unpack
 
 EARLY = 64  # requests for queues that have no sender yet, or of unknown incarnations, which are kept, the newest
 INTRODUCED = 20  # consumers of another run or version that are answered in a second; the others repeat their request
 REFUSALS = 5  # log lines in a second about requests that are not of this run
+
+_INTRODUCTION = "none"  # the queue that an introduction is about
 
 log = structlog.get_logger()
 
@@ -52,8 +42,8 @@ class OutboundLink(ABC):
     def __init__(self, run: str, key: bytes) -> None:
         self._run = run
         self._key = key
-        self._senders: dict[tuple[str, int], Sender] = {}  # by what their queues are called on the wire
-        self._early: dict[tuple[str, int], tuple[bytes, CreditRequest]] = {}
+        self._senders: dict[str, Sender] = {}  # by the names of their queues, as are all below
+        self._early: dict[str, tuple[bytes, CreditRequest]] = {}
         self._newest: float = inf  # incarnation of the run's workers
         self._refusals = RateLimit(REFUSALS)
         self._introductions = RateLimit(INTRODUCED)
@@ -83,7 +73,7 @@ class OutboundLink(ABC):
         """Do nothing if the connection is gone or takes nothing now: the consumer repeats its request."""
 
     def add(self, sender: Sender) -> None:
-        self._senders[sender.log.key.wire] = sender
+        self._senders[sender.log.queue.name] = sender
         self._answer_early()
 
     def admit(self, newest: int) -> None:
@@ -125,23 +115,23 @@ class OutboundLink(ABC):
         return True
 
     def _grant(self, route: bytes, request: CreditRequest) -> None:
-        key = request.key.wire
+        name = request.queue
         if self._is_known(request):
-            self._answer(self._senders[key], route, request)
+            self._answer(self._senders[name], route, request)
             return
-        early = self._early.pop(key, (route, request))
+        early = self._early.pop(name, (route, request))
         if len(self._early) == EARLY:
             del self._early[next(iter(self._early))]
-        self._early[key] = max(early, (route, request), key=lambda each: each[1].stamp)
+        self._early[name] = max(early, (route, request), key=lambda each: each[1].stamp)
 
     def _is_known(self, request: CreditRequest) -> bool:
-        return request.key.wire in self._senders and request.incarnation <= self._newest
+        return request.queue in self._senders and request.incarnation <= self._newest
 
     def _answer_early(self) -> None:
-        for key, (route, request) in list(self._early.items()):
+        for name, (route, request) in list(self._early.items()):
             if self._is_known(request):
-                del self._early[key]
-                self._answer(self._senders[key], route, request)
+                del self._early[name]
+                self._answer(self._senders[name], route, request)
 
     def _send(self, sender: Sender, number: int) -> bool:
         """Return False if the connection takes nothing now or is gone."""
@@ -172,19 +162,17 @@ class OutboundLink(ABC):
     def _introduce(self, route: bytes) -> None:
         """Let a consumer of another run or version find out which these are: without the key, which is this run's."""
         if self._introductions.allows(monotonic()):
-            self._send_reply(route, pack(RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0)))
+            self._send_reply(route, pack(RetentionReply(self._run, _INTRODUCTION, 0, 0, 0, 0)))
 
 
 class InboundLink(ABC):
     """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
 
-    def __init__(self, endpoint: str, run: str, microbatches: int, key: bytes) -> None:
+    def __init__(self, endpoint: str, run: str, key: bytes) -> None:
         self.endpoint = endpoint
-        self.requesters: dict[tuple[str, int], Requester] = {}  # by their queues' keys
+        self.requesters: dict[str, Requester] = {}  # by the names of their queues
         self._key = key
         self._run = run
-        self._microbatches = microbatches
-        self._per_step: dict[str, int] = {flow: messages_per_step(flow, microbatches) for flow in Flow}
         self._damages = 0
 
     @abstractmethod
@@ -222,13 +210,12 @@ class InboundLink(ABC):
         """Close the connection; no more is requested."""
 
     def add(self, requester: Requester) -> None:
-        self.requesters[requester.receiver.key.wire] = requester
+        self.requesters[requester.receiver.name] = requester
         requester.introduce()
 
-    def remove(self, key: QueueKey) -> None:
-        """The queue is taken over another connection, if it was over this one."""
-        if (requester := self.requesters.get(key.wire)) is not None and requester.receiver.key == key:
-            del self.requesters[key.wire]
+    def remove(self, queue: str) -> None:
+        """The queue of this name is taken over another connection, if it was over this one."""
+        self.requesters.pop(queue, None)
 
     def take(self, receiver: Receiver, *, wait: bool = False) -> Message | None:
         """The next message of the receiver, or None. With `wait`, waits for it as `receive` does."""
@@ -264,13 +251,12 @@ class InboundLink(ABC):
     def _take_in_message(self, frames: Sequence[Frame], now: float) -> None:
         header = read_header(frames[0])
         check_run(header, self._run)
-        requester = self.requesters.get((header.flow, header.stage))
+        requester = self.requesters.get(header.queue)
         if requester is None:  # of a queue that has moved to another connection
             return
         receiver, bits = requester.receiver, fingerprint(header)
-        number = self._number(header, receiver.key)
         whole = len(frames) > 1 or not header.tensors
-        if not receiver.accepts(number, bits, whole=whole):
+        if not receiver.accepts(header.number, bits, whole=whole):
             return
         try:
             message = complete(header, frames[1:])
@@ -281,17 +267,6 @@ class InboundLink(ABC):
             receiver.accept(message, bits)
             requester.postpone(now)
 
-    def _number(self, header: Header, key: QueueKey) -> int:
-        """Return the number of a message in its queue. Raises `ForeignMessage` if the plan has none such."""
-        if key.part is not None:
-            return _number_in_part(header, key, self._microbatches)
-        per_step = self._per_step[header.flow]
-        if header.microbatch >= per_step:
-            raise ForeignMessage(
-                f"{header.identity} is not of this plan, in which a step has {per_step} of them: {_SAME_PLAN}"
-            )
-        return message_number(header.step, header.microbatch, per_step)
-
     def _take_in_reply(self, frame: bytes) -> None:
         reply = self._unpack_reply(frame)
         if reply.run != self._run:
@@ -299,7 +274,7 @@ class InboundLink(ABC):
                 f"the worker at {self.endpoint} belongs to run {reply.run!r}, this one to run {self._run!r}; "
                 "two runs share a queue address: give one of them another queues.url"
             )
-        if requester := self.requesters.get(reply.key.wire):
+        if requester := self.requesters.get(reply.queue):
             requester.receive(reply)
 
     def _unpack_reply(self, frame: bytes) -> RetentionReply:
@@ -323,17 +298,3 @@ class InboundLink(ABC):
             )
         for requester in self.requesters.values():
             requester.receiver.lose()
-
-
-def _number_in_part(header: Header, key: QueueKey, microbatches: int) -> int:
-    per_step = key.per_step(microbatches)
-    try:
-        place = key.place(header.microbatch)
-    except ValueError as error:
-        raise ForeignMessage(f"{header.identity} is not of this plan: {error}; {_SAME_PLAN}") from error
-    if place >= per_step:
-        raise ForeignMessage(f"{header.identity} is not of this plan: {key} has {per_step} in a step; {_SAME_PLAN}")
-    return message_number(header.step, place, per_step)
-
-
-_SAME_PLAN = "start all workers from the same plan"

@@ -11,44 +11,27 @@ from contextlib import AbstractContextManager
 import msgspec
 from torch import Tensor
 
-from stageline.broker.codec.message import (
-    Flow,
-    Frame,
-    Header,
-    Message,
-    decode,
-    encode,
-    fingerprint,
-    message_number,
-    read_header,
-)
+from stageline.broker.codec.message import Frame, Header, Message, decode, encode, fingerprint, read_header
 from stageline.broker.codec.structure import agree, emptied
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueGap
+from stageline.pipeline.program import Per, Queue
 from stageline.pipeline.tree import Tree, tensors
 
-from .base import QueueKey
 from .spill import Slot, Spill
 
 UNLIMITED = 2**63
 SPILL = 4  # the default of what may be retained on the disk, as a multiple of what may be in memory
 
-_COUNTED: dict[str, str] = {
-    Flow.CALL: "call",
-    Flow.REPLY: "reply",
-    Flow.EVALUATION: "evaluated batch",
-    Flow.VERDICT: "round",
-}  # what a flow's steps are
+_UNITS = {Per.CALL: "call", Per.REPLY: "reply", Per.EVALUATED: "evaluated batch", Per.ROUND: "round"}
 _WAY_OUT = "See which stage is behind, or raise queues.retain_bytes"
 _OF_REPLIES = (
     "Replies are kept until the next checkpoint: make room on that disk, lower recovery.snapshot_every, or predict "
     "fewer rows between two training steps"
 )
-_WAYS_OUT: dict[str, str] = {
-    Flow.CALL: "The batches of the steps between two checkpoints must have room: lower recovery.snapshot_every, or "
-    "raise queues.retain_bytes",
-    Flow.LOSS: _OF_REPLIES,
-    Flow.REPLY: _OF_REPLIES,
-}
+_OF_CALLS = (
+    "The batches of the steps between two checkpoints must have room: lower recovery.snapshot_every, or raise "
+    "queues.retain_bytes"
+)
 
 
 def _never(reason: str, since: float) -> bool:
@@ -121,14 +104,13 @@ class _RetainedMessage(msgspec.Struct):
 class Log:
     """The retained messages of one queue of `run`; those before `first` were trimmed, `end` comes next."""
 
-    def __init__(self, run: str, key: QueueKey, microbatches: int, budget: RetentionBudget) -> None:
+    def __init__(self, run: str, queue: Queue, budget: RetentionBudget) -> None:
         self.run = run
-        self.key = key
-        self._of = run, key.flow, key.stage
+        self.queue = queue
+        self._of = run, queue.name
         self.first = 0
         self.end = 0
         self.bytes = 0
-        self._per_step = key.per_step(microbatches)
         self._budget = budget
         self._kept: dict[int, _RetainedMessage] = {}
         self._in_memory = 0  # the lowest number that may still be in memory
@@ -143,7 +125,11 @@ class Log:
         Raises `Disagreement` if the message was put before with other bits, `QueueGap` if it skips a number,
         `QueueFull` if there is no room (then nothing has changed), `Unsendable` for what cannot travel.
         """
-        number = self._number(message)
+        number = message.number
+        if (message.run, message.queue) != self._of:
+            raise ValueError(
+                f"{message.identity} of {message.run!r} was put into {self.queue.name} of run {self.run!r}"
+            )
         if number < self.first:
             return None
         frames = encode(message)
@@ -173,7 +159,7 @@ class Log:
 
     def trim(self, step: int) -> None:
         """Forget the messages before `step`. Raises `Overwritten` if a tensor of one has been written to."""
-        floor = step * self._per_step
+        floor = self.queue.first(step)
         while self.first < min(floor, self.end):
             self._forget(self.first)
             self.first += 1
@@ -185,15 +171,12 @@ class Log:
 
         Raises `Overwritten` if a tensor of one has been written to.
         """
-        floor = step * self._per_step
-        for number in range(max(self.first, floor), min(self.end, floor + self._per_step)):
+        for number in self._retained(step):
             self._empty_message(number, rest)
 
     def checksums(self, step: int) -> tuple[int, ...]:
         """The CRC-32 of each tensor of the retained messages of `step`, in order."""
-        floor = step * self._per_step
-        numbers = range(max(self.first, floor), min(self.end, floor + self._per_step))
-        return tuple(tensor.crc32 for number in numbers for tensor in self._header(number).tensors)
+        return tuple(tensor.crc32 for number in self._retained(step) for tensor in self._header(number).tensors)
 
     def oldest(self, now: float) -> float:
         """The age of the oldest retained message in seconds; 0 if there is none."""
@@ -206,25 +189,30 @@ class Log:
 
     def name(self, number: int) -> str:
         """Message `number`, for people."""
-        step, microbatch = divmod(number, self._per_step)
-        if self.key.part is not None and self.key.part.places is not None:
-            microbatch = [*self.key.part.places][microbatch]
-        return f"message {number} of {self.key} (step {step}, microbatch {microbatch})"
+        unit, microbatch = self.queue.at(number)
+        return f"message {number} of {self.queue.name} ({self._unit} {unit}, microbatch {microbatch})"
 
     def close(self) -> None:
         """Forget everything, without checking the seals. The budget is not used any more."""
         self._kept.clear()
 
-    def _number(self, message: Message) -> int:
-        if (message.run, message.flow, message.stage) != self._of:
-            raise ValueError(f"a {message.identity} of run {message.run!r} was put into {self.key} of run {self.run!r}")
-        place = message.microbatch if self.key.part is None else self.key.place(message.microbatch)
-        if place >= self._per_step:
-            raise ValueError(f"a {message.identity} was put where a step has {self._per_step} messages")
-        return message_number(message.step, place, self._per_step)
+    def _retained(self, step: int) -> range:
+        """Return the numbers of the messages of `step` that are retained."""
+        return range(max(self.first, self.queue.first(step)), min(self.end, self.queue.first(step + 1)))
+
+    @property
+    def _unit(self) -> str:
+        """The name of what the queue's messages are of, one or more each."""
+        return _UNITS.get(self.queue.per, "step")
+
+    @property
+    def _way_out(self) -> str:
+        if self.queue.per is Per.CALL:
+            return _OF_CALLS
+        return _OF_REPLIES if self.queue.answers else _WAY_OUT
 
     def _check_order(self, number: int) -> None:
-        if self._empty and number % self._per_step == 0:  # a replacement begins at the step it was placed at
+        if self._empty and number % self.queue.count == 0:  # a replacement begins at the step it was placed at
             self.first = self.end = number
         if number != self.end:
             raise QueueGap(f"{self.name(number)} was put where number {self.end} comes next")
@@ -249,12 +237,11 @@ class Log:
                 return self._move_out(number, new)
             except QueueFull as full:
                 reason = (
-                    f"{self.key} retains {len(self)} messages, {self.bytes} bytes, until every stage is past "
-                    f"{_COUNTED.get(self.key.flow, 'step')} {self.first // self._per_step}; memory for it is full, and "
-                    f"{full}"
+                    f"{self.queue.name} retains {len(self)} messages, {self.bytes} bytes, until every stage is past "
+                    f"{self._unit} {self.queue.at(self.first)[0]}; memory for it is full, and {full}"
                 )
                 if not self._budget.wait(reason, new.since):
-                    raise QueueFull(f"{reason}. {_WAYS_OUT.get(self.key.flow, _WAY_OUT)}") from full
+                    raise QueueFull(f"{reason}. {self._way_out}") from full
 
     def _move_out(self, number: int, new: _RetainedMessage) -> None:
         """Move messages to the disk: the oldest first, which are least likely to be resent, `new` only at the last."""
@@ -279,9 +266,8 @@ class Log:
 
     def _empty_message(self, number: int, rest: Tree) -> None:
         header, since = self._header(number), self._kept[number].since
-        identity = header.run, header.flow, header.step, header.microbatch, header.stage
         payload = emptied(fingerprint(header), rest)
-        frames = encode(Message(*identity, header.incarnation, header.sequence, payload))
+        frames = encode(Message(header.run, header.queue, number, header.incarnation, payload))
         self._release(number)
         size = sum(map(len, frames))
         self._kept[number] = _RetainedMessage(size, since, frames, None)
@@ -315,7 +301,7 @@ class LockedLog:
     """The log of a producer's end that several threads use: each method holds `lock`."""
 
     def __init__(self, log: Log, lock: AbstractContextManager[object]) -> None:
-        self.key = log.key
+        self.queue = log.queue
         self._log = log
         self._lock = lock
 

@@ -3,39 +3,30 @@ it is taken, so that producer and consumer share no memory and every transport c
 """
 
 import threading
-from collections.abc import Mapping
 from time import monotonic
 
 from stageline.broker.codec.message import Message, decode
 from stageline.broker.errors import QueueClosed
+from stageline.pipeline.program import Queue
 
-from .base import Depth, QueueKey
+from .base import Depth
 from .delivery import Retention
 from .log import UNLIMITED, LockedLog, Log, RetentionBudget
 
 
 class MemoryQueues:
-    """All queues of a run whose workers share this process and this object; `budget` is for all of them together.
-    `windows`: how many messages beyond what is taken the consumer of a queue grants; without one, all."""
+    """All queues of a run whose workers share this process and this object; `budget` is for all of them together. The
+    consumer of a queue grants its window beyond what is taken; all, if it has none or is the producer's own."""
 
-    def __init__(
-        self,
-        run: str,
-        microbatches: int,
-        budget: RetentionBudget | None = None,
-        windows: Mapping[QueueKey, int] | None = None,
-    ) -> None:
+    def __init__(self, run: str, budget: RetentionBudget | None = None) -> None:
         self._run = run
-        self._microbatches = microbatches
         self._budget = budget or RetentionBudget()
-        self._windows = windows or {}
-        self._queues: dict[QueueKey, MemoryQueue] = {}
+        self._queues: dict[str, MemoryQueue] = {}
 
-    def outbound(self, key: QueueKey) -> "MemoryQueue":
-        if key not in self._queues:
-            log = Log(self._run, key, self._microbatches, self._budget)
-            self._queues[key] = MemoryQueue(log, self._microbatches, self._windows.get(key, UNLIMITED))
-        return self._queues[key]
+    def outbound(self, queue: Queue) -> "MemoryQueue":
+        if queue.name not in self._queues:
+            self._queues[queue.name] = MemoryQueue(Log(self._run, queue, self._budget))
+        return self._queues[queue.name]
 
     inbound = outbound
 
@@ -50,11 +41,10 @@ class MemoryQueues:
 class MemoryQueue(LockedLog):
     """Both ends of one queue."""
 
-    def __init__(self, log: Log, microbatches: int, window: int) -> None:
+    def __init__(self, log: Log) -> None:
         self._changed = threading.Condition()
         super().__init__(log, self._changed)
-        self._window = window
-        self._per_step = log.key.per_step(microbatches)
+        self._window = UNLIMITED if self.queue.is_local else self.queue.window or UNLIMITED
         self._next = 0
         self._closed = False
 
@@ -78,7 +68,7 @@ class MemoryQueue(LockedLog):
             if not self._changed.wait_for(lambda: self._closed or self._log.end > self._next, timeout):
                 return None
             self._check_open()
-            Retention(self._log.first, self._log.end).check_holds(self.key, self._next)
+            Retention(self._log.first, self._log.end).check_holds(self.queue.name, self._next)
             message = decode(self._log.frames(self._next))
             self._next += 1
             self._changed.notify_all()
@@ -86,7 +76,7 @@ class MemoryQueue(LockedLog):
 
     def rewind(self, step: int) -> None:
         with self._changed:
-            self._next = step * self._per_step
+            self._next = self.queue.first(step)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -97,4 +87,4 @@ class MemoryQueue(LockedLog):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise QueueClosed(f"{self.key} is closed")
+            raise QueueClosed(f"{self.queue.name} is closed")

@@ -14,14 +14,13 @@ from typing import TypeVar
 
 import msgspec
 
-from stageline.broker.codec.message import FlowName
 from stageline.broker.codec.tensors import Count
 from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.pipeline.program import QueueName
 
-from .base import QueueKey
 from .delivery import Credit, Receiver, Retention, Sender, check_current
 
-VERSION = 2
+VERSION = 3
 SEAL_BYTES = 16
 
 FIRST_PAUSE = 0.5  # seconds without an arrival after which a consumer repeats its request
@@ -30,14 +29,9 @@ LONGEST_PAUSE = 5.0  # seconds; the pause between two requests doubles up to thi
 
 class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     run: str
-    flow: FlowName
-    stage: Count
+    queue: QueueName
     incarnation: Count  # of the consumer; in a reply the newest that the producer has a request from
     serial: Count  # counts the requests of one consumer from 1; in a reply, that of the request
-
-    @property
-    def key(self) -> QueueKey:
-        return QueueKey(self.flow, self.stage)
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -114,7 +108,7 @@ def _decode(body: bytes, kind: type[_AnyRequest]) -> _AnyRequest:
 def reply_to(request: CreditRequest, sender: Sender) -> RetentionReply:
     """The reply to `request`, true if everything due was sent before."""
     log, (first, sent) = sender.log, sender.retention
-    return RetentionReply(log.run, log.key.flow, log.key.stage, sender.newest[0], request.serial, first, sent)
+    return RetentionReply(log.run, log.queue.name, sender.newest[0], request.serial, first, sent)
 
 
 class Requester:
@@ -159,8 +153,7 @@ class Requester:
             return None
         return CreditRequest(
             self._run,
-            receiver.key.flow,
-            receiver.key.stage,
+            receiver.name,
             self._incarnation,
             self._serial + 1,
             next=receiver.next,
@@ -184,6 +177,6 @@ class Requester:
 
         Raises `Fenced` if the producer serves a newer incarnation, `QueueGap` if it has forgotten the next message.
         """
-        check_current(f"{self.receiver.key} is taken", reply.incarnation, self._incarnation)
+        check_current(f"{self.receiver.name} is taken", reply.incarnation, self._incarnation)
         if reply.serial >= self._resent and self.receiver.was_sent(Retention(reply.first, reply.sent)):
             self.receiver.lose()

@@ -12,10 +12,10 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from stageline.broker.codec.message import Flow, Message
-from stageline.broker.queues.base import QueueKey
+from stageline.broker.codec.message import Message
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
+from stageline.pipeline.program import Queue
 from stageline.pipeline.tree import Tree
 
 RUN = "split-learning"
@@ -28,31 +28,30 @@ class Party:
     def __init__(self, name: str, names: Sequence[str], url: str = "tcp://127.0.0.1:0") -> None:
         self.name = name
         self._names = list(names)
-        inbound = {self._key(other, name): 2 for other in names if other != name}
-        self._queues = ZeroMQQueues(RUN, 1, url, QueueOptions(microbatches=1, windows=inbound))
+        self._queues = ZeroMQQueues(RUN, 1, url, QueueOptions())
         self._sent = dict.fromkeys(names, 0)
         self.endpoint = self._queues.endpoint
 
     def connect(self, endpoints: Mapping[str, str]) -> None:
         """Returns once all others have connected to this party. Raises `TimeoutError`."""
         others = {name: endpoint for name, endpoint in endpoints.items() if name != self.name}
-        self._queues.connect({self._key(other, self.name): endpoint for other, endpoint in others.items()})
+        self._queues.connect({self._queue(other, self.name): endpoint for other, endpoint in others.items()})
         for other in others:
-            if not self._queues.outbound(self._key(self.name, other)).has_credit(0, PATIENCE):
+            if not self._queues.outbound(self._queue(self.name, other)).has_credit(0, PATIENCE):
                 raise TimeoutError(f"{other} has not connected to {self.name} in {PATIENCE:g} s")
 
     def send(self, to: str, content: Tree) -> None:
         """Returns at once. Nothing may write to the tensors afterwards. Those that `to` has received are forgotten."""
-        key, number = self._key(self.name, to), self._sent[to]
-        queue = self._queues.outbound(key)
+        where, number = self._queue(self.name, to), self._sent[to]
+        queue = self._queues.outbound(where)
         if number and self._arrived(to):
             queue.trim(number)
-        queue.put(Message(RUN, key.flow, number, 0, key.stage, 1, number, content))
+        queue.put(Message(RUN, where.name, number, 1, content))
         self._sent[to] += 1
 
     def receive(self, sender: str) -> Tree:
         """The next of what `sender` has sent to this party. Raises `TimeoutError`."""
-        message = self._queues.inbound(self._key(sender, self.name)).take(PATIENCE)
+        message = self._queues.inbound(self._queue(sender, self.name)).take(PATIENCE)
         if message is None:
             raise TimeoutError(f"{self.name} has waited {PATIENCE:g} s for {sender}")
         return message.payload
@@ -70,12 +69,13 @@ class Party:
     def _arrived(self, to: str) -> bool:
         if not self._sent[to]:
             return True
-        depth = self._queues.outbound(self._key(self.name, to)).depth()
+        depth = self._queues.outbound(self._queue(self.name, to)).depth()
         return not depth.ready and not depth.in_flight
 
-    def _key(self, sender: str, receiver: str) -> QueueKey:
-        """A queue for each pair: stages number them, since these are no stages of one plan."""
-        return QueueKey(Flow.FORWARD, self._names.index(sender) * len(self._names) + self._names.index(receiver))
+    def _queue(self, sender: str, receiver: str) -> Queue:
+        """A queue for each pair; a party may send two messages ahead of what is taken."""
+        places = self._names.index(sender), self._names.index(receiver)
+        return Queue(name=f"{sender}-{receiver}", producer=places[0], consumer=places[1], window=2)
 
 
 def together(

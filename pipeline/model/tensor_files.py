@@ -33,7 +33,7 @@ import torch
 from safetensors import safe_open
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.plan.keys.key_types import nearest
+from stageline.pipeline.plan.keys.key_types import hint
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import lacks_memory
 
@@ -317,5 +317,4 @@ def listed(faults: Sequence[str]) -> str:
 
 def _hint(name: str, names: Collection[str], number: int) -> str:
     """Of a fault that is shown; to look for all would take long."""
-    near = nearest(name, names) if number < SHOWN else ""
-    return f" ({near})" if near else ""
+    return hint(name, names) if number < SHOWN else ""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from . import schedule_checks, stage_checks, training_checks
+from . import schedule_checks, stage_checks, staying, training_checks
 from .errors import PlanError
 from .keys.models import PlanTables
 from .refusals import refused_pairs
@@ -94,6 +94,6 @@ _LAST: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", *_STAGES, *_IN_STEP, *_ORDER), schedule_checks.shape),
     (
         ("data.stays", "data.labels_stay", "data.targets", "data.source", "workers", "stage", *_STAGES),
-        stage_checks.problems_of_staying,
+        staying.staying,
     ),
 )

@@ -241,7 +241,7 @@ class _Given:
                 what = next(each.what for each in _field(key).metadata if isinstance(each, Accepts))
                 return self._error(key, f"missing; expected {what}")
             case "extra_forbidden" if len(key) == 1:
-                hint = nearest(key[0], PlanTables.model_fields) or f"there are {', '.join(PlanTables.model_fields)}"
+                hint = nearest(key[0], PlanTables.model_fields) or f"the tables are {', '.join(TABLES)}"
                 return self._error(key, f"there is no such table; {hint}")
             case "extra_forbidden":
                 return self._error(key, f"there is no such key; {_meant(key)}")

@@ -233,7 +233,6 @@ REFUSED: tuple[Refusal, ...] = (
     not_built(REPLICAS, PREFIX_CACHE, BESIDE, " does not support replicas; leave one of the two out"),
     not_built(REPLICAS, TAPS, BESIDE, " does not support replicas; leave the table out"),
     not_built(REPLICAS, SKIPPING, BESIDE, ' does not support replicas; use "halt"'),
-    not_built(REPLICAS, RECORDED, BESIDE, ' does not support replicas; use "bad"'),
     # The processes of a group have parts of a stage's weights, or of its gradients and optimizer.
     not_built(SHARD, TENSOR, BESIDE, " is given too; keep one of the two"),
     not_built(GROUPS, REPLICAS, "a stage with replicas cannot have several processes; leave one of the two out"),

@@ -117,11 +117,9 @@ def _offloaded(plan: PlanTables, part: str = "") -> Asked:
 
 
 def _limited(plan: PlanTables) -> Asked:
-    own = {f"workers.{index}.memory": each for index, each in enumerate(plan.workers) if each.memory is not None}
-    rest = frozenset(stage for each in plan.workers if each.memory is None for stage in each.stages)
-    of_all = {"memory.limit": rest if plan.workers else ALL}
-    given = of_all if plan.memory is not None and plan.memory.limit is not None else {}
-    return given | {key: frozenset(each.stages) for key, each in own.items()}
+    stages = {f"workers.{index}.memory": frozenset(each.stages) for index, each in enumerate(plan.workers)}
+    rest = frozenset[int]().union(*(stages[key] for key in stages.keys() - plan.limits.keys()))
+    return {key: stages.get(key, rest if plan.workers else ALL) for key in plan.limits}
 
 
 def _not_on_cpu(plan: PlanTables) -> Asked:

@@ -22,7 +22,7 @@ from .complete import Disordered, Incomplete, UnsoundSchedule
 from .evaluation import Evaluation
 from .instruction import Instruction, Op
 from .program import OpLists, Pass, Program, StepLists
-from .queue import Per, Queue
+from .queue import Per, Queue, QueueName
 from .replays import CacheUse, Replays
 from .script import ScriptCalls
 from .sums import SumExchange
@@ -45,6 +45,7 @@ __all__ = [
     "Per",
     "Program",
     "Queue",
+    "QueueName",
     "Replays",
     "ScriptCalls",
     "StepLists",

@@ -9,7 +9,7 @@ Queues of their own keep the numbers of training's messages what they are: step 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from stageline.pipeline.schedule import Action, Kind, forward_only
+from stageline.pipeline.schedule import Action, forward_only
 
 from .instruction import Op
 from .program import OpLists, Program
@@ -31,14 +31,13 @@ class Evaluation:
     by_credit: bool = True
 
     def lower(self, program: Program) -> Program:
-        """Return `program` with evaluated batches and, in a run that may end early, verdicts."""
+        """Return `program` with evaluated batches and, in a run that may end early, queues of verdicts."""
         schedule = program.schedule
         lists: OpLists = tuple(
             tuple(self._op(program, action) for action in actions)
             for actions in forward_only(schedule.placement, schedule.microbatches, schedule.shares).workers
         )
-        verdicts = _verdicts(program) if self.may_end else ()
-        return replace(program.with_queues(self._queues(program)), evaluated=lists, verdicts=verdicts)
+        return replace(program.with_queues(self._queues(program)), evaluated=lists)
 
     def _op(self, program: Program, action: Action) -> Op:
         takes = (f"evaluation-{action.stage}",) if action.stage else ()
@@ -59,29 +58,14 @@ class Evaluation:
                 count=count,
                 window=2 * count + 2,  # one batch may wait while the next one is computed
             )
-        for worker in _told(program) if self.may_end else ():
-            yield Queue(
-                name=f"verdict-{worker}",
-                producer=owner(program.last),
-                consumer=worker,
-                source=program.last,
-                per=Per.ROUND,
-                window=FEW,
-            )
-
-
-def _told(program: Program) -> list[int]:
-    """The workers that do not decide."""
-    return [worker for worker in range(program.script) if worker != program.schedule.owner(program.last)]
-
-
-def _verdicts(program: Program) -> OpLists:
-    told = tuple(f"verdict-{worker}" for worker in _told(program))
-
-    def of(worker: int, stages: tuple[int, ...]) -> Op:
-        decides = program.last in stages
-        action = Action(Kind.VERDICT, program.last if decides else min(stages))
-        takes = () if decides else (f"verdict-{worker}",)
-        return Op(action, str(action), Per.ROUND, takes, told if decides else ())
-
-    return tuple((of(worker, stages),) for worker, stages in enumerate(program.schedule.placement))
+        decides = owner(program.last)
+        for worker in range(program.script if self.may_end else 0):
+            if worker != decides:
+                yield Queue(
+                    name=f"verdict-{worker}",
+                    producer=decides,
+                    consumer=worker,
+                    source=program.last,
+                    per=Per.ROUND,
+                    window=FEW,
+                )

@@ -6,8 +6,6 @@ from stageline.pipeline.schedule import Action
 
 from .queue import Per
 
-_UNITS = {Per.EVALUATED: "evaluated batch", Per.ROUND: "round"}
-
 
 class Op(msgspec.Struct, frozen=True):
     """One entry of a worker's program.
@@ -80,9 +78,7 @@ class Instruction(msgspec.Struct, frozen=True):
     @property
     def counted(self) -> bool:
         """True if its step is one of training, which the ledger knows."""
-        return self.op.per is Per.MICROBATCH or self.op.per is Per.STEP
+        return not self.evaluates
 
     def __str__(self) -> str:
-        if self.op.per is Per.ROUND:
-            return f"{self.name} of round {self.step} of evaluation"
-        return f"{self.name} of {_UNITS.get(self.op.per, 'step')} {self.step}"
+        return f"{self.name} of {'evaluated batch' if self.evaluates else 'step'} {self.step}"

@@ -48,7 +48,6 @@ class Program:
         queues: Every queue of the run, by its name.
         sections: Operations of a training step. The first section begins at step 0, each further one at a later step.
         evaluated: Operations of an evaluated batch.
-        verdicts: Operations after a round of evaluation.
         passes: What has made it of the schedule, in order.
     """
 
@@ -56,7 +55,6 @@ class Program:
     queues: Mapping[str, Queue]
     sections: tuple[StepLists, ...]
     evaluated: OpLists = ()
-    verdicts: OpLists = ()
     passes: tuple[Pass, ...] = ()
 
     @property
@@ -73,7 +71,7 @@ class Program:
     def digest(self) -> str:
         """SHA-256 (hex) over queues and operations: two processes with equal digests run one program."""
         lists = [(each.begins, each.lists) for each in self.sections]
-        parts = (self.schedule.mode, list(self.queues.values()), lists, self.evaluated, self.verdicts)
+        parts = (self.schedule.mode, list(self.queues.values()), lists, self.evaluated)
         return sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
     @property
@@ -90,7 +88,7 @@ class Program:
     @cached_property
     def kinds(self) -> frozenset[str]:
         """The kinds of all operations."""
-        lists = [*(each.lists for each in self.sections), self.evaluated, self.verdicts]
+        lists = [*(each.lists for each in self.sections), self.evaluated]
         return frozenset(op.action.kind for ops in lists for op in chain.from_iterable(ops))
 
     @property

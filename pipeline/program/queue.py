@@ -7,13 +7,15 @@ evaluation-2           activations of evaluated batches, from stage 1 to stage 2
 call-1, reply-1        from a script to worker 1, and back
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
-_STAGE = r"[0-9]{1,6}(\.[0-9]{1,6})?"  # or one of its copies
-QueueName = Annotated[str, msgspec.Meta(pattern=rf"^[a-z]{{1,16}}-{_STAGE}(-from-{_STAGE})?\Z")]
+LONGEST_NAME = 64
+_NAME = rf"^[!-~]{{1,{LONGEST_NAME}}}\Z"
+QueueName = Annotated[str, msgspec.Meta(pattern=_NAME)]  # as it travels in the header of each message
 Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 FEW = 16  # messages that are small and come one a call, round or step: more than are under way, to spare requests
@@ -71,6 +73,11 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     signals: bool = False
 
     def __post_init__(self) -> None:
+        """Raise `ValueError` for a name that cannot travel."""
+        if not re.match(_NAME, self.name):
+            raise ValueError(
+                f"{self.name!r} is no name for a queue, which has 1 to {LONGEST_NAME} printable ASCII characters"
+            )
         if self.order and len(self.order) != self.count:
             raise ValueError(f"queue {self.name} has {self.count} messages a step, and an order of {len(self.order)}")
 
@@ -94,6 +101,20 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         """Return the step (or whatever else `per` names) and the microbatch of message `number`."""
         unit, place = divmod(number, self.count)
         return unit, self.order[place] if self.order else place
+
+    def first(self, unit: int) -> int:
+        """Return the number of the first message of a step, or of whatever else `per` names."""
+        return unit * self.count
+
+    @property
+    def is_local(self) -> bool:
+        """True if the queue begins and ends at one worker."""
+        return self.producer == self.consumer
+
+    @property
+    def answers(self) -> bool:
+        """True if the queue brings a script what came of its calls."""
+        return self.source is None and self.target is None and self.per is not Per.CALL
 
     def differing(self, other: "Queue") -> str:
         """Return in what the queue differs from `other` of its name, "" if both carry the same messages alike.

@@ -11,7 +11,8 @@ from .catalogue import WINDOWED, forward_only, make_schedule, schedule_names
 from .listed import LISTED, faults, rows_of, told_by
 from .shape import Placement, ScheduleRefused, Shape
 from .v_shaped import Times, v_shaped
-from .value import DELAYED, Mode, Schedule
+from .value import Schedule
+from .versions import DELAYED, Mode
 
 __all__ = [
     "DELAYED",

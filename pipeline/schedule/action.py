@@ -25,8 +25,6 @@ class Kind(StrEnum):
     NORMS = "N"  # once per step: the norms of gradients, of this stage and of those after it
     CLIP = "C"  # once per step: clips the gradients by the norm over all stages
     UPDATE = "U"  # the optimizer; once per step, with no microbatch of its own
-    VERDICT = "V"  # in no schedule: after an evaluation, whether a run that may end early goes on
-    ORDER = "O"  # in no schedule: before a step of a run that chooses its schedule, by which one it goes
 
     __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program
 
@@ -58,8 +56,7 @@ class Action(NamedTuple):
     @property
     def name(self) -> str:
         """Without its stage: "F0", "U"."""
-        once = self.kind in ONCE_PER_STEP or self.kind in (Kind.VERDICT, Kind.ORDER)
-        return str(self.kind) if once else f"{self.kind}{self.microbatch}"
+        return str(self.kind) if self.kind in ONCE_PER_STEP else f"{self.kind}{self.microbatch}"
 
     @property
     def way(self) -> tuple["Action", ...]:

@@ -42,8 +42,6 @@ here; the paper's bubble does not depend on it. Two workers with two stages each
 **Merged.** The lists of stages on one worker are merged by the time at which each action would start on a worker of its
 own. This works for any placement: neighbours on one worker, a U (first and last stage together), four stages on three
 workers. All workers follow one order in time, in which nothing starts before its data, so they cannot deadlock.
-
-In asynchronous mode, microbatches are numbered over the whole run here.
 """
 
 import math
@@ -55,40 +53,45 @@ from itertools import pairwise
 from .action import Action, Kind, Lists
 from .shape import Shape
 
-_COST: dict[str, int] = {
-    Kind.FORWARD: 1,
-    Kind.BACKWARD: 2,
-    Kind.INPUT: 1,
-    Kind.WEIGHT: 1,
-}  # costs that are assumed before a run; messages take no time
+# Costs that are assumed before a run; messages take no time.
+_COST: dict[str, int] = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
 
 
 def gpipe(stages: int, microbatches: int) -> list[int]:
-    """Each stage's warm-up in GPipe (arXiv 1811.06965): every forward, then every backward."""
+    """Return each stage's warm-up in GPipe (arXiv 1811.06965): every forward, then every backward."""
     return [microbatches] * stages
 
 
-def one_f_one_b(stages: int) -> list[int]:
-    """Each stage's warm-up in 1F1B (PipeDream-Flush, arXiv 2006.09503)."""
+def one_f_one_b(stages: int, microbatches: int = 0) -> list[int]:
+    """Return each stage's warm-up in 1F1B (PipeDream-Flush, arXiv 2006.09503), for any number of microbatches."""
     return [stages - 1 - stage for stage in range(stages)]
 
 
-def eager(stages: int) -> list[int]:
-    """Each stage's warm-up in eager 1F1B: hides one-way latencies up to half of a forward and a backward."""
-    return [2 * (stages - 1 - stage) for stage in range(stages)]
+def eager(stages: int, microbatches: int) -> list[int]:
+    """Return each stage's warm-up in eager 1F1B: hides one-way latencies up to half of a forward and a backward."""
+    return [2 * each for each in one_f_one_b(stages)]
 
 
-def alternate(stage: int, numbers: range, warm_up: int, first_trainable: int) -> Iterator[Action]:
-    """The actions of `stage` on the microbatches `numbers`: `warm_up` forwards, then forward and backward in turn, then
-    the remaining backwards. A stage below `first_trainable` runs no backward."""
-    trains = stage >= first_trainable
+def alternate(stage: int, numbers: range, warm_up: int, deferred: int | None = None) -> Iterator[Action]:
+    """Yield the actions of a stage that trains: forwards, then forward and backward in turn, then backwards.
+
+    Args:
+        stage: The stage.
+        numbers: Microbatches, in this order.
+        warm_up: Forwards before the first backward, beyond the one before every backward.
+        deferred: Microbatches by which gradients of weights come after those of inputs. None: backwards are whole.
+    """
     warm_up = min(warm_up, len(numbers))
-    for place, number in enumerate(numbers):
+    for number in numbers[:warm_up]:
         yield Action(Kind.FORWARD, stage, number)
-        if trains and place >= warm_up:
-            yield Action(Kind.BACKWARD, stage, numbers[place - warm_up])
-    for number in numbers[len(numbers) - warm_up :] if trains else ():
-        yield Action(Kind.BACKWARD, stage, number)
+    for place, number in enumerate(numbers):
+        if place + warm_up < len(numbers):
+            yield Action(Kind.FORWARD, stage, numbers[place + warm_up])
+        yield Action(Kind.BACKWARD if deferred is None else Kind.INPUT, stage, number)
+        if deferred is not None and place >= deferred:
+            yield Action(Kind.WEIGHT, stage, numbers[place - deferred])
+    for number in () if deferred is None else numbers[max(0, len(numbers) - deferred) :]:
+        yield Action(Kind.WEIGHT, stage, number)
 
 
 def window_for(latencies: Sequence[float], forward: float, backward: float) -> tuple[int, ...]:
@@ -117,8 +120,8 @@ def checked_window(shape: Shape, window: Sequence[int] | None) -> Sequence[int]:
         if in_flight < 1:
             raise shape.refused(f"the window of stage {stage} is {in_flight}; nothing moves with less than 1 in flight")
     reached = [min(shape.microbatches, in_flight) for in_flight in window]
-    for stage, (here, beyond) in enumerate(pairwise(reached)):
-        if stage >= shape.first_trainable and here < beyond:
+    for stage, (here, beyond) in list(enumerate(pairwise(reached)))[shape.first_trainable :]:
+        if here < beyond:
             raise shape.refused(
                 f"stage {stage} would wait for a gradient with {here} in flight, and stage {stage + 1} for {beyond} "
                 f"before it sends one; raise the window of stage {stage} to {beyond}, or lower the next one's"
@@ -126,59 +129,60 @@ def checked_window(shape: Shape, window: Sequence[int] | None) -> Sequence[int]:
     return window
 
 
-def with_deferred_weights(
-    stage: int, numbers: range, warm_up: int, deferred: int, first_trainable: int
-) -> Iterator[Action]:
-    """The actions of `stage` on the microbatches `numbers`: `warm_up` forwards, then forward and input gradient in
-    turn, the gradients of weights `deferred` microbatches later. A stage below `first_trainable` runs no backward."""
-    trains = stage >= first_trainable
-    warm_up = min(warm_up, len(numbers))
-    for number in numbers[:warm_up]:
-        yield Action(Kind.FORWARD, stage, number)
-    for place, number in enumerate(numbers):
-        if place + warm_up < len(numbers):
-            yield Action(Kind.FORWARD, stage, numbers[place + warm_up])
-        if trains:
-            yield Action(Kind.INPUT, stage, number)
-        if trains and place >= deferred:
-            yield Action(Kind.WEIGHT, stage, numbers[place - deferred])
-    for number in numbers[max(0, len(numbers) - deferred) :] if trains else ():
-        yield Action(Kind.WEIGHT, stage, number)
+def interleaved(shape: Shape) -> Lists:
+    """Return each worker's list for one step, without updates. Raises `ScheduleRefused` if stages or groups do not
+    fit."""
+    _check_looped(shape)
+    if not _divide(shape.workers, shape.microbatches):
+        numbers = range(1, shape.microbatches + shape.workers + 1)
+        fit = [number for number in numbers if _divide(shape.workers, number)]
+        below = max(number for number in fit if number < shape.microbatches)
+        above = min(number for number in fit if number > shape.microbatches)
+        raise shape.refused(
+            f"the microbatches do not divide into {shape.microbatches // shape.workers} equal groups; "
+            f"the nearest numbers that work on {shape.workers} workers are {below} and {above}"
+        )
+    size = shape.microbatches // max(1, shape.microbatches // shape.workers)
+    return tuple(tuple(_worker(shape, worker, size)) for worker in range(shape.workers))
 
 
-def check_looped(shape: Shape) -> None:
-    """Raises `ScheduleRefused` unless the stages loop over the workers."""
-    placement = [sorted(stages) for stages in shape.placement]
+def breadth_first(shape: Shape) -> Lists:
+    """Return each worker's list for one step, without updates. Raises `ScheduleRefused` if the stages do not loop."""
+    _check_looped(shape)
+    numbers = range(shape.microbatches)
+    return tuple(
+        (
+            *(Action(Kind.FORWARD, stage, number) for stage in sorted(stages) for number in numbers),
+            *(Action(Kind.BACKWARD, stage, number) for stage in sorted(stages)[::-1] for number in numbers),
+        )
+        for stages in shape.placement
+    )
+
+
+def _check_looped(shape: Shape) -> None:
     looped = [list(range(worker, shape.stages, shape.workers)) for worker in range(shape.workers)]
     multiple = shape.stages % shape.workers == 0
-    if not multiple or placement != looped:
+    if not multiple or list(map(sorted, shape.placement)) != looped:
         way_out = f"place the stages as {looped}" if multiple else f"use a multiple of {shape.workers} stages"
         raise shape.refused(
             f"its stages must loop over the workers (worker r of P owns r, P + r, ...); {way_out}, or use 1f1b"
         )
 
 
-def interleaved(shape: Shape) -> Lists:
-    """Each worker's list for one step, without updates. Raises `ScheduleRefused` if stages or groups do not fit."""
-    check_looped(shape)
-    group = _group(shape.workers, shape.microbatches)
-    if group is None:
-        raise shape.refused(_not_in_groups(shape))
-    return tuple(
-        tuple(action for action in actions if action.kind is Kind.FORWARD or action.stage >= shape.first_trainable)
-        for actions in (_worker(shape, worker, group) for worker in range(shape.workers))
-    )
+def _divide(workers: int, microbatches: int) -> bool:
+    """Return True if microbatches divide into equal groups of at least as many as there are workers, or into one."""
+    return microbatches % max(1, microbatches // workers) == 0
 
 
-def _worker(shape: Shape, worker: int, group: int) -> Iterator[Action]:
+def _worker(shape: Shape, worker: int, size: int) -> Iterator[Action]:
     turns = shape.stages // shape.workers
     places = turns * shape.microbatches
-    warm_up = min(places, (turns - 1) * group + 2 * (shape.workers - 1 - worker))
+    warm_up = min(places, (turns - 1) * size + 2 * (shape.workers - 1 - worker))
 
     def action(kind: Kind, place: int) -> Action:
-        turn = place // group % turns
+        turn = place // size % turns
         stage = (turn if kind is Kind.FORWARD else turns - 1 - turn) * shape.workers + worker
-        return Action(kind, stage, place // (group * turns) * group + place % group)
+        return Action(kind, stage, place // (size * turns) * size + place % size)
 
     for place in range(places):
         yield action(Kind.FORWARD, place)
@@ -188,81 +192,36 @@ def _worker(shape: Shape, worker: int, group: int) -> Iterator[Action]:
         yield action(Kind.BACKWARD, place)
 
 
-def _group(workers: int, microbatches: int) -> int | None:
-    """The number of microbatches in a group; None if the step does not divide into groups."""
-    rounds = max(1, microbatches // workers)
-    return microbatches // rounds if microbatches % rounds == 0 else None
-
-
-def _not_in_groups(shape: Shape) -> str:
-    workers, microbatches = shape.workers, shape.microbatches
-    below = next(number for number in range(microbatches - 1, 0, -1) if _group(workers, number))
-    above = next(number for number in range(microbatches + 1, microbatches + workers + 1) if _group(workers, number))
-    return (
-        f"the microbatches do not divide into {microbatches // workers} equal groups; "
-        f"the nearest numbers that work on {workers} workers are {below} and {above}"
-    )
-
-
-def breadth_first(shape: Shape) -> Lists:
-    """Each worker's list for one step, without updates. Raises `ScheduleRefused` if the stages do not loop."""
-    check_looped(shape)
-    return tuple(_fills_and_drains(shape, sorted(stages)) for stages in shape.placement)
-
-
-def _fills_and_drains(shape: Shape, stages: list[int]) -> tuple[Action, ...]:
-    numbers = range(shape.microbatches)
-    trained = [stage for stage in reversed(stages) if stage >= shape.first_trainable]
-    return (
-        *(Action(Kind.FORWARD, stage, number) for stage in stages for number in numbers),
-        *(Action(Kind.BACKWARD, stage, number) for stage in trained for number in numbers),
-    )
-
-
-def merge(lists: Sequence[Iterator[Action]], first_trainable: int, ahead: int = sys.maxsize) -> Iterator[Action]:
-    """All actions of all stages' lists in the order of their start. A stage below `first_trainable`, which waits for no
-    gradient, is at most `ahead` microbatches ahead of the next one.
+def merge(lists: Sequence[Iterator[Action]], shape: Shape, ahead: int = sys.maxsize) -> Iterator[Action]:
+    """Yield all actions of all stages' lists in the order of their start. A stage below the first trainable one, which
+    waits for no gradient, is at most `ahead` microbatches ahead of the next one.
 
     Of actions that start at once a backward goes first, its second half last; then the lower number, then the later
     stage.
     """
-    clock = _Clock(len(lists), first_trainable, ahead)
+    free, first = [0] * len(lists), shape.first_trainable
+    most = {f"forward-{stage + 1}": ahead for stage in range(first)}
+    backward = (f"backward-{stage}" for stage in range(first, len(lists) - 1))
+    forward = (f"forward-{stage}" for stage in range(1, len(lists)))
+    arrivals: dict[str, deque[int]] = {queue: deque() for queue in (*forward, *backward)}  # not used yet
+
+    def start(action: Action) -> int | None:
+        """Return when `action` can start; None until its message was sent, and while it is too far ahead."""
+        if len(arrivals.get(action.outbound, ())) >= most.get(action.outbound, sys.maxsize):
+            return None
+        arrived = arrivals.get(action.inbound, (0,))
+        return max(free[action.stage], arrived[0]) if arrived else None
+
     heads = [next(actions, None) for actions in lists]
-    while ready := [(start, action) for action in heads if action and (start := clock.start(action)) is not None]:
-        start, action = min(ready, key=_precedence)
-        clock.run(start, action)
+    while ready := [(at, action) for action in heads if action and (at := start(action)) is not None]:
+        at, action = min(ready, key=_precedence)
+        free[action.stage] = at + _COST[action.kind]
+        if action.inbound in arrivals:
+            arrivals[action.inbound].popleft()
+        if action.outbound in arrivals:
+            arrivals[action.outbound].append(free[action.stage])
         heads[action.stage] = next(lists[action.stage], None)
         yield action
-
-
-class _Clock:
-    """When each stage is free, and when the messages arrived that it has not used yet."""
-
-    def __init__(self, stages: int, first_trainable: int, ahead: int) -> None:
-        self._free = [0] * stages
-        self._unlimited, self._ahead = first_trainable, ahead
-        forward = (f"forward-{stage}" for stage in range(1, stages))
-        backward = (f"backward-{stage}" for stage in range(first_trainable, stages - 1))
-        self._arrivals: dict[str, deque[int]] = {queue: deque() for queue in (*forward, *backward)}
-
-    def start(self, action: Action) -> int | None:
-        """When `action` can start; None until the message that it needs has been sent, and while its stage is as far
-        ahead of the next one as it may be."""
-        if action.stage < self._unlimited and len(self._arrivals.get(action.outbound, ())) >= self._ahead:
-            return None
-        free = self._free[action.stage]
-        arrivals = self._arrivals.get(action.inbound)
-        if arrivals is None:
-            return free
-        return max(free, arrivals[0]) if arrivals else None
-
-    def run(self, start: int, action: Action) -> None:
-        """Runs `action` at `start`: takes its message, and sends its result."""
-        self._free[action.stage] = start + _COST[action.kind]
-        if action.inbound in self._arrivals:
-            self._arrivals[action.inbound].popleft()
-        if action.outbound in self._arrivals:
-            self._arrivals[action.outbound].append(self._free[action.stage])
 
 
 _URGENCY: dict[str, int] = {Kind.BACKWARD: 0, Kind.INPUT: 0, Kind.FORWARD: 1, Kind.WEIGHT: 2}

@@ -37,7 +37,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from .action import Action, Kind
+from .action import Action, Kind, Lists
 from .shape import Shape
 
 Shares = tuple[tuple[int, ...], ...]  # [stage][replica]; what part of a step's microbatches each replica has
@@ -170,8 +170,16 @@ def in_flight(name: str, replicas: Replicas, window: Sequence[int] | None) -> li
     ]
 
 
-def replicated(shape: Shape, replicas: Replicas, window: Sequence[int] | None) -> tuple[tuple[Action, ...], ...]:
-    """Each worker's list for one step, without updates."""
+def with_replicas(shape: Shape, shares: Shares, mode: str, window: Sequence[int] | None) -> Lists:
+    """Return each worker's list for one step, without updates; () if `shares` is empty, so that no stage has replicas.
+
+    Raises:
+        ScheduleRefused: Replicas do not go with the schedule, or a copy would have no microbatch.
+    """
+    if not shares:
+        return ()
+    replicas = replicas_of(shares, shape.microbatches)
+    _check(shape, replicas, mode, window)
     copies = [
         _Copy(copy, replicas, limit, shape.first_trainable, forwards_first=shape.name == "gpipe")
         for copy, limit in enumerate(in_flight(shape.name, replicas, window))
@@ -180,11 +188,24 @@ def replicated(shape: Shape, replicas: Replicas, window: Sequence[int] | None) -
     return tuple(tuple(action for action in actions if action.stage in owned) for owned in shape.placement)
 
 
-def forwards(shape: Shape, replicas: Replicas) -> tuple[tuple[Action, ...], ...]:
-    """Each worker's list of an evaluated batch: all microbatches, through the first copies alone."""
-    once = Replicas(((1,),) * replicas.stages, replicas.microbatches)
-    actions = list(_in_order([_Copy(stage, once, 1, once.stages, forwards_first=True) for stage in once.copies]))
-    return tuple(tuple(action for action in actions if action.stage in owned) for owned in shape.placement)
+def _check(shape: Shape, replicas: Replicas, mode: str, window: Sequence[int] | None) -> None:
+    if mode != "sync":
+        raise shape.refused('replicas update together, at the end of a step; use mode = "sync"')
+    if shape.name not in NAMES:
+        raise shape.refused(f"stages have no replicas in it; use one of {', '.join(NAMES)}")
+    if shape.name == "window" and (window is None or len(window) != replicas.stages or min(window) < 1):
+        raise shape.refused(f"the window needs one number from 1 on for each of the {replicas.stages} stages")
+    if shape.stages != sum(map(len, replicas.shares)):
+        raise shape.refused(f"its stages have {sum(map(len, replicas.shares))} copies in all; give each one worker")
+    for stage, of_stage in enumerate(replicas.shares):
+        if min(of_stage) < 1:
+            raise shape.refused(f"a replica of stage {stage} has a share of {min(of_stage)}; use 1 or more")
+    for copy, group in enumerate(replicas.groups):
+        if not group:
+            raise shape.refused(
+                f"stage {replicas.label(copy)} has no microbatch: shares {list(replicas.shares[replicas.stage(copy)])} "
+                f"deal {shape.microbatches}; use more microbatches, or fewer replicas"
+            )
 
 
 _Done = dict[tuple[str, int, int], float]  # when the action of a stage on a microbatch ended

@@ -1,8 +1,11 @@
 """The shape that a schedule is made for, and whether any schedule can be made for it."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stageline.pipeline.errors import ExitCode, StagelineError
+
+from .action import Action, Kind
 
 Placement = tuple[tuple[int, ...], ...]  # the stages of each worker
 
@@ -57,6 +60,10 @@ class Shape:
             f"{_counted(self.stages, 'stage')} on {_counted(self.workers, 'worker')} "
             f"with {_counted(self.microbatches, 'microbatch', 'microbatches')}"
         )
+
+    def trained(self, actions: Iterable[Action]) -> Iterator[Action]:
+        """Yield `actions` without the backwards of stages below the first trainable one, which run forward only."""
+        return (each for each in actions if each.kind is Kind.FORWARD or each.stage >= self.first_trainable)
 
     def refused(self, reason: str) -> ScheduleRefused:
         """The error that refuses this schedule and shape for `reason`."""

@@ -19,7 +19,7 @@ wait for each other. Several precedences are tried, and that list; the shortest 
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 from .action import Action, Kind, Lists
@@ -29,24 +29,25 @@ _NEVER = float("inf")
 
 Times = tuple[float, float, float]  # of F, I and W, in one unit; each of a stage
 
+_TIMED: tuple[str, ...] = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)
 _PRECEDENCES = ("I1 I0 F1 F0", "I0 I1 F1 F0", "F1 I1 I0 F0", "F1 I0 I1 F0", "I1 F1 I0 F0")
 
 
 def zb_v(shape: Shape) -> Lists:
     """Each worker's list for one step, without updates. Raises `ScheduleRefused` if the stages lie otherwise."""
     check_v_shaped(shape)
-    return tuple(_trained(shape, _zb_v(shape, worker)) for worker in range(shape.workers))
+    return tuple(tuple(_zb_v(shape, worker).actions) for worker in range(shape.workers))
 
 
 def dualpipe_v(shape: Shape) -> Lists:
-    """The same. Raises `ScheduleRefused`, too, for less than 2 P microbatches."""
+    """Return each worker's list, as `zb_v` does. Raises `ScheduleRefused`, too, for less than 2 P microbatches."""
     check_v_shaped(shape)
     if shape.microbatches < 2 * shape.workers:
         raise shape.refused(
             f"it needs at least two microbatches for each worker, to have pairs; use {2 * shape.workers} or more, "
             f"or zb-v"
         )
-    return tuple(_trained(shape, _dualpipe_v(shape, worker)) for worker in range(shape.workers))
+    return tuple(tuple(_dualpipe_v(shape, worker).actions) for worker in range(shape.workers))
 
 
 def v_shaped(workers: int) -> tuple[tuple[int, int], ...]:
@@ -100,10 +101,12 @@ def _dualpipe_v(shape: Shape, worker: int) -> "_Turns":
 
 
 class _Turns:
-    """What a worker runs, written as turns of its two stages; `ran` counts them."""
+    """Actions of a worker, written as turns of its two stages, without microbatches that a step does not have. `ran`
+    counts the turns."""
 
     def __init__(self, shape: Shape, worker: int) -> None:
         self._stages = v_shaped(shape.workers)[worker]
+        self._microbatches = shape.microbatches
         self._deferred: deque[Action] = deque()
         self.ran: Counter[str] = Counter()
         self.actions: list[Action] = []
@@ -120,22 +123,10 @@ class _Turns:
         counted = f"I{turn[1]}" if kind is Kind.BACKWARD else turn
         action = Action(kind, stage, self.ran[counted])
         self.ran[counted] += 1
-        self.actions.append(action)
+        if action.microbatch < self._microbatches:
+            self.actions.append(action)
         if kind is Kind.INPUT:
             self._deferred.append(action._replace(kind=Kind.WEIGHT))
-
-
-def _trained(shape: Shape, turns: _Turns) -> tuple[Action, ...]:
-    """Without microbatches that the step does not have, and without backwards of stages that do not train."""
-
-    def kept() -> Iterator[Action]:
-        for action in turns.actions:
-            if action.microbatch < shape.microbatches and (
-                action.kind is Kind.FORWARD or action.stage >= shape.first_trainable
-            ):
-                yield action
-
-    return tuple(kept())
 
 
 def timed_zb_v(shape: Shape, times: Times) -> Lists:
@@ -143,30 +134,21 @@ def timed_zb_v(shape: Shape, times: Times) -> Lists:
     are none."""
     if min(times) <= 0:
         raise shape.refused(f"F, I and W must take some time, and are given as {', '.join(map(str, times))}")
-    listed = zb_v(shape)
+    listed = tuple(tuple(shape.trained(actions)) for actions in zb_v(shape))
     found = [_VRun(shape, times, precedence.split()) for precedence in _PRECEDENCES]
     shortest = min(found, key=lambda pipeline: pipeline.span)
-    return tuple(map(tuple, shortest.lists)) if shortest.span < _span(listed, times) else listed
-
-
-class _VWorker:
-    """What a worker has done, and what it defers."""
-
-    def __init__(self) -> None:
-        self.ran: Counter[str] = Counter()
-        self.deferred: deque[Action] = deque()
-        self.free = 0.0
-        self.held = 0
+    return tuple(map(tuple, shortest.lists)) if shortest.span < _span(shape, listed, times) else listed
 
 
 class _VRun:
     """Runs all workers on a clock. `lists` is what each of them ran, `span` how long it took."""
 
     def __init__(self, shape: Shape, times: Times, precedence: Sequence[str]) -> None:
-        self._shape, self._precedence = shape, precedence
-        self._times: dict[str, float] = dict(zip((Kind.FORWARD, Kind.INPUT, Kind.WEIGHT), times, strict=True))
+        self._shape, self._precedence, self._times = shape, precedence, dict(zip(_TIMED, times, strict=True))
         self._stages = v_shaped(shape.workers)
-        self._workers = [_VWorker() for _ in range(shape.workers)]
+        self._ran: list[Counter[str]] = [Counter() for _ in self._stages]
+        self._deferred: list[deque[Action]] = [deque() for _ in self._stages]
+        self._free, self._held = [0.0] * shape.workers, [0] * shape.workers
         self._ends: dict[Action, float] = {}
         self._moments = [(0.0, worker) for worker in range(shape.workers)]
         self.lists: list[list[Action]] = [[] for _ in range(shape.workers)]
@@ -174,76 +156,59 @@ class _VRun:
             self._decide(*heappop(self._moments))
         self.span = max(self._ends.values())
 
-    def _decide(self, now: float, number: int) -> None:
-        worker = self._workers[number]
-        if worker.free > now or (action := self._next(now, number)) is None:
+    def _decide(self, now: float, worker: int) -> None:
+        if self._free[worker] > now or (action := self._next(now, worker)) is None:
             return
-        worker.free = self._ends[action] = now + self._times[action.kind]
-        self.lists[number].append(action)
-        heappush(self._moments, (worker.free, number))
+        end = self._free[worker] = self._ends[action] = now + self._times[action.kind]
+        self.lists[worker].append(action)
+        heappush(self._moments, (end, worker))
         if action.kind is not Kind.WEIGHT:
-            self._pass_on(action, worker)
+            self._pass_on(action, worker, end)
 
-    def _next(self, now: float, number: int) -> Action | None:
-        worker = self._workers[number]
+    def _next(self, now: float, worker: int) -> Action | None:
         for turn in self._precedence:
-            action = Action(Kind(turn[0]), self._stages[number][int(turn[1])], worker.ran[turn])
-            if self._is_due(action, worker, turn) and self._arrived(action) <= now:
-                worker.ran[turn] += 1
+            action = Action(Kind(turn[0]), self._stages[worker][int(turn[1])], self._ran[worker][turn])
+            if self._is_due(action, worker, turn) and _latest(self._ends, action, self._shape.stages) <= now:
+                self._ran[worker][turn] += 1
                 return action
-        if not worker.deferred:
+        if not self._deferred[worker]:
             return None
-        worker.held -= 1
-        return worker.deferred.popleft()
+        self._held[worker] -= 1
+        return self._deferred[worker].popleft()
 
-    def _is_due(self, action: Action, worker: _VWorker, turn: str) -> bool:
+    def _is_due(self, action: Action, worker: int, turn: str) -> bool:
         if action.microbatch == self._shape.microbatches:
             return False
         if action.kind is Kind.INPUT:
             return action.stage >= self._shape.first_trainable
         most = 2 * self._shape.workers - (2 if turn == "F0" else 1)  # before it
-        return worker.held <= most
+        return self._held[worker] <= most
 
-    def _arrived(self, action: Action) -> float:
-        """When all that `action` needs is there; never, as long as it is not known."""
-        forward = action._replace(kind=Kind.FORWARD)
+    def _pass_on(self, action: Action, worker: int, end: float) -> None:
         if action.kind is Kind.FORWARD:
-            return self._ends.get(action._replace(stage=action.stage - 1), _NEVER) if action.stage else 0
-        if action.stage == self._shape.stages - 1:
-            return self._ends.get(forward, _NEVER)
-        return max(self._ends.get(forward, _NEVER), self._ends.get(action._replace(stage=action.stage + 1), _NEVER))
-
-    def _pass_on(self, action: Action, worker: _VWorker) -> None:
-        trains = action.stage >= self._shape.first_trainable
-        if action.kind is Kind.FORWARD:
-            worker.held += trains
+            self._held[worker] += action.stage >= self._shape.first_trainable
         else:
-            worker.deferred.append(action._replace(kind=Kind.WEIGHT))
+            self._deferred[worker].append(action._replace(kind=Kind.WEIGHT))
         consumer = action.stage + (1 if action.kind is Kind.FORWARD else -1)
         if 0 <= consumer < self._shape.stages:
-            heappush(self._moments, (self._ends[action], min(consumer, self._shape.stages - 1 - consumer)))
+            heappush(self._moments, (end, min(consumer, self._shape.stages - 1 - consumer)))
 
 
-def _span(lists: Lists, times: Times) -> float:
-    """How long a step of these lists takes."""
-    takes: dict[str, float] = dict(zip((Kind.FORWARD, Kind.INPUT, Kind.WEIGHT), times, strict=True))
-    last = max(action.stage for actions in lists for action in actions)
+def _span(shape: Shape, lists: Lists, times: Times) -> float:
+    """Return how long a step of these lists takes."""
+    takes = dict(zip(_TIMED, times, strict=True))
     ends: dict[Action, float] = {}
-    left, free = [deque(actions) for actions in lists], [0.0] * len(lists)
+    left, free = list(map(deque, lists)), [0.0] * len(lists)
     while any(left):
         for worker, actions in enumerate(left):
-            while actions and (ready := _latest(ends, _needed(actions[0], last))) < _NEVER:
+            while actions and (ready := _latest(ends, actions[0], shape.stages)) < _NEVER:
                 action = actions.popleft()
                 free[worker] = ends[action] = max(free[worker], ready) + takes[action.kind]
     return max(free)
 
 
-def _latest(ends: Mapping[Action, float], needed: Iterable[Action]) -> float:
-    return max((ends.get(each, _NEVER) for each in needed), default=0)
-
-
-def _needed(action: Action, last: int) -> list[Action]:
-    """What must have ended before it, on other workers."""
-    if action.kind is Kind.FORWARD:
-        return [action._replace(stage=action.stage - 1)] if action.stage else []
-    return [action._replace(stage=action.stage + 1)] if action.kind is Kind.INPUT and action.stage < last else []
+def _latest(ends: Mapping[Action, float], action: Action, stages: int) -> float:
+    """Return when all that `action` needs has ended; never, as long as that is not known."""
+    source = {Kind.FORWARD: action.stage - 1, Kind.INPUT: action.stage + 1}.get(Kind(action.kind), -1)
+    sent = [action._replace(stage=source)] if 0 <= source < stages else []
+    return max((ends.get(each, _NEVER) for each in (*action.way[:-1], *sent)), default=0)

@@ -3,18 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Literal
 
 from .action import Action, Kind, Lists
-from .alternating import alternate, merge, one_f_one_b
 from .replicas import Replicas, Shares, replicas_of
 from .shape import Placement, ScheduleRefused, Shape
-
-Mode = Literal["sync", "async"]
-
-DELAYED = "2bw"  # the name of the asynchronous schedule whose steps have several microbatches
-
-_AHEAD = 2  # microbatches by which the merged lists of asynchronous mode let a stage without backwards be ahead
+from .versions import DELAYED, Mode, overlapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +51,14 @@ class Schedule:
         """Which stage each copy is of, and which microbatches it has."""
         return replicas_of(self.shares or ((1,),) * self.copies, self.microbatches)
 
+    @property
+    def shape(self) -> Shape:
+        """The shape that it was made for."""
+        return Shape(self.name, self.placement, self.microbatches, self.first_trainable)
+
     def refused(self, reason: str) -> ScheduleRefused:
         """Return the error that refuses what a feature adds to this schedule, for `reason`."""
-        return Shape(self.name, self.placement, self.microbatches, self.first_trainable).refused(reason)
+        return self.shape.refused(reason)
 
     def label(self, copy: int) -> str:
         """Return a copy's name for people: "1", "1.0"."""
@@ -102,29 +100,4 @@ class Schedule:
                 actions = self.workers[worker]
                 return chain.from_iterable(zip(repeat(step), actions, strict=False) for step in steps)
             case "async":
-                return self._overlapping(worker, steps)
-
-    def _overlapping(self, worker: int, steps: range) -> Iterator[tuple[int, Action]]:
-        """1F1B over the microbatches of all steps without a flush, with an update right after the last backward of each
-        step: of every microbatch in PipeDream (SOSP'19), of several in PipeDream-2BW (arXiv 2006.09503).
-
-        A stage that is not trained ends its steps with the forward.
-        """
-        count = self.microbatches
-        for kind, stage, number in self._one_f_one_b(worker, range(steps.start * count, steps.stop * count)):
-            step, microbatch = divmod(number, count)
-            yield step, Action(kind, stage, microbatch)
-            if microbatch == count - 1 and (kind is Kind.BACKWARD or stage < self.first_trainable):
-                yield step, Action(Kind.UPDATE, stage)
-
-    def _one_f_one_b(self, worker: int, numbers: range) -> Iterator[Action]:
-        """The actions of `worker` on these microbatches, which are numbered over the whole run."""
-        own = self.placement[worker]
-        lists = [
-            alternate(stage, numbers, warm_up, self.first_trainable)
-            for stage, warm_up in enumerate(one_f_one_b(self.stages))
-        ]
-        if len(own) == 1:
-            return lists[own[0]]
-        merged = merge(lists, self.first_trainable, ahead=_AHEAD)
-        return (action for action in merged if action.stage in own)
+                return overlapping(self.shape, worker, steps)

@@ -42,13 +42,12 @@ if TYPE_CHECKING:
         TapsUnusable,
         read_taps,
     )
-    from stageline.workers.runs.folder import NoSuchRun
-    from stageline.workers.runs.result import Result
+    from stageline.workers.runs.folder import NoSuchRun, Result
     from stageline.workers.runtime.losses import ComputeFailed
     from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
     from stageline.workers.script.calls.page import Timetable
     from stageline.workers.script.line import Line
-    from stageline.workers.script.processes.local_processes import CannotFork
+    from stageline.workers.script.processes.launcher import CannotFork
     from stageline.workers.script.train import Trained, train
 
 __all__ = [
@@ -181,8 +180,7 @@ _MODULES = {  # where each name is defined
         "TapsUnusable",
         "read_taps",
     ),
-    "stageline.workers.runs.folder": ("NoSuchRun",),
-    "stageline.workers.runs.result": ("Result",),
+    "stageline.workers.runs.folder": ("NoSuchRun", "Result"),
     "stageline.workers.runtime.losses": ("ComputeFailed",),
     "stageline.workers.script.callbacks": (
         "Callback",
@@ -191,7 +189,7 @@ _MODULES = {  # where each name is defined
     ),
     "stageline.workers.script.calls.page": ("Timetable",),
     "stageline.workers.script.line": ("Line",),
-    "stageline.workers.script.processes.local_processes": ("CannotFork",),
+    "stageline.workers.script.processes.launcher": ("CannotFork",),
     "stageline.workers.script.train": (
         "Trained",
         "train",

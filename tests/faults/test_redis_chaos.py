@@ -19,7 +19,7 @@ from stageline.broker.transports.redis import sender_thread as sender_module
 from stageline.broker.transports.redis import threads
 from stageline.broker.transports.redis.queues import RedisQueues
 from support.proxy import Proxy
-from support.queue_pair import KEY, RUN, QueuePair, wait_for
+from support.queue_pair import RUN, QueuePair, wait_for
 from support.redis_server import RedisServer
 
 MICROBATCHES = 4
@@ -113,7 +113,7 @@ class Chaos:
 
     def _take(self) -> None:
         message = self.line.take()
-        assert message.sequence == self.taken
+        assert message.number == self.taken
         assert bool((message.payload == float(self.taken)).all())
         self.taken += 1
 
@@ -127,7 +127,7 @@ class Chaos:
     def _worker(self) -> RedisQueues:
         self._incarnation += 1
         url = f"redis://{self._proxy.endpoint.removeprefix('tcp://')}"
-        terms = QueueOptions(microbatches=MICROBATCHES, windows={KEY: 6})
+        terms = QueueOptions()
         queues = RedisQueues(RUN, self._incarnation, url, terms)
         self._stack.callback(lambda: _close(queues))
         return queues

@@ -23,12 +23,11 @@ import structlog
 with atheris.instrument_imports(include=["stageline"]):
     import torch
 
-    from stageline.broker.codec.message import Flow, Limits, Message, decode, read_header
+    from stageline.broker.codec.message import Limits, Message, decode, read_header
     from stageline.broker.codec.message import encode as frames_of
     from stageline.broker.control.messages import Report, Stop
     from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode, sealed
     from stageline.broker.errors import BadMessage, BrokerError
-    from stageline.broker.queues.base import QueueKey
     from stageline.broker.queues.delivery import Receiver
     from stageline.broker.queues.links import RouteGone
     from stageline.broker.queues.requests import (
@@ -57,6 +56,7 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.transports.sockets.shm_packets import split as split_content
     from stageline.broker.transports.sockets.shm_producer import ConsumerConnection, Listener
     from stageline.broker.transports.sockets.shm_queues import Dialer
+    from stageline.pipeline.program import Queue
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)
@@ -107,8 +107,8 @@ def content(data: bytes) -> None:
 
 def from_producer(data: bytes) -> None:
     """Packets to a consumer, each after its length, beside shared memory that holds the same bytes."""
-    dialer = Dialer("shm://nothing", "run", microbatches=4)
-    dialer.add(Requester("run", 1, Receiver(QueueKey(Flow.FORWARD, 1), 8)))
+    dialer = Dialer("shm://nothing", "run")
+    dialer.add(Requester("run", 1, Receiver(Queue(name="forward-1", producer=0, consumer=1, window=8))))
     dialer._memory = SharedMemory(SHARED, SHARED_BYTES)
     dialer._memory.write(0, [data[:SHARED_BYTES]])
     with contextlib.closing(dialer), contextlib.suppress(BrokerError):  # of a reply, also `Fenced` or `QueueGap`
@@ -133,10 +133,10 @@ TARGETS = (message, header, request, announcement, control, content, from_produc
 def seeds() -> list[bytes]:
     """One valid input for each target."""
     payload = {"x": torch.arange(6.0).reshape(2, 3).t(), "mask": (torch.tensor([True]), None, 0.5, "é")}
-    frames = [bytes(frame) for frame in frames_of(Message("run", Flow.FORWARD, 7, 2, 1, 3, 30, payload))]
+    frames = [bytes(frame) for frame in frames_of(Message("run", "forward-1", 30, 3, payload))]
     credit, retention = (
-        CreditRequest("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True),
-        RetentionReply("run", Flow.FORWARD, 1, 3, 9, 0, 4),
+        CreditRequest("run", "forward-1", 3, 9, 4, 8, False, True),
+        RetentionReply("run", "forward-1", 3, 9, 0, 4),
     )
     joined, whole = _join(frames), b"".join([preamble(frames), *frames])
     packets = [bytes([MESSAGE]) + whole, bytes([REPLY]) + pack(retention), NUMBER.pack(MEMORY, SHARED_BYTES)]

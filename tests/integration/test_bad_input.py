@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 import zmq
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello, Refused
 from stageline.broker.control.protocol import decode_from_broker, encode
 from stageline.broker.queues.requests import SEAL_BYTES, RetentionReply, pack
@@ -242,7 +241,7 @@ def hanging(batch_size, seed):
 
 def answer(foreign, run):
     """What a producer of another run, or of another version, says to a consumer."""
-    frame = pack(RetentionReply("another-run" if foreign == "another run" else run, Flow.FORWARD, 1, 1, 0, 0, 0))
+    frame = pack(RetentionReply("another-run" if foreign == "another run" else run, "forward-1", 1, 0, 0, 0))
     if foreign == "another run":
         return frame
     body = bytes([frame[SEAL_BYTES] + 1]) + frame[SEAL_BYTES + 1 :]

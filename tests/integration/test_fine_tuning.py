@@ -27,7 +27,7 @@ from stageline.workers.checkpoint.source import checkpoint_rows, source_in
 from stageline.workers.cli.app import run
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
-from support.action_log import ACTION, DONE, EVALUATED, KEEPING, Place
+from support.action_log import ACTION, DONE, EVALUATED, JUDGED, KEEPING, Place
 from support.fine_tuning import FEATURES, TOGETHER, FineTuned, Keys, fine_tune, path_of, sets_of
 from support.finetuned.convolutions import build
 from support.finetuned.data import images
@@ -142,10 +142,9 @@ NORMS_ARE_SENT = ("worker-2", Place(DONE, 3, "2N"))
 NORMS_HAVE_COME = ("worker-1", Place(ACTION, 3, "1N"))
 TOTAL_IS_SENT = ("worker-1", Place(DONE, 5, "1C"))
 TOTAL_HAS_COME = ("worker-2", Place(ACTION, 5, "2C"))
-ONE_IS_TOLD = ("worker-2", Place(EVALUATED, 5, "2V", 1))
-ALL_ARE_TOLD = ("worker-2", Place(EVALUATED, 5, "2V", 2))
-VERDICT_HAS_COME = ("worker-0", Place(ACTION, 5, "0V"))
-LAST_VERDICT = ("worker-2", Place(EVALUATED, 9, "2V", 1))
+ONE_IS_TOLD = ("worker-2", Place(JUDGED, 5))
+VERDICT_HAS_COME = ("worker-0", Place(JUDGED, 5))
+LAST_VERDICT = ("worker-2", Place(JUDGED, 9))
 HALF_KEPT = ("worker-1", Place(KEEPING, times=8))
 KEPT = ("worker-1", Place(DONE, 1, "1F1"))
 FIRST_EVALUATES = ("worker-0", Place(EVALUATED, 9, "0F1"))
@@ -159,7 +158,6 @@ KILLS: dict[str, tuple[Kill, ...]] = {
     "total is sent": (TOTAL_IS_SENT,),
     "total has come": (TOTAL_HAS_COME,),
     "one is told": (ONE_IS_TOLD,),
-    "all are told": (ALL_ARE_TOLD,),
     "verdict has come": (VERDICT_HAS_COME,),
     "verdict that ends the run": (LAST_VERDICT,),
     "cache half kept": (HALF_KEPT,),

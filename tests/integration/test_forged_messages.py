@@ -10,7 +10,6 @@ from time import time_ns
 
 import pytest
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Exited,
@@ -54,9 +53,9 @@ def lies(incarnation: int) -> Iterator[ToBroker]:
 
 def requests(run: str, incarnation: int) -> Iterator[CreditRequest]:
     """What would take a queue away from its consumer."""
-    for flow, stage in ((Flow.FORWARD, 1), (Flow.BACKWARD, 0)):
+    for queue in ("forward-1", "backward-0"):
         for of in (incarnation, LARGEST):
-            yield CreditRequest(run, flow, stage, of, LARGEST, 0, 10**6, resend=True, ask=True)
+            yield CreditRequest(run, queue, of, LARGEST, 0, 10**6, resend=True, ask=True)
 
 
 def altered(message: bytes, dice: random.Random) -> bytes:

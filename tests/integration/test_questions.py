@@ -66,7 +66,7 @@ def test_the_status_of_a_run_shows_a_metric_that_is_no_finite_number(monkeypatch
     for index in range(2):
         talk.join(index)
     talk.send(name(1), report(1, evaluations=[EvaluationRecord(6, 8, 0.25, {"accuracy": 0.5, "lost": float("nan")})]))
-    monkeypatch.setattr("stageline.workers.cli.asking.Client.ask", lambda *query, **of: talk.status())
+    monkeypatch.setattr("stageline.workers.cli.options.Client.ask", lambda *query, **of: talk.status())
     assert run(["status", "--broker", "ipc://asked"]) == 0
     assert capsys.readouterr().out.splitlines()[2:4] == ["  accuracy 0.5", "  lost nan"]
 

@@ -207,6 +207,19 @@ def test_a_layer_that_counts_what_it_sees_is_found_out(trained: str, factory: st
 
 
 @pytest.mark.slow
+def test_with_every_microbatch_recorded_replicas_have_the_same_bits_and_each_has_its_own_again(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    sets = (*SHAPES["neighbours"][0], "recovery.record=all", f"run.dir={tmp_path}")
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run")
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["facts"]["weights_sha256"] == plain("neighbours").weights_sha256
+    for copy, group in ((0, ALL[0]), (1, TWO[0]), (3, TWO[1]), (2, THREE[0]), (4, THREE[1]), (5, THREE[2])):
+        for microbatch in group:
+            assert replay(tmp_path / "run", ReplayTarget(copy, 4, microbatch)).reproduced
+
+
+@pytest.mark.slow
 def test_a_bad_microbatch_is_recorded_at_the_replica_that_has_it(fork_server: ForkServer, tmp_path: Path) -> None:
     job = prepare(read_plan(CONFIG, sets=[], environment={}))
     target = job.feed.microbatch(3, 1).targets.tolist()  # of the second replica

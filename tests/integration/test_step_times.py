@@ -14,7 +14,7 @@ from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.store import measured
+from stageline.workers.runs.records import measured
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import prepare
 from support import reference

@@ -13,12 +13,12 @@ evaluate   H(weights, moving, place, input), and nothing changes
 Where a script calls, inputs and targets are texts that it has put into its calls.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.codec.structure import emptied, is_emptied
 from stageline.broker.control.records import EvaluationRecord
 from stageline.pipeline.digest import TensorDigest
@@ -29,8 +29,8 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.call_sequence import CallSequence
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers, encode_call
 from stageline.workers.runtime.executor import Sums
-from stageline.workers.runtime.plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
-from support.programs import calls_of
+from stageline.workers.runtime.plan_calls import NO_ROUNDS
+from support.programs import calls_of, queued_calls
 
 Key = tuple[int, int]  # step, microbatch
 
@@ -238,53 +238,41 @@ def undisturbed(
 ) -> ChainResult:
     """The result of all programs run in turn, with nothing between the workers but lists."""
     calls = calls_of(schedule, steps, rounds, passes=passes, criterion=criterion, replayed_from=replayed_from)
-    last = calls.program.last
-    found, standing = list[EvaluationRecord](), Standing(criterion or Criterion())
-    queues: dict[object, list[str]] = {}
-    executors = [ChainExecutor(schedule, worker) for worker in range(len(schedule.placement))]
-    programs = [list(calls.instructions(worker))[::-1] for worker in range(len(executors))]
-    losses: list[float] = []
-    while any(programs):
-        for executor, left in zip(executors, programs, strict=True):
-            while left and all(queues.get(key) for key in left[-1].takes):
-                instruction = left.pop()
-                if instruction.action.kind is Kind.VERDICT:
-                    told = [queues[key].pop(0) for key in instruction.takes]
-                    ends = told == ["ends"] if told else standing.stops
-                    for key in instruction.gives:
-                        queues.setdefault(key, []).append("ends" if ends else "goes on")
-                    if ends:
-                        left.clear()
-                    continue
-                result = executor.carry_out(instruction, [queues[key].pop(0) for key in instruction.takes])
-                for key in instruction.gives:
-                    queues.setdefault(key, []).append(result)
-                if instruction.evaluates and _ends_round(calls, instruction):
-                    found.append(executor.evaluated(calls.step_at(instruction)))
-                    standing = standing.after(found[-1].step, found[-1].values)
-                if instruction.action.kind is Kind.UPDATE and instruction.action.stage == last:
-                    losses.append(executor.loss)
+    program, found, losses = calls.program, list[EvaluationRecord](), list[float]()
+    workers = range(len(schedule.placement))
+    executors, start = [ChainExecutor(schedule, worker) for worker in workers], 0
+
+    def trained(worker: int, instruction: Instruction, result: object) -> None:
+        if (instruction.kind, instruction.stage) == (Kind.UPDATE, program.last):
+            losses.append(executors[worker].loss)
+
+    for end in calls.rounds.ends(start):
+        _run_in_turn(executors, [program.instructions(worker, range(start, end)) for worker in workers], trained)
+        batches = calls.rounds.batches_of(end)
+        _run_in_turn(executors, [program.evaluation(worker, batches) for worker in workers])
+        if batches:
+            found.append(executors[schedule.owner(program.last)].evaluated(end))
+        standing = Standing(calls.criterion).after_all((each.step, each.values) for each in found)
+        if standing.stops:
+            break
+        start = end
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}
     digests = tuple(digest(stages[index]) for index in range(len(stages)))
     return ChainResult(digests, tuple(losses), evaluations=tuple(found))
 
 
-def _ends_round(calls: PlanCalls, instruction: Instruction) -> bool:
-    last = calls.program.last, calls.program.schedule.microbatches - 1
-    return instruction.action[1:] == last and calls.rounds.ends_round(instruction.step)
-
-
 @cache
 def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...], passes: tuple[Pass, ...] = ()) -> ChainResult:
     """The same of a script that makes calls of these `kinds`, one after the other."""
-    program, workers = calls_of(schedule, ENDLESS, passes=passes, scripted=True).program, range(len(schedule.placement))
+    program, workers = queued_calls(schedule, passes=passes).program, range(len(schedule.placement))
     executors = [ChainExecutor(schedule, worker, feed=ChainFeed()) for worker in workers]
     sequences = [CallSequence(program, worker, executors[worker], Position()) for worker in workers]
     replies: list[Mapping[int, Tree]] = []
     for number, kind in enumerate(kinds):
         call = made_call(kind, sequences[0].position)
-        sent = [Message("", Flow.CALL, number, 0, worker, 1, number, encode_call(call)) for worker in workers]
-        _run_in_turn(executors, sequences, [list(each.begin(sent[k]))[::-1] for k, each in enumerate(sequences)])
+        sent = [Message("", f"call-{worker}", number, 1, encode_call(call)) for worker in workers]
+        programs = [each.begin(sent[k]) for k, each in enumerate(sequences)]
+        _run_in_turn(executors, programs, partial(_tell, sequences))
         found = {worker: sequences[worker].reply() for worker in workers}
         replies.append({queue.producer: found[queue.producer] for queue in answers(program, kind)})
         for sequence in sequences:
@@ -295,19 +283,27 @@ def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...], passes: 
     return ChainResult(tuple(digest(stages[index]) for index in range(len(stages))), tuple(losses), tuple(replies))
 
 
+def _tell(sequences: Sequence[CallSequence], worker: int, instruction: Instruction, result: object) -> None:
+    if instruction.evaluates:
+        sequences[worker].evaluated(instruction.stage, result)  # type: ignore[arg-type]
+
+
 def _run_in_turn(
-    executors: Sequence[ChainExecutor], sequences: Sequence[CallSequence], programs: Sequence[list[Instruction]]
+    executors: Sequence[ChainExecutor],
+    programs: Sequence[Iterator[Instruction]],
+    done: Callable[[int, Instruction, object], None] = lambda worker, instruction, result: None,
 ) -> None:
+    """Run the programs of all workers in turn, and tell `done` of each instruction at a worker."""
     queues: dict[object, list[str]] = {}
-    while any(programs):
-        for executor, sequence, left in zip(executors, sequences, programs, strict=True):
+    lists = [list(each)[::-1] for each in programs]
+    while any(lists):
+        for worker, left in enumerate(lists):
             while left and all(queues.get(key) for key in left[-1].takes):
                 instruction = left.pop()
-                result = executor.carry_out(instruction, [queues[key].pop(0) for key in instruction.takes])
+                result = executors[worker].carry_out(instruction, [queues[key].pop(0) for key in instruction.takes])
                 for key in instruction.gives:
                     queues.setdefault(key, []).append(result)
-                if instruction.evaluates:
-                    sequence.evaluated(instruction.action.stage, result)
+                done(worker, instruction, result)
 
 
 def made_call(kind: CallKind, at: Position) -> Call:

@@ -50,8 +50,8 @@ class WatchedOrders(StepOrders):
         self._environment, self._index, self._incarnation = environment, index, incarnation
         environment.ordered[index] = incarnation, {}
 
-    def begin(self, step: int) -> Program:
-        program = super().begin(step)
+    def begin(self, step: int, base: Program) -> Program:
+        program = super().begin(step, base)
         incarnation, mine = self._environment.ordered.get(self._index, (None, {}))  # the newest may have ended
         if incarnation == self._incarnation:
             mine[step] = program
@@ -65,11 +65,11 @@ class WatchedOrders(StepOrders):
         return program
 
 
-def orders_of(environment: Environment, program: Program, assigned: Assigned) -> WatchedOrders | None:
+def orders_of(environment: Environment, assigned: Assigned) -> WatchedOrders | None:
     """Of a worker, if the run chooses its schedule."""
     scenario = environment.scenario
     if not scenario.chooses:
         return None
-    orders = WatchedOrders(program, assigned.orders, assigned.closed, assigned.step)
+    orders = WatchedOrders(assigned.orders, assigned.closed, assigned.step)
     orders.watch(environment, assigned.index, assigned.incarnation)
     return orders

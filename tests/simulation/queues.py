@@ -16,15 +16,14 @@ from stageline.broker.codec.message import (
     assemble,
     check_run,
     fingerprint,
-    message_number,
-    messages_per_step,
     read_header,
 )
-from stageline.broker.queues.base import Depth, QueueKey
+from stageline.broker.queues.base import Depth
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions
 from stageline.broker.queues.log import Log
 from stageline.broker.queues.requests import CreditRequest, Requester, RetentionReply, reply_to
+from stageline.pipeline.program import Queue
 
 RECONNECT = 0.05  # seconds between two attempts
 AHEAD = "a stage that runs forward only is as far ahead as it may be"
@@ -38,7 +37,7 @@ class Peer:
     """A connection to the producers at `endpoint`, made again whenever it is broken."""
 
     endpoint: str
-    requesters: dict[QueueKey, Requester] = field(default_factory=dict)
+    requesters: dict[str, Requester] = field(default_factory=dict)
     connection: Connection | None = None
 
 
@@ -64,21 +63,21 @@ class SimulatedQueues(QueueEnds):
         self._environment = environment
         self.fired = environment.fired
         self._newest = 0  # incarnation of the run's workers; what a higher one requests, it requests again
-        self._senders: dict[QueueKey, Sender] = {}
-        self._requesters: dict[QueueKey, Requester] = {}
+        self._senders: dict[str, Sender] = {}
+        self._requesters: dict[str, Requester] = {}
         self._peers: dict[str, Peer] = {}
         self._peer_of: dict[Connection, Peer] = {}
         self._connections: dict[bytes, Connection] = {}  # by name, as the producers know their peers
         self._others: dict[Connection, SimulatedQueues] = {}
         environment.bound[endpoint] = self
 
-    def connect(self, peers: Mapping[QueueKey, str]) -> None:
-        for key, endpoint in peers.items():
-            self.inbound(key)
-            requester = self._requesters[key]
+    def connect(self, peers: Mapping[Queue, str]) -> None:
+        for queue, endpoint in peers.items():
+            self.inbound(queue)
+            requester = self._requesters[queue.name]
             for peer in self._peers.values():
-                peer.requesters.pop(key, None)
-            self._peers.setdefault(endpoint, Peer(endpoint)).requesters[key] = requester
+                peer.requesters.pop(queue.name, None)
+            self._peers.setdefault(endpoint, Peer(endpoint)).requesters[queue.name] = requester
             requester.introduce()
         self._peers = {endpoint: peer for endpoint, peer in self._peers.items() if peer.requesters}
         self._request()
@@ -149,7 +148,7 @@ class SimulatedQueues(QueueEnds):
         return min((each.due for each in connected), default=float("inf"))
 
     def _answer(self, connection: Connection, request: CreditRequest) -> None:
-        sender = self._senders.get(request.key)
+        sender = self._senders.get(request.queue)
         if sender is None or request.incarnation > self._newest:  # a former process at this endpoint had another place
             return
         self._connections[connection.name] = connection
@@ -159,24 +158,22 @@ class SimulatedQueues(QueueEnds):
             self._send(connection, reply_to(request, sender))
 
     def _take_answer(self, connection: Connection, answer: RetentionReply) -> None:
-        requester = self._requester(connection, answer.key)
+        requester = self._requester(connection, answer.queue)
         if requester is not None:
             requester.receive(answer)
 
     def _take_message(self, connection: Connection, frame: Frame, whole: bool) -> None:
         header = read_header(frame)
         check_run(header, RUN)
-        requester = self._requester(connection, QueueKey(header.flow, header.stage))
-        per_step = messages_per_step(header.flow, self.options.microbatches)
-        number, marks = message_number(header.step, header.microbatch, per_step), fingerprint(header)
-        if requester is not None and requester.receiver.accepts(number, marks, whole=whole):
+        requester, marks = self._requester(connection, header.queue), fingerprint(header)
+        if requester is not None and requester.receiver.accepts(header.number, marks, whole=whole):
             requester.receiver.accept(assemble(header, []), marks)
             requester.postpone(self.process.clock.now)
 
-    def _requester(self, connection: Connection, key: QueueKey) -> Requester | None:
-        """The requester of `key`; None if it came over a connection that was given up."""
+    def _requester(self, connection: Connection, queue: str) -> Requester | None:
+        """The requester of the queue of this name; None if it came over a connection that was given up."""
         peer = self._peer_of[connection]
-        return peer.requesters.get(key) if self._peers.get(peer.endpoint) is peer else None
+        return peer.requesters.get(queue) if self._peers.get(peer.endpoint) is peer else None
 
     def _send_to(self, peer: Peer, request: CreditRequest) -> bool:
         if peer.connection is None or peer.connection.broken:
@@ -202,19 +199,19 @@ class SimulatedQueues(QueueEnds):
         """Never needed: memory for messages is never full here."""
 
     def _new_outbound(self, log: Log) -> "SimulatedOutbound":
-        self._senders[log.key] = Sender(log)
-        return SimulatedOutbound(self, self._senders[log.key])
+        self._senders[log.queue.name] = Sender(log)
+        return SimulatedOutbound(self, self._senders[log.queue.name])
 
-    def _new_inbound(self, key: QueueKey, window: int) -> "SimulatedInbound":
-        self._requesters[key] = Requester(RUN, self.incarnation, Receiver(key, window))
-        return SimulatedInbound(self, self._requesters[key])
+    def _new_inbound(self, receiver: Receiver) -> "SimulatedInbound":
+        self._requesters[receiver.name] = Requester(RUN, self.incarnation, receiver)
+        return SimulatedInbound(self, self._requesters[receiver.name])
 
 
 class SimulatedOutbound:
     """The producer's end of a queue."""
 
     def __init__(self, queues: SimulatedQueues, sender: Sender) -> None:
-        self.key = sender.log.key
+        self.queue = sender.log.queue
         self.trim = sender.log.trim
         self.empty = sender.log.empty
         self.checksums = sender.log.checksums
@@ -238,7 +235,7 @@ class SimulatedInbound:
     """The consumer's end of a queue."""
 
     def __init__(self, queues: SimulatedQueues, requester: Requester) -> None:
-        self.key = requester.receiver.key
+        self.queue = requester.receiver.queue
         self.requester = requester
         self._queues = queues
 
@@ -247,4 +244,4 @@ class SimulatedInbound:
         return self._queues.wait_for(lambda: receiver.pop() if receiver.ready else None, timeout)
 
     def rewind(self, step: int) -> None:
-        self.requester.rewind(step * messages_per_step(self.key.flow, self._queues.options.microbatches))
+        self.requester.rewind(self.queue.first(step))

@@ -15,9 +15,10 @@ from simulation.disk import SnapshotView, Torn
 from simulation.environment import PLAN, RUN, Environment
 from simulation.process import SimulatedMember
 from simulation.queues import SimulatedQueues
-from simulation.worker import FOREVER, STARTING, Name, SimulatedChannel, calls_in, queue_options
+from simulation.worker import FOREVER, STARTING, Name, SimulatedChannel, calls_in
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
 from stageline.broker.errors import BrokerError
+from stageline.broker.queues.ends import QueueOptions
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
@@ -81,10 +82,9 @@ class SimulatedScript(SimulatedMember):
 
     def _drive(self, control: ControlThread, assigned: Assigned) -> None:
         environment, name = self._environment, self.name
-        program, scenario = calls_in(environment.scenario).program, environment.scenario
+        program = calls_in(environment.scenario).program
         start = environment.disk.load(0, assigned.step).position if assigned.step else Position()
-        options = queue_options(program, program.script, scenario.window)
-        self.queues = queues = SimulatedQueues(self, environment, name.endpoint, assigned.incarnation, options)
+        self.queues = queues = SimulatedQueues(self, environment, name.endpoint, assigned.incarnation, QueueOptions())
         names = [frozenset[str]()] * program.script
         fail = partial(_failed, folder=Path(RUN))
         self._driver = driver = Driver(program, names, assigned, start, queues, control.commands, fail)

@@ -262,7 +262,7 @@ def test_a_request_that_is_said_only_once_may_be_lost_for_ever(monkeypatch):
 
 @pytest.mark.slow
 def test_old_records_that_are_trusted_place_workers_where_nothing_is_left(monkeypatch):
-    monkeypatch.setattr(registration, "outdates_records", lambda run, hello: False)
+    monkeypatch.setattr(registration, "outdates_records", lambda run, hello: "")
     assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 

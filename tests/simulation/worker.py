@@ -26,12 +26,13 @@ from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.process.worker import failures_reported
+from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.orders import FixedSchedule
 from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.queue_keys import queue_key
-from support.programs import calls_of
+from support.programs import calls_of, queued_calls, with_windows
 
 STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
@@ -100,16 +101,14 @@ class SimulatedWorker(SimulatedMember):
 
     def _work(self, control: ControlThread, assigned: Assigned) -> None:
         environment, scenario = self._environment, self._environment.scenario
-        calls = calls_in(scenario)
-        program = calls.program
+        calls = calls_in(scenario, orders_of(environment, assigned))
         feed = ChainFeed() if scenario.calls else None
         executor = ChainExecutor(scenario.schedule, assigned.index, self._compute, feed)
         self.queues = queues = SimulatedQueues(
-            self, environment, self.name.endpoint, assigned.incarnation, self._options(program, assigned.index)
+            self, environment, self.name.endpoint, assigned.incarnation, QueueOptions()
         )
-        orders = orders_of(environment, program, assigned)
         where = assigned.index, assigned.step
-        progress = Progress.of(calls, where[0], start=where[1], orders=orders, queues=queues, now=self.time())
+        progress = Progress.of(calls, where[0], start=where[1], queues=queues, now=self.time())
         handler: CommandHandler | None = None
 
         def wake() -> None:
@@ -135,7 +134,6 @@ class SimulatedWorker(SimulatedMember):
                     run=RUN,
                     incarnation=assigned.incarnation,
                     start=where[1],
-                    orders=orders,
                     clock=self,
                     progress=progress,
                     keep=hooks.keep,
@@ -145,7 +143,7 @@ class SimulatedWorker(SimulatedMember):
 
     def _hooks(
         self,
-        calls: PlanCalls,
+        calls: PlanCalls | QueuedCalls,
         assigned: Assigned,
         start: Position,
         executor: ChainExecutor,
@@ -160,7 +158,7 @@ class SimulatedWorker(SimulatedMember):
             progress,
             environment.disk,
             SimulatedWriter(self, environment.rng, scenario.disk),
-            Rhythm(calls.steps, scenario.every, LOG_EVERY, due),
+            Rhythm(ENDLESS if scenario.calls else scenario.steps, scenario.every, LOG_EVERY, due),
             incarnation=assigned.incarnation,
             start=start,
             announced=announced,
@@ -168,42 +166,30 @@ class SimulatedWorker(SimulatedMember):
         hooks.watch(environment, calls.program, assigned.index, queues)
         return hooks
 
-    def _options(self, program: Program, worker: int) -> QueueOptions:
-        return queue_options(program, worker, self._environment.scenario.window)
-
     def _compute(self, instruction: Instruction) -> None:
         seconds, self.hang = self._environment.soon(ACTION) + self.hang, 0.0
         self.sleep(seconds)
         self._environment.worked()
 
 
-def calls_in(scenario: Scenario) -> PlanCalls:
+def calls_in(scenario: Scenario, orders: FixedSchedule | None = None) -> PlanCalls | QueuedCalls:
     """What all do that take part in the run."""
-    steps = ENDLESS if scenario.calls else scenario.steps
-    rounds, criterion, first = scenario.rounds, scenario.criterion, scenario.replayed_from
-    scripted = bool(scenario.calls)
-    passes = scenario.passes
-    return calls_of(
-        scenario.schedule,
-        steps,
-        rounds,
-        passes=passes,
-        scripted=scripted,
-        criterion=criterion,
-        replayed_from=first,
-    )
-
-
-def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
-    """Of worker `worker`, or of the script."""
-    inbound = program.inbound(worker)
-    bounds = check_schedule(program).queue_bound  # credit is renewed when half of it is used up
-    windows = {
-        queue_key(each): max(window, 2 * bounds[each.name]) if each.name in program.ahead else window
-        for each in inbound
-    }
-    local = {queue_key(each) for each in inbound if each.producer == worker}
-    return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=local)
+    calls: PlanCalls | QueuedCalls
+    if scenario.calls:
+        calls = queued_calls(scenario.schedule, scenario.passes)
+    else:
+        calls = calls_of(
+            scenario.schedule,
+            scenario.steps,
+            scenario.rounds,
+            passes=scenario.passes,
+            criterion=scenario.criterion,
+            replayed_from=scenario.replayed_from,
+            orders=orders,
+        )
+    bounds, ahead = check_schedule(calls.program).queue_bound, calls.program.ahead
+    # credit is renewed when half of it is used up
+    return with_windows(calls, lambda queue: max(scenario.window, 2 * bounds[queue.name] if queue.name in ahead else 0))
 
 
 def _digests(executor: ChainExecutor) -> SavedWeights:
@@ -237,7 +223,7 @@ class CheckedHooks(SnapshotHooks):
         lead = self._progress.finished[stage] - self._progress.complete
         for queue in self._outbound:
             bound = lead * queue.count + in_flight
-            retained = self._queues.outbound(queue_key(queue)).depth().retained
+            retained = self._queues.outbound(queue).depth().retained
             bounded = queue.per in (Per.MICROBATCH, Per.STEP) and queue.source == stage
             if bounded and retained > bound:
                 self._environment.report(f"{queue.name} retains {retained} messages, and {bound} may still be needed")

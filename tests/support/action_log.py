@@ -12,10 +12,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 FILE = "actions.jsonl"
-ACTION, DONE, EVALUATED, KEEPING, CHECKPOINT, ANSWERED, KILLED = (
+ACTION, DONE, EVALUATED, JUDGED, KEEPING, CHECKPOINT, ANSWERED, KILLED = (
     "action",
     "done",
     "evaluated",
+    "judged",
     "keeping",
     "checkpoint",
     "answered",
@@ -29,6 +30,7 @@ class Entry:
     clock for all processes.
 
     ACTION has begun and DONE has ended: `action` of `step`. EVALUATED: an action of evaluated batch `step` has ended.
+    JUDGED: the verdict on round `step` is known, and told.
     KEEPING: rows of the prefix cache are written, but not marked yet as being there. CHECKPOINT: that of `step` is
     complete. ANSWERED: the broker has handled its first message. KILLED: the process is
     about to kill itself.
@@ -94,7 +96,7 @@ def record(
 def _record_worker(write: Callable[..., None], on_done: Callable[[], None]) -> None:
     from stageline.workers.runtime.progress import Progress
 
-    computing, done, evaluated = Progress.computing, Progress.done, Progress.evaluated
+    computing, done, evaluated, judged = Progress.computing, Progress.done, Progress.evaluated, Progress.judged
 
     def begun(self: Progress, instruction: Any, now: float) -> None:
         write(ACTION, instruction.step, str(instruction.action))
@@ -111,7 +113,13 @@ def _record_worker(write: Callable[..., None], on_done: Callable[[], None]) -> N
         write(EVALUATED, self.instruction.step, str(self.instruction.action))
         on_done()
 
-    Progress.computing, Progress.done, Progress.evaluated = begun, ended, ended_evaluation  # type: ignore[method-assign]
+    def knows_verdict(self: Progress, number: int, now: float) -> None:
+        judged(self, number, now)
+        write(JUDGED, number)
+        on_done()
+
+    Progress.computing, Progress.done = begun, ended  # type: ignore[method-assign]
+    Progress.evaluated, Progress.judged = ended_evaluation, knows_verdict  # type: ignore[method-assign]
     _record_kept_rows(write)
 
 

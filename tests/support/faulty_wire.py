@@ -13,9 +13,8 @@ from itertools import count
 
 import torch
 
-from stageline.broker.codec.message import Flow, Message, allocate, assemble, fingerprint, message_number, read_header
+from stageline.broker.codec.message import Message, allocate, assemble, fingerprint, read_header
 from stageline.broker.errors import BadMessage
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.broker.queues.requests import (
@@ -26,9 +25,10 @@ from stageline.broker.queues.requests import (
     reply_to,
     unpack,
 )
+from support.queue_pair import queue_of
 
 RUN = "wire-run"
-KEY = QueueKey(Flow.FORWARD, 1)
+KEY = queue_of("forward-1")
 MICROBATCHES = 4
 
 
@@ -80,12 +80,12 @@ class WireWorld:
         """A producer that begins with `step`, in place of the one there was; connections to that are gone."""
         self._incarnation = incarnation
         self._put = step * MICROBATCHES
-        self.sender = Sender(Log(RUN, KEY, MICROBATCHES, RetentionBudget()))
+        self.sender = Sender(Log(RUN, KEY, RetentionBudget()))
         self.cut()
 
     def start_consumer(self, incarnation: int, step: int) -> None:
         """A consumer that begins with `step`, in place of the one there was."""
-        self.receiver = Receiver(KEY, self.window)
+        self.receiver = Receiver(queue_of("forward-1", window=self.window))
         self.requester = Requester(RUN, incarnation, self.receiver)
         self.requester.rewind(step * MICROBATCHES)
         self.cut()
@@ -106,9 +106,8 @@ class WireWorld:
 
     def put(self) -> None:
         """The producer computes its next message."""
-        step, microbatch = divmod(self._put, MICROBATCHES)
         payload = self.compute(self._put)
-        message = Message(RUN, KEY.flow, step, microbatch, KEY.stage, self._incarnation, self._put, payload)
+        message = Message(RUN, KEY.name, self._put, self._incarnation, payload)
         self.sender.log.put(message, self.now)
         self._put += 1
         self._flush()
@@ -117,7 +116,7 @@ class WireWorld:
         if self.receiver.ready:
             message = self.receiver.pop()
             assert isinstance(message.payload, torch.Tensor)
-            self.delivered.append((message.sequence, message.payload.numpy().tobytes()))
+            self.delivered.append((message.number, message.payload.numpy().tobytes()))
 
     def request(self, request: CreditRequest) -> None:
         """Any consumer's request to the producer, over the wire."""
@@ -197,7 +196,7 @@ class WireWorld:
 
     def _message(self, frames: list[bytes]) -> None:
         header = read_header(frames[0])
-        number, bits = message_number(header.step, header.microbatch, MICROBATCHES), fingerprint(header)
+        number, bits = header.number, fingerprint(header)
         if not self.receiver.accepts(number, bits, whole=len(frames) > 1):
             return
         buffers = allocate(header)

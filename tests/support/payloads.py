@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stageline.broker.codec.message import Flow, Message, decode, encode
+from stageline.broker.codec.message import Message, decode, encode
 from stageline.broker.codec.tensors import DTYPES
 from stageline.pipeline.stage.layers.memory import skew_of
 from stageline.pipeline.tree import Tree
@@ -18,12 +18,9 @@ def message(payload: Tree, **others: Any) -> Message:
     """A message whose other fields all differ from each other."""
     fields = {
         "run": "r1",
-        "flow": Flow.FORWARD,
-        "step": 5,
-        "microbatch": 4,
-        "stage": 3,
+        "queue": "forward-3",
+        "number": 54,
         "incarnation": 2,
-        "sequence": 54,
     }
     return Message(**{**fields, **others}, payload=payload)
 

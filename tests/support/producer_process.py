@@ -10,8 +10,8 @@ LIFE = 60.0  # seconds after which it ends if the test that should have killed i
 
 
 def main(url: str, incarnation: str, step: str, end: str) -> None:
-    queues = ZeroMQQueues("line-run", int(incarnation), url, QueueOptions(microbatches=4, windows={}))
-    line = QueuePair(queues, queues, 4)
+    queues = ZeroMQQueues("line-run", int(incarnation), url, QueueOptions())
+    line = QueuePair(queues, queues)
     print(queues.endpoint, flush=True)
     for number in range(4 * int(step), int(end)):
         queues.outbound(KEY).put(line.message(number, incarnation=int(incarnation)))

@@ -1,13 +1,17 @@
 """What workers do in a run, made in one line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-from stageline.broker.codec.message import Flow
-from stageline.broker.queues.base import QueueKey
+from msgspec.structs import replace as replace_queue
+
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.program import Evaluation, Pass, Replays, SumExchange, compile_program
+from stageline.pipeline.program import Evaluation, Pass, Queue, Replays, SumExchange, compile_program
 from stageline.pipeline.schedule import Schedule
+from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.job import SCRIPTED
+from stageline.workers.runtime.orders import FixedSchedule
 from stageline.workers.runtime.plan_calls import NO_ROUNDS, PlanCalls
 
 
@@ -17,22 +21,34 @@ def calls_of(
     rounds: Rounds = NO_ROUNDS,
     *,
     passes: Sequence[Pass] = (),
-    scripted: bool = False,
     criterion: Criterion | None = None,
     replayed_from: int | None = None,
+    orders: FixedSchedule | None = None,
 ) -> PlanCalls:
     """`steps` of a schedule with what `passes` add, and with what the rest asks for."""
     wanted = [*passes, SumExchange()]
-    if scripted:
-        wanted += SCRIPTED
-    elif rounds.batches:
+    if rounds.batches:
         wanted.append(Evaluation(may_end=criterion is not None and criterion.patience is not None))
     if replayed_from is not None and replayed_from < steps:
         wanted.append(Replays(replayed_from))
-    return PlanCalls(compile_program(schedule, wanted), steps, rounds, criterion)
+    program = compile_program(schedule, wanted)
+    return PlanCalls(program, replace(rounds, steps=steps), criterion or Criterion(), orders or FixedSchedule())
 
 
-def queue_named(name: str) -> QueueKey:
-    """The key of a queue that has no replicas at its ends."""
-    flow, _, stage = name.partition("-")
-    return QueueKey(Flow(flow), int(stage))
+def queued_calls(schedule: Schedule, passes: Sequence[Pass] = ()) -> QueuedCalls:
+    """The calls of a script to the workers of a schedule, with what `passes` add."""
+    return QueuedCalls(compile_program(schedule, [*passes, SumExchange(), *SCRIPTED]))
+
+
+def queue_named(name: str, count: int = 1) -> Queue:
+    """A queue of this name as data; for ends that there are already, the name is enough."""
+    return Queue(name=name, producer=0, consumer=1, count=count)
+
+
+AnyCalls = TypeVar("AnyCalls", PlanCalls, QueuedCalls)
+
+
+def with_windows(calls: AnyCalls, window: Callable[[Queue], int]) -> AnyCalls:
+    """The same, with these windows of its queues."""
+    program = calls.program.requeued(lambda queue: replace_queue(queue, window=window(queue)))
+    return replace(calls, program=program)

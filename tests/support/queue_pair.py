@@ -9,21 +9,29 @@ from typing import Any, TypeVar
 
 import torch
 
-from stageline.broker.codec.message import Flow, Message, messages_per_step
-from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
+from stageline.broker.codec.message import Message
+from stageline.broker.queues.base import Inbound, Outbound, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import RetentionBudget
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.transports.base import Backend
 from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.pipeline.addresses import Reach
+from stageline.pipeline.program import Per, Queue
 from stageline.pipeline.tree import Tree
 from support.transports import queues_url, registered
 
-KEY = QueueKey(Flow.FORWARD, 1)
 RUN = "line-run"
 Found = TypeVar("Found")
 LIMIT = 20.0  # seconds that a test waits for what must come
+
+
+def queue_of(name: str, *, count: int = 4, window: int = 8, per: Per = Per.MICROBATCH) -> Queue:
+    """A queue from one worker to the next, as data."""
+    return Queue(name=name, producer=0, consumer=1, source=0, target=1, per=per, count=count, window=window)
+
+
+KEY, BACK = queue_of("forward-1"), queue_of("backward-0")
 
 
 @dataclass
@@ -32,8 +40,7 @@ class QueuePair:
 
     producer: Queues
     consumer: Queues
-    microbatches: int
-    key: QueueKey = KEY
+    key: Queue = KEY
 
     @property
     def outbound(self) -> Outbound:
@@ -50,10 +57,9 @@ class QueuePair:
 
     def message(self, number: int, payload: Tree = None, **others: Any) -> Message:
         """Message `number` of the queue; its payload is its number unless another is given."""
-        step, microbatch = divmod(number, messages_per_step(self.key.flow, self.microbatches))
         content = torch.full((3,), float(number)) if payload is None else payload
-        fields = {"run": RUN, "flow": self.key.flow, "stage": self.key.stage, "incarnation": 1, "sequence": number}
-        return Message(**{**fields, "step": step, "microbatch": microbatch, **others}, payload=content)
+        fields = {"run": RUN, "queue": self.key.name, "number": number, "incarnation": 1}
+        return Message(**{**fields, **others}, payload=content)
 
     def put(self, *numbers: int) -> None:
         for number in numbers:
@@ -64,7 +70,7 @@ class QueuePair:
         return wait_for(self._look)
 
     def take_numbers(self, count: int) -> list[int]:
-        return [self.take().sequence for _ in range(count)]
+        return [self.take().number for _ in range(count)]
 
     def settle(self) -> None:
         """Lets both ends exchange what they have to report."""
@@ -90,17 +96,13 @@ def wait_for(look: Callable[[], Found | None]) -> Found:
     return found
 
 
-def memory_line(
-    folder: Path, *, microbatches: int = 4, window: int = 8, retain_bytes: int = 2**40, key: QueueKey = KEY
-) -> QueuePair:
-    queues = MemoryQueues(RUN, microbatches, RetentionBudget(retain_bytes), {key: window})
-    return QueuePair(queues, queues, microbatches, key)
+def memory_line(folder: Path, *, key: Queue = KEY, retain_bytes: int = 2**40) -> QueuePair:
+    queues = MemoryQueues(RUN, RetentionBudget(retain_bytes))
+    return QueuePair(queues, queues, key)
 
 
-def line_over(
-    backend: Backend, folder: Path, *, microbatches: int = 4, window: int = 8, key: QueueKey = KEY, **retention: Any
-) -> QueuePair:
-    terms = QueueOptions(microbatches=microbatches, windows={key: window})
+def line_over(backend: Backend, folder: Path, *, key: Queue = KEY, **retention: Any) -> QueuePair:
+    terms = QueueOptions()
     retaining = replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention})
     url, folders = queues_url(backend), (folder / "0", folder / "1")
     for each in folders:
@@ -108,7 +110,7 @@ def line_over(
     producer = backend.open_queues(url, RUN, 1, retaining, folder=folders[0])
     consumer = backend.open_queues(url, RUN, 2, terms, folder=folders[1])
     consumer.connect({key: producer.endpoint})
-    return QueuePair(producer, consumer, microbatches, key)
+    return QueuePair(producer, consumer, key)
 
 
 LINES: dict[str, Callable[..., QueuePair]] = {

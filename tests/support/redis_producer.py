@@ -8,8 +8,8 @@ LIFE = 60.0  # seconds after which it ends if the test that should have killed i
 
 
 def main(url: str, incarnation: str, step: str, end: str) -> None:
-    queues = RedisQueues(RUN, int(incarnation), url, QueueOptions(microbatches=4, windows={}))
-    line = QueuePair(queues, queues, 4)
+    queues = RedisQueues(RUN, int(incarnation), url, QueueOptions())
+    line = QueuePair(queues, queues)
     for number in range(4 * int(step), int(end)):
         queues.outbound(KEY).put(line.message(number, incarnation=int(incarnation)))
     queues.pump(LIFE)

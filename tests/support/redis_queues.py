@@ -6,19 +6,17 @@ from typing import Any
 
 import torch
 
-from stageline.broker.codec.message import Flow
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.redis.queues import RedisQueues
+from stageline.pipeline.program import Queue
 from support.fork_server import ForkedCommand, ForkServer
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
 
-BACK = QueueKey(Flow.BACKWARD, 0)
 STREAM = "stageline:{line-run}:forward-1"
 
 
 def worker(stack: ExitStack, incarnation: int, url: str, since: int = 0, **changed: Any) -> RedisQueues:
-    terms = QueueOptions(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 20.0, **changed})
+    terms = QueueOptions(**{"patience": 20.0, **changed})
     return stack.enter_context(closing(RedisQueues(RUN, incarnation, url, terms, since=since)))
 
 
@@ -27,8 +25,8 @@ def use(queues: RedisQueues) -> None:
     wait_for(lambda: queues.pump(0.01))
 
 
-def line_at(stack: ExitStack, url: str, **terms: Any) -> QueuePair:
-    return QueuePair(worker(stack, 1, url, **terms), worker(stack, 2, url, **terms), 4)
+def line_at(stack: ExitStack, url: str, key: Queue = KEY, **terms: Any) -> QueuePair:
+    return QueuePair(worker(stack, 1, url, **terms), worker(stack, 2, url, **terms), key)
 
 
 @contextmanager

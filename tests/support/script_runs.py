@@ -16,8 +16,8 @@ from torch.nn import functional
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.pipeline.process.child import Fork
-from stageline.workers.runs.result import LaunchOutcome
-from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
+from stageline.workers.runs.folder import LaunchOutcome
+from stageline.workers.script.processes.launcher import LocalProcesses, start_processes
 from support import reference
 
 DATA = """

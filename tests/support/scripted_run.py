@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from stageline.broker.codec.message import Message
-from stageline.broker.queues.base import QueueKey, Queues, WorkerQueues
+from stageline.broker.queues.base import Queues, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import UNLIMITED
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.cut import cut_model
-from stageline.pipeline.program import Instruction
+from stageline.pipeline.program import Instruction, Queue
 from stageline.pipeline.schedule import Kind, Placement, make_schedule
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import (
-    AHEAD,
+    UNDER_WAY,
     Call,
     CallFeed,
     CallKind,
@@ -38,10 +38,8 @@ from stageline.workers.runtime.calls import (
 from stageline.workers.runtime.executor import CarryOut, Executor
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.metric_value import Metric
-from stageline.workers.runtime.plan_calls import ENDLESS
-from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import take_turns
-from support.programs import calls_of, queue_named
+from support.programs import queued_calls, with_windows
 from support.reference import Recipe
 
 RUN = "scripted"
@@ -71,7 +69,8 @@ class ScriptedRun:
     def __post_init__(self) -> None:
         microbatches = self.recipe.microbatches
         made = make_schedule(self.schedule, self.placement, microbatches, window=self.window)
-        self.calls = calls_of(made, ENDLESS, scripted=True)
+        many = 2 * microbatches
+        self.calls = with_windows(queued_calls(made), lambda queue: many if queue.per.many else UNDER_WAY)
         self.program = self.calls.program
         self.position = Position()
         self.incarnation = 1
@@ -130,8 +129,8 @@ class ScriptedRun:
         return number
 
     def put_payload(self, worker: int, number: int, payload: Tree) -> None:
-        key = queue_named(f"call-{worker}")
-        self.queues.outbound(key).put(Message(RUN, key.flow, number, 0, key.stage, 1, number, payload))
+        key = self.program.queues[f"call-{worker}"]
+        self.queues.outbound(key).put(Message(RUN, key.name, number, 1, payload))
 
     def reply(self, number: int, *, of_last_stage: bool = False) -> Tree:
         """All replies to call `number`, once it is done; of the one that says something, if `of_last_stage`."""
@@ -141,13 +140,13 @@ class ScriptedRun:
         self.turns(lambda: all(loop.calls > number for loop in self.loops))
         return found if of_last_stage else None
 
-    def take(self, key: QueueKey, number: int) -> Tree:
+    def take(self, key: Queue, number: int) -> Tree:
         """What came of call `number`, which must be the next one that `key` brings something of."""
         reply = self.receive(key, number)
-        self.note_reply(key.stage, number, reply)
+        self.note_reply(key.producer, number, reply)
         return reply
 
-    def receive(self, key: QueueKey, number: int) -> Tree:
+    def receive(self, key: Queue, number: int) -> Tree:
         """The same, of which the script makes nothing yet."""
         queue, found = self.queues.inbound(key), list[Message]()
         call, _ = self._unsettled[number]
@@ -158,7 +157,7 @@ class ScriptedRun:
             return bool(found)
 
         self.turns(look)
-        assert found[0].step == found[0].sequence == call.position.of(key.flow)
+        assert found[0].number == call.position.of(key.per)
         return found[0].payload
 
     def note_reply(self, worker: int, number: int, reply: Tree) -> None:
@@ -168,7 +167,9 @@ class ScriptedRun:
         if len(replies) == len(self.answers(call.kind)):
             del self._unsettled[number]
             for owner in {self._owner(0), self._owner(self.program.last)} if call.kind.runs_forward_only else ():
-                self.queues.outbound(queue_named(f"call-{owner}")).empty(number, settled_call(call, replies[owner]))
+                self.queues.outbound(self.program.queues[f"call-{owner}"]).empty(
+                    number, settled_call(call, replies[owner])
+                )
 
     def turns(self, until: Callable[[], bool]) -> None:
         take_turns(self.loops, lambda loop: until())
@@ -198,7 +199,7 @@ class ScriptedRun:
         """The checkpoint `saved` is complete: nothing before it is needed any more."""
         for place, ends in enumerate(self.ends):
             for queue in self.program.outbound(place):
-                ends.outbound(queue_key(queue)).trim(saved.position.of(queue.per))
+                ends.outbound(queue).trim(saved.position.of(queue.per))
 
     def lose(self, worker: int, saved: SavedState) -> None:
         """The worker is gone; another begins at the checkpoint `saved`."""
@@ -213,17 +214,17 @@ class ScriptedRun:
         loop = self.loops[worker] = self._loop(worker, saved.position.step)
         loop.begin_at(saved.position)
         for queue in self.program.inbound(worker):
-            self.ends[worker].inbound(queue_key(queue)).rewind(saved.position.of(queue.per))
+            self.ends[worker].inbound(queue).rewind(saved.position.of(queue.per))
 
-    def retained(self, key: QueueKey) -> int:
-        return self.ends[self.program.queues[str(key)].producer].outbound(key).depth().retained
+    def retained(self, key: Queue) -> int:
+        return self.ends[key.producer].outbound(key).depth().retained
 
-    def answers(self, kind: CallKind) -> list[QueueKey]:
+    def answers(self, kind: CallKind) -> list[Queue]:
         """The queues of the replies to a call."""
-        return [queue_key(queue) for queue in answers(self.program, kind)]
+        return list(answers(self.program, kind))
 
     def _open_all(self) -> list[Queues]:
-        return [MemoryQueues(RUN, self.recipe.microbatches)] * (self.program.script + 1)
+        return [MemoryQueues(RUN)] * (self.program.script + 1)
 
     def _reopen(self, worker: int) -> None:
         """Queues in memory outlive the worker."""
@@ -296,20 +297,10 @@ class WiredScriptedRun(ScriptedRun):
         self._connect()
 
     def _open(self, place: int) -> WorkerQueues:
-        microbatches = self.recipe.microbatches
-        queues = self.program.queues.values()
-        windows = {queue_key(each): 2 * microbatches if each.per.many else AHEAD for each in queues}
-        options = QueueOptions(
-            microbatches=microbatches,
-            windows=windows,
-            local={queue_key(each) for each in queues if each.producer == each.consumer == place},
-            retain_bytes=self.retain_bytes,
-            spill_bytes=0,
-            patience=0.1,
-        )
+        options = QueueOptions(retain_bytes=self.retain_bytes, spill_bytes=0, patience=0.1)
         return self.open_queues(place, self.incarnation, options)
 
     def _connect(self) -> None:
         for place, ends in enumerate(self.ends):
             others = (each for each in self.program.inbound(place) if each.producer != place)
-            ends.connect({queue_key(each): self.ends[each.producer].endpoint for each in others})
+            ends.connect({each: self.ends[each.producer].endpoint for each in others})

@@ -19,8 +19,8 @@ def payload_of(number: int, elements: int) -> torch.Tensor:
 
 def produce(url: str, incarnation: str, step: str, end: str, elements: str) -> None:
     """Puts the messages of `step` on up to `end`, and serves them until it is killed."""
-    queues = ShmQueues(RUN, int(incarnation), url, QueueOptions(microbatches=4, windows={}))
-    line = QueuePair(queues, queues, 4)
+    queues = ShmQueues(RUN, int(incarnation), url, QueueOptions())
+    line = QueuePair(queues, queues)
     print(queues.endpoint, flush=True)
     for number in range(4 * int(step), int(end)):
         payload = payload_of(number, int(elements))
@@ -32,10 +32,10 @@ def produce(url: str, incarnation: str, step: str, end: str, elements: str) -> N
 
 def consume(url: str, incarnation: str, endpoint: str) -> None:
     """Takes messages and prints their numbers until it is killed."""
-    queues = ShmQueues(RUN, int(incarnation), url, QueueOptions(microbatches=4, windows={KEY: WINDOW}))
+    queues = ShmQueues(RUN, int(incarnation), url, QueueOptions())
     queues.connect({KEY: endpoint})
     while (message := queues.inbound(KEY).take(LIMIT)) is not None:
-        print(message.sequence, flush=True)
+        print(message.number, flush=True)
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def drive(stage: Stage, numbers: range, warm_up: int) -> tuple[dict[str, Any], d
     """PipeDream on one stage: what comes out of each action, and the state at the beginning of each step."""
     out: dict[str, Any] = {}
     states = {numbers.start: stage.snapshot()}
-    for kind, _, step in alternate(0, numbers, warm_up, 0):
+    for kind, _, step in alternate(0, numbers, warm_up):
         generator = torch.Generator().manual_seed(step)
         x, g = torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)
         if kind is Kind.FORWARD:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from stageline.broker.codec.message import Flow
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from support.fork_server import ForkedCommand, ForkServer
@@ -13,17 +11,16 @@ from support.proxy import Proxy
 from support.queue_pair import KEY, RUN, QueuePair
 
 LOOPBACK = "tcp://127.0.0.1:0"
-BACK = QueueKey(Flow.BACKWARD, 0)
 
 
 def worker(stack: ExitStack, incarnation: int, url: str = LOOPBACK, **changed: Any) -> ZeroMQQueues:
-    terms = QueueOptions(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 0.0, **changed})
+    terms = QueueOptions(**{"patience": 0.0, **changed})
     return stack.enter_context(closing(ZeroMQQueues(RUN, incarnation, url, terms)))
 
 
 def line_of(producer: ZeroMQQueues, consumer: ZeroMQQueues) -> QueuePair:
     consumer.connect({KEY: producer.endpoint})
-    return QueuePair(producer, consumer, 4)
+    return QueuePair(producer, consumer)
 
 
 @contextmanager
@@ -41,4 +38,4 @@ def proxied(stack: ExitStack) -> tuple[QueuePair, Proxy, Callable[[], None]]:
     """A line, a proxy on its way, and what connects its consumer to that."""
     producer, consumer = worker(stack, 1), worker(stack, 2)
     proxy = stack.enter_context(Proxy(producer.endpoint))
-    return QueuePair(producer, consumer, 4), proxy, lambda: consumer.connect({KEY: proxy.endpoint})
+    return QueuePair(producer, consumer), proxy, lambda: consumer.connect({KEY: proxy.endpoint})

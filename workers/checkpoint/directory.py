@@ -10,7 +10,9 @@ import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
+from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.layers.memory import empty
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, remove_folder, sync
@@ -51,6 +53,11 @@ class SnapshotDirectory:
     folder: Path
     origin: Origin
     _left: set[Path] = field(default_factory=set, repr=False)  # drafts that could not be removed
+
+    @classmethod
+    def of(cls, folder: Path, run: str, plan: Plan) -> Self:
+        """Return the snapshots of `run`, which were made under `plan`, in the folder of a run or of what was saved."""
+        return cls(folder / FOLDER, Origin(run, plan.digest()))
 
     def write(self, snapshot: Snapshot) -> Path:
         """Writes a snapshot and returns its folder; when this returns, it survives a power failure.
@@ -101,8 +108,7 @@ class SnapshotDirectory:
         """Deletes the stage's snapshots of steps before `complete`, an announced complete checkpoint, but for that of
         step `best`, and for the newest two, whatever was announced. Never by count: a stage that is ahead by several
         intervals has several newer ones. Raises `SnapshotFailed`."""
-        old = self.steps(stage)[:-KEPT]
-        self._delete(stage, [step for step in old if step < complete and step != best])
+        self._delete(stage, [step for step in self.steps(stage)[:-KEPT] if step < complete and step != best])
 
     def delete_after(self, stage: int, start: int, since: int) -> None:
         """Deletes the stage's snapshots of steps after `start`, as far as they were written under incarnation `since`
@@ -187,7 +193,7 @@ def beginning_of(stage: int, step: int, schedule: Schedule, checkpoints: Snapsho
     At one step all replicas have the same state: a machine without its own replica's snapshot takes another's. Only the
     first replica of the last stage needs its own, which has the losses and the evaluations.
     """
-    if not schedule.shares or stage == schedule.stages - 1 or checkpoints.path(stage, step).exists():
+    if stage == schedule.stages - 1 or checkpoints.path(stage, step).exists():
         return stage
     others = (each for each in schedule.replicas.others(stage) if checkpoints.path(each, step).exists())
     return next(others, stage)

@@ -33,8 +33,8 @@ from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import SNAPSHOTS, WorkerFeature, WorkerPlace, in_turns, is_written
 
-from .directory import FOLDER, SnapshotDirectory, SnapshotFailed, beginning_of
-from .snapshot import Origin, Snapshot, SnapshotDamaged
+from .directory import SnapshotDirectory, SnapshotFailed, beginning_of
+from .snapshot import Snapshot, SnapshotDamaged
 
 LONGEST_LOOK = 5.0  # seconds that snapshots which cannot be read now are tried, for a broker that asks about them
 
@@ -231,7 +231,8 @@ class SnapshotHooks(CheckpointHooks):
 
     def _wait_for(self, stage: int) -> None:
         forget = self._forget_announced
-        self._require(is_written(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE, forget))
+        done = is_written(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE, forget)
+        self._writer.demand(done, LONGEST_WRITE, SnapshotFailed)
 
     def _forget_announced(self) -> None:
         """The compute loop, which carries out what the broker says, waits for the disk: it may be full of these."""
@@ -261,10 +262,7 @@ class SnapshotHooks(CheckpointHooks):
             return False
 
     def flush(self) -> None:
-        self._require(in_turns(self._writer.flush, LONGEST_WRITE, self._forget_announced))
-
-    def _require(self, done: bool) -> None:
-        """Raises the error that ended the writing, or `SnapshotFailed` if what was waited for is not `done`."""
+        done = in_turns(self._writer.flush, LONGEST_WRITE, self._forget_announced)
         self._writer.demand(done, LONGEST_WRITE, SnapshotFailed)
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -359,15 +357,12 @@ def _without_room(job: Job, worker: int, stages: Mapping[int, Stage]) -> list[in
 def _verified(checkpoints: SnapshotDirectory, stage: int, step: int) -> list[str]:
     """What is wrong with a snapshot, also if it cannot be read now, nor soon."""
 
-    def ignore(fault: object) -> None:
-        """Who asks is told at the end."""
-
     verify = partial(checkpoints.verify, stage, step)
-    try:
-        return persist(verify, "", ignore, now=monotonic, wait=Event().wait, bound=LONGEST_LOOK)
+    try:  # without a note: who asks is told at the end
+        return persist(verify, "", lambda fault: None, now=monotonic, wait=Event().wait, bound=LONGEST_LOOK)
     except OSError as error:
         return [f"it cannot be read: {reason_of(error)}"]
 
 
 def _checkpoints(plan: Plan, run: str) -> SnapshotDirectory:
-    return SnapshotDirectory(runs.folder(plan, run) / FOLDER, Origin(run, plan.digest()))
+    return SnapshotDirectory.of(runs.folder(plan, run), run, plan)

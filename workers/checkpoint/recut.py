@@ -9,34 +9,36 @@ A run of its own, so that no election ever sees snapshots of two layouts. Its id
 the new plan: machines that write their workers' snapshots each for itself give it the same.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from stageline.broker.coordinator.run import ResumeMode
+from stageline.broker.coordinator.run import Resumption
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ForeignState, ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.tensor_files import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
-from stageline.pipeline.plan.difference import LAYOUT, Difference
-from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce, Setting
+from stageline.pipeline.plan.difference import LAYOUT
+from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce, ForEach, Setting
 from stageline.pipeline.schedule import DELAYED
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics import EVALUATIONS, METRICS, keep_lines
-from stageline.workers.runs.notes import NOTE, RecutNote, earlier_run, recut_id
-from stageline.workers.runs.records import RecordsDamaged, recorded_run
+from stageline.workers.runs.metrics import EVALUATIONS, METRICS, carry_lines
+from stageline.workers.runs.records import NOTE, RecordsDamaged, RecutNote, earlier_run, recorded_run, recut_id
 
-from .directory import FOLDER, SnapshotDirectory
+from .directory import SnapshotDirectory
 from .regroup import Contents, Share, faults_of, regrouped, shares_of
 from .saved import is_saved
-from .snapshot import WEIGHTS, Origin, Snapshot, SnapshotDamaged, read_manifest
+from .snapshot import WEIGHTS, Snapshot, SnapshotDamaged, read_manifest
 from .source import CheckpointSource, NoCheckpoint
 
 _CUT = ("model.cut", "model.stages")
+_BEGUN = ForEach("the plan that it began with", "the arguments that it began with")
+_CUTS = ForEach("this plan cuts the model", "these arguments cut the model")
+_LAYS = ForEach("this plan lays it out", "these arguments lay it out")
 
 
 def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
@@ -52,47 +54,38 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
             *(f"run {source.run} was begun with ", OTHER_SETTINGS, ": ", EachOnce(tuple(others))),
             *(RESUME_AS_BEGUN, *but, ", or ", Afresh()),
         )
-    if replicated:
-        raise _laid_out(
-            *(source, "has replicas of a stage, here or there", found),
-            "It goes on with the plan that it began with; queues.url may be another",
-        )
-    if plan.data.stays is not None:
-        raise _laid_out(
-            *(source, "has data.stays", found),
-            "Its weights would have to come to other machines, so it goes on with the plan that it began with only",
-        )
-    if plan.schedule.mode != "sync":
-        delayed = "What its checkpoints have of microbatches in flight is for the stages that it had"
-        stashed = "Which weights a microbatch reads follows from the stages"
-        why = delayed if source.plan.schedule.name == DELAYED else stashed
-        raise _laid_out(source, "is asynchronous", found, f"{why}, so it goes on with the plan that it began with only")
-    cut = [each for each in found if each.key in _CUT]
-    kept = "the bits follow from the cut, so it goes on with the cut that it began with"
-    if plan.schedule.tied == "step" and cut:
-        raise _cut_again(
-            *(source, "adds up gradients of what stages share once per step", cut),
-            f'With schedule.tied = "step" {kept}',
-        )
-    if plan.queues.lossy and cut:
-        codec = f"has {Setting('queues.codec', plan.queues.codec)}"
-        raise _cut_again(source, codec, cut, f"With a codec {kept}")
+    for is_so, has, so, cut_alone in _hindrances(plan, source):
+        differ = tuple(each for each in found if each.key in _CUT or not cut_alone)
+        if is_so and differ:
+            what = (f"run {source.run} ", *has, ", and ", _CUTS if cut_alone else _LAYS, " in another way: ")
+            raise _refused(*what, EachOnce(differ), ". ", *so)
     if not plan.recovery.on or plan.queues.in_one_process:
         raise _refused(
-            f"run {source.run} goes on in another layout from a checkpoint, which this plan does not read: it needs "
-            "recovery.restarts and recovery.snapshot_every above 0, and queues.url other than memory://"
+            f"run {source.run} goes on in another layout from a checkpoint, and none is read with ",
+            *(Setting("recovery.restarts"), " = 0, ", Setting("recovery.snapshot_every"), " = 0 or "),
+            *(Setting("queues.url", "memory://"), ": set the first two above 0, and another url"),
         )
     return True
 
 
-def _laid_out(source: CheckpointSource, has: str, found: Sequence[Difference], so: str) -> PlanRefused:
-    what = f"run {source.run} {has}, and this plan lays it out in another way: "
-    return _refused(what, EachOnce(tuple(found)), f". {so}")
-
-
-def _cut_again(source: CheckpointSource, has: str, found: Sequence[Difference], so: str) -> PlanRefused:
-    what = f"run {source.run} {has}, and this plan cuts the model in another way: "
-    return _refused(what, EachOnce(tuple(found)), f". {so}")
+def _hindrances(
+    plan: Plan, source: CheckpointSource
+) -> Iterator[tuple[object, Sequence[object], Sequence[object], bool]]:
+    """Yield what keeps a run in its layout, or with `cut_alone` in its cut: if it is so, what the run has, and why."""
+    delayed = "What its checkpoints have of microbatches in flight is for the stages that it had"
+    stashed = "Which weights a microbatch reads follows from the stages"
+    why = delayed if source.plan.schedule.name == DELAYED else stashed
+    only = ("so it goes on with ", _BEGUN, " only")
+    kept = "the bits follow from the cut, so it goes on with the cut that it began with"
+    as_begun = ("It goes on with ", _BEGUN, "; ", Setting("queues.url"), " may be another")
+    yield plan.shares or source.plan.shares, ["has replicas of a stage, here or there"], as_begun, False
+    move = ("Its weights would have to come to other machines, ", *only)
+    yield plan.data.stays is not None, ("has ", Setting("data.stays")), move, False
+    yield plan.schedule.mode != "sync", ["is asynchronous"], (f"{why}, ", *only), False
+    tied = Setting("schedule.tied", "step")
+    shared = "adds up gradients of what stages share once per step"
+    yield plan.schedule.tied == "step", [shared], ("With ", tied, f" {kept}"), True
+    yield plan.queues.lossy, ("has ", Setting("queues.codec", plan.queues.codec)), [f"With a codec {kept}"], True
 
 
 def _refused(*reason: object) -> PlanRefused:
@@ -157,7 +150,7 @@ def _never_had_checkpoint(source: CheckpointSource, plan: Plan) -> bool:
     try:
         with recorded_run(source.folder, plan.broker.store if same else None) as recorded:
             facts = recorded.stored.facts
-            known = bool(facts) and ResumeMode.stored_in(facts) is not ResumeMode.WITHOUT_RECORDS
+            known = bool(facts) and Resumption.stored_in(facts) is not Resumption.FROM_SNAPSHOTS
             return known and recorded.complete == 0
     except RecordsDamaged:
         return False
@@ -233,12 +226,10 @@ class Recut:
 
         Raises `ModelRefused` if they cannot be made, `SnapshotFailed`, `SnapshotDamaged`, or `OSError`.
         """
-        target = SnapshotDirectory(folder / FOLDER, Origin(self.run, self.plan.digest()))
+        target = SnapshotDirectory.of(folder, self.run, self.plan)
         self._write_best(target, tell, stages)
         self._write_snapshots(target, stages)
-        for name in (METRICS, EVALUATIONS):
-            if (self.source.folder / name).exists() and not (folder / name).exists():
-                keep_lines(self.source.folder / name, self.step, folder / name)
+        carry_lines(self.source.folder, self.step, folder, METRICS, EVALUATIONS)
         write_json(folder / NOTE, RecutNote(self.source.run, self.step))
         if not (folder / runs.PLAN).exists():  # from here on it is a run
             write_json(folder / runs.PLAN, self.plan.as_mapping())
@@ -316,8 +307,8 @@ class Recut:
             if odd := [old for old in share.sources if before[old] != now[share.layout.stage]]:
                 (device, threads), (other, more) = before[odd[0]], now[share.layout.stage]
                 raise _refused(
-                    f"stage {share.layout.stage} would compute on {other} with {_threads(more)}, and its layers did on "
-                    f"{device} with {_threads(threads)}: that may give other bits. Set workers.N.device and "
+                    f"stage {share.layout.stage} would compute on {other} with threads = {more}, and its layers did on "
+                    f"{device} with threads = {threads}: that may give other bits. Set workers.N.device and "
                     "workers.N.threads as they were"
                 )
 
@@ -327,10 +318,6 @@ def _kinds(plan: Plan) -> dict[int, tuple[str, int]]:
     return {
         stage: (worker.device.partition(":")[0], worker.threads) for worker in plan.workers for stage in worker.stages
     }
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def _contents_of(snapshot: Path) -> Contents:

@@ -17,8 +17,10 @@ import torch
 
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.model.stage_layout import Form, StageLayout
-from stageline.pipeline.plan.keys.key_types import nearest
+from stageline.pipeline.plan.keys.key_types import hint
 from stageline.pipeline.stage.stage_state import Settings, StageState
+
+_LOOKED_AT = 1000  # names among which the nearest is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ def faults_of(shares: Sequence[Share], contents: Mapping[int, Contents]) -> list
     strange = [name for name in stored if name not in taken]
     forms = {name: form for share in shares for name, form in share.layout.forms.items()}
     return [
-        *(f"{name} is missing{_near(name, strange)}" for name in missing),
-        *(f"{name} is not the model's{_near(name, missing)}" for name in strange),
+        *(f"{name} is missing{hint(name, strange[:_LOOKED_AT])}" for name in missing),
+        *(f"{name} is not the model's{hint(name, missing[:_LOOKED_AT])}" for name in strange),
         *(
             f"{name} is {_shown(stored[name])} there, the model wants {_shown(form)}"
             for name, form in forms.items()
@@ -185,11 +187,6 @@ def _same(one: Any, other: Any) -> bool:
             return len(one) == len(other) and all(map(_same, one, other))
         case _:
             return type(one) is type(other) and bool(one == other)
-
-
-def _near(name: str, names: Sequence[str]) -> str:
-    near = nearest(name, names[:1000])
-    return f" ({near})" if near else ""
 
 
 def _shown(form: Form) -> str:

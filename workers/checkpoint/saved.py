@@ -34,13 +34,18 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file, write_json
 from stageline.workers.disk.tensor_file import Unsaveable, read_tensors, write_tensors
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
+from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
-from .snapshot import UNSEALED, Origin, Snapshot, SnapshotDamaged, read_manifest, write_manifest
+from .snapshot import UNSEALED, Snapshot, SnapshotDamaged, read_manifest, write_manifest
 
 SAVED = "saved.json"
+_WEIGHTS_OF_RUN = {  # the files of a finished run, and why there may be none
+    "stage-*.safetensors": "a run writes them at its end, on the machines of its workers. `stageline run ls` shows "
+    "which runs have finished; `stageline train --resume` goes on with one",
+    "averages-*.safetensors": "the run averaged no weights, which optimizer.ema_decay says",
+}
 
 
 class NotSaved(StagelineError):
@@ -66,7 +71,7 @@ def save_stages(
     """
     if not folder.is_dir():
         return
-    checkpoints = SnapshotDirectory(folder / FOLDER, Origin(assigned.run, plan.digest()))
+    checkpoints = SnapshotDirectory.of(folder, assigned.run, plan)
     known = {**progress.losses, **dict([progress.newest] if progress.newest else [])}
     losses = {each: loss for each, loss in known.items() if each % plan.run.log_every == 0 or each == step - 1}
     with progress.writing("a snapshot is"):
@@ -107,7 +112,7 @@ def draft_folder(folder: Path) -> Path:
 
 def complete_draft(draft: Path, folder: Path, plan: Plan, saved: SavedRun) -> None:
     """All workers have replied. If all stages are there, `folder` is the draft from now on. Raises `NotSaved`."""
-    there = SnapshotDirectory(draft / FOLDER, Origin(saved.run, plan.digest()))
+    there = SnapshotDirectory.of(draft, saved.run, plan)
     try:
         present = {*there.present()}
         if lacking := [stage for stage in range(saved.stages) if (stage, saved.step) not in present]:
@@ -138,11 +143,11 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
     saved = read_saved(folder)
     run = runs.new_id(plan)
     made = runs.make_folder(plan, run)
+    theirs, ours = SnapshotDirectory.of(folder, saved.run, plan), SnapshotDirectory.of(made, run, plan)
     try:
         for stage in range(saved.stages):
-            _copy(folder, made, stage, saved, Origin(run, plan.digest()))
-        if (folder / EVALUATIONS).exists():
-            keep_lines(folder / EVALUATIONS, saved.step, made / EVALUATIONS)
+            _copy(theirs, ours, stage, saved.step)
+        carry_lines(folder, saved.step, made, EVALUATIONS)
         write_json(made / runs.PLAN, plan.as_mapping())
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -158,18 +163,17 @@ def read_saved(folder: Path) -> SavedRun:
         raise SnapshotDamaged(folder, [f"{SAVED} is damaged: {error}"]) from error
 
 
-def _copy(folder: Path, made: Path, stage: int, saved: SavedRun, origin: Origin) -> None:
-    """Copies one snapshot; the copy is the new run's."""
-    theirs = SnapshotDirectory(folder / FOLDER, Origin(saved.run, origin.plan))
-    if found := theirs.verify(stage, saved.step):
-        raise SnapshotDamaged(theirs.path(stage, saved.step), found)
-    source, target = theirs.path(stage, saved.step), SnapshotDirectory(made / FOLDER, origin).path(stage, saved.step)
+def _copy(theirs: SnapshotDirectory, ours: SnapshotDirectory, stage: int, step: int) -> None:
+    """Copy one snapshot; the copy is the new run's."""
+    source, target = theirs.path(stage, step), ours.path(stage, step)
+    if found := theirs.verify(stage, step):
+        raise SnapshotDamaged(source, found)
     make_folder(target)
     manifest = read_manifest(source)
     for name in manifest.files:
         shutil.copyfile(source / name, target / name)  # not its permissions: what is saved may be read-only
         sync(target / name)
-    write_manifest(target, msgspec.structs.replace(manifest, run=origin.run, sha256=UNSEALED))
+    write_manifest(target, msgspec.structs.replace(manifest, run=ours.origin.run, sha256=UNSEALED))
     sync(target)
 
 
@@ -190,7 +194,8 @@ def save_weights(
         if index != stage.index:  # another replica, whose weights are those of the first
             digests |= tensor_digests(state)
             continue
-        files = {weights_file(folder, index): state, **({averages_file(folder, index): averages} if averages else {})}
+        further = {averages_file(folder, index): averages}
+        files = {weights_file(folder, index): state, **{file: found for file, found in further.items() if found}}
         for file, tensors in files.items():
             persist(partial(_write, file, index, tensors), f"write {file}", note, now=monotonic, wait=wait)
         digests |= tensor_digests(state)
@@ -227,15 +232,10 @@ def load_weights(folder: str | Path, *, ema: bool = False) -> dict[str, Tensor]:
 
     A run on several machines leaves the stages of each machine's workers there. Raises `FileNotFoundError`.
     """
-    files = sorted(Path(folder).glob("stage-*.safetensors"))
-    if not files:
-        raise FileNotFoundError(
-            f"{folder} holds no stage-*.safetensors: a run writes them at its end, on the machines of its workers. "
-            f"`stageline run ls` shows which runs have finished; `stageline train --resume` goes on with one"
-        )
-    averages = sorted(Path(folder).glob("averages-*.safetensors")) if ema else []
-    if ema and not averages:
-        raise FileNotFoundError(
-            f"{folder} holds no averages-*.safetensors: the run averaged no weights, which optimizer.ema_decay says"
-        )
-    return {name: tensor for file in (*files, *averages) for name, tensor in read_tensors(file).items()}
+    found: dict[str, Tensor] = {}
+    for pattern, lacking in [*_WEIGHTS_OF_RUN.items()][: 1 + ema]:
+        files = sorted(Path(folder).glob(pattern))
+        if not files:
+            raise FileNotFoundError(f"{folder} holds no {pattern}: {lacking}")
+        found |= {name: tensor for file in files for name, tensor in read_tensors(file).items()}
+    return found

@@ -44,6 +44,7 @@ WEIGHTS = "weights.safetensors"
 AVERAGES = "averages.safetensors"
 TRAINING = "training.safetensors"
 FILES = (WEIGHTS, TRAINING)  # of every snapshot
+_KNOWN = {*FILES, AVERAGES}
 
 UNSEALED = "0" * 64  # in place of the seal while that is computed
 
@@ -141,9 +142,10 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Pat
     training = {name: encode_state(value, name, tensors) for name, value in training_of(snapshot.state).items()}
     if former is None or not link_tensors(folder / WEIGHTS, former / WEIGHTS, snapshot.state.weights):
         write_tensors(folder / WEIGHTS, snapshot.state.weights)
-    write_tensors(folder / TRAINING, tensors)
-    if snapshot.state.averages:
-        write_tensors(folder / AVERAGES, snapshot.state.averages)
+    others = {TRAINING: tensors, AVERAGES: snapshot.state.averages}
+    written = {name: found for name, found in others.items() if found or name in FILES}
+    for name, found in written.items():
+        write_tensors(folder / name, found)
     manifest = Manifest(
         run=origin.run,
         plan=origin.plan,
@@ -154,7 +156,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Pat
         incarnation=snapshot.incarnation,
         written=time(),
         torch=str(torch.__version__),
-        files={name: file_record(folder / name) for name in (*FILES, *([AVERAGES] if snapshot.state.averages else []))},
+        files={name: file_record(folder / name) for name in (WEIGHTS, *written)},
         losses=dict(snapshot.losses),
         rounds=[fact_of(each) for each in snapshot.rounds],
         training=training,
@@ -183,10 +185,9 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin, make: Mak
         raise SnapshotDamaged(folder, found)
     manifest = read_manifest(folder)
     try:
-        weights, tensors = read_tensors(folder / WEIGHTS, make=make), read_tensors(folder / TRAINING, make=make)
-        averages = read_tensors(folder / AVERAGES, make=make) if AVERAGES in manifest.files else {}
-        training = {name: decode_state(each, tensors) for name, each in manifest.training.items()}
-        state = state_of(weights, averages, training)
+        files = {name: read_tensors(folder / name, make=make) for name in manifest.files}
+        training = {name: decode_state(each, files[TRAINING]) for name, each in manifest.training.items()}
+        state = state_of(files[WEIGHTS], files.get(AVERAGES, {}), training)
         rounds = [record_of(each) for each in manifest.rounds]
     except (OSError, ValueError, TypeError, RecursionError, BadStateTree) as error:
         if isinstance(error, OSError) and passing_fault(error):
@@ -269,7 +270,7 @@ def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin)
 
 
 def _damages(folder: Path, manifest: Manifest) -> list[str]:
-    if not set(FILES) <= manifest.files.keys() <= {*FILES, AVERAGES}:
+    if not set(FILES) <= manifest.files.keys() <= _KNOWN:
         return [f"it lists the files {', '.join(manifest.files)}"]
     return list(filter(None, (_damage(folder / name, wanted) for name, wanted in manifest.files.items())))
 

@@ -17,12 +17,12 @@ from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
-from stageline.pipeline.schedule.replicas import replicas_of
+from stageline.pipeline.schedule.replicas import Shares, replicas_of
 from stageline.workers.runs import folder as runs
 
 from .directory import FOLDER, SnapshotDirectory
 from .saved import is_saved, read_saved
-from .snapshot import Origin, SnapshotDamaged, read_manifest
+from .snapshot import SnapshotDamaged, read_manifest
 
 
 class NoCheckpoint(StagelineError):
@@ -41,7 +41,7 @@ class CheckpointSource:
 
     @cached_property
     def snapshots(self) -> SnapshotDirectory:
-        return SnapshotDirectory(self.folder / FOLDER, Origin(self.run, self.plan.digest()))
+        return SnapshotDirectory.of(self.folder, self.run, self.plan)
 
     @property
     def stages(self) -> int:
@@ -51,11 +51,15 @@ class CheckpointSource:
     @property
     def first_replicas(self) -> range:
         """The snapshots that have the whole model: those of its stages, or of their first replicas."""
-        return range(len(self.plan.shares) or self.stages)
+        return range(len(self._shares))
 
     def label(self, stage: int) -> str:
         """A stage for people: "1", or "1.0" for the first replica of several."""
-        return replicas_of(self.plan.shares, 1).label(stage) if self.plan.shares else str(stage)
+        return replicas_of(self._shares, 1).label(stage)
+
+    @property
+    def _shares(self) -> Shares:
+        return self.plan.shares or ((1,),) * self.stages
 
     @cached_property
     def present(self) -> Mapping[int, frozenset[int]]:

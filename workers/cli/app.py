@@ -3,10 +3,11 @@
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
@@ -19,49 +20,29 @@ from stageline.pipeline.printable import is_utf8
 
 from .output import CommandFailed, as_facts, message_of, say, suggestion
 
-COMMANDS = {  # the file in commands/ that each is in
-    "init": "init",
-    "train": "train",
-    "worker": "processes",
-    "broker": "processes",
-    "status": "queries",
-    "metrics": "metrics",
-    "why": "queries",
-    "story": "queries",
-    "replay": "replay",
-    "queue": "queries",
-    "run": "queries",
-    "predict": "trained",
-    "eval": "trained",
-    "export": "trained",
-    "checkpoint": "checkpoint",
-    "schedule": "schedule",
-    "probe": "probe",
-    "plan": "plan",
-    "audit": "audit",
-    "doctor": "doctor",
-}
-_HIDDEN = {"trial": "processes"}  # which other commands start
-_FUNCTIONS = {"eval": "evaluate"}  # where a command cannot have its own name
+_FILES = frozenset(file.stem for file in Path(__file__).with_name("commands").glob("[a-z]*.py"))
 _ASKS_FOR_HELP = frozenset(["--help", "-h", "--version"])
 _BUG = (
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
 )
 
 
+def _commands(files: Iterable[str]) -> dict[str, click.Command]:
+    """Return the commands that these files of the folder `commands` define, by name."""
+    modules = [import_module(f".commands.{file}", __package__) for file in files]
+    found = [each for module in modules for each in vars(module).values() if isinstance(each, click.Command)]
+    inner = [each for command in found for each in getattr(command, "commands", {}).values()]
+    return {str(each.name): each for each in found if each not in inner}
+
+
 class Commands(click.Group):
-    """Imports a command when it is used, so that none waits for the imports of another."""
+    """The commands in the folder `commands`. A file that has the name of its command is imported alone."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return sorted(name for name, command in _commands(_FILES).items() if not command.hidden)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module_name = {**COMMANDS, **_HIDDEN}.get(cmd_name)
-        if module_name is None:
-            return None
-        module = import_module(f".commands.{module_name}", __package__)
-        command: click.Command = getattr(module, _FUNCTIONS.get(cmd_name, cmd_name))
-        return command
+        return _commands([cmd_name] if cmd_name in _FILES else _FILES).get(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -76,8 +57,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if not name.startswith("-") and name not in {**COMMANDS, **_HIDDEN} and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {name}; {suggestion(name, COMMANDS)}")
+        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {name}; {suggestion(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
 
@@ -118,7 +99,9 @@ def run(arguments: Sequence[str]) -> int:
     except click.Abort:
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - what is not expected is a bug, whatever it is
-        expected = isinstance(error, StagelineError | OSError | _zmq_error())
+        # ZeroMQ's error, such as too many open files, is no `OSError`; the command may have imported zmq.
+        of_zmq = sys.modules["zmq"].ZMQError if "zmq" in sys.modules else OSError
+        expected = isinstance(error, (StagelineError, OSError, of_zmq))
         if not expected or "--debug" in arguments:
             traceback.print_exception(error)
         message = f"stageline: {message_of(error)}" if expected else _BUG
@@ -132,11 +115,6 @@ def _failed(arguments: Sequence[str], error: Exception, message: str, code: int)
     if "--json" in arguments and not getattr(error, "answered", False):
         click.echo(msgspec.json.encode(as_facts(error, message, code)))
     return code
-
-
-def _zmq_error() -> type[Exception]:
-    """ZeroMQ's error, such as too many open files; it is no `OSError`. Only if the command has imported zmq."""
-    return sys.modules["zmq"].ZMQError if "zmq" in sys.modules else OSError
 
 
 def _print_usage_error(error: click.ClickException) -> None:

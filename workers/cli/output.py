@@ -8,19 +8,19 @@ import difflib
 import errno
 import re
 import sys
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 import click
-import structlog
+import msgspec
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan.errors import PlanError, PlanRefused
 from stageline.pipeline.printable import printable, printable_line
 from stageline.pipeline.process.streams import lose_output
-from stageline.workers.runs.result import Result
+from stageline.workers.runs.folder import Result
 
 LONGEST = 1_000_000  # characters; a table may be long
 _AMOUNT = re.compile(r"-?|[\d.]+( [\w.%]+)*")  # "", "-", "12", "4.2 s", "12 %", "3 min 20 s"
@@ -37,6 +37,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def say(text: str, *, err: bool = False, file: IO[Any] | None = None) -> None:
     """Prints `text` on stdout, or on stderr or to `file`. What would control a terminal is shown instead."""
     click.echo(printable(text, most=LONGEST), err=err, file=file)
+
+
+def answer(facts: object, as_json: bool, show_facts: Callable[[], object]) -> None:
+    """Print what a command has found: `facts` as one line of JSON, or for people, as `show_facts` does."""
+    if as_json:
+        click.echo(msgspec.json.encode(facts))
+    else:
+        show_facts()
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -80,17 +88,16 @@ def show_evaluations(rounds: Sequence[Mapping[str, Any]], best: Mapping[str, Any
         (
             each["step"],
             each["rows"],
-            *(_value(value) for value in (each["loss"], *(each["metrics"].get(name) for name in names))),
+            *(
+                "" if value is None else f"{float(value):.6g}"
+                for value in (each["loss"], *map(each["metrics"].get, names))
+            ),
             "best" if best is not None and best["step"] == each["step"] else "",
         )
         for each in shown
     ]
     title = "evaluations" if len(shown) == len(rounds) else f"evaluations, the newest {len(shown)} of {len(rounds)}"
     show(title, ("after step", "rows", "loss", *names, ""), rows)
-
-
-def _value(value: float | str | None) -> str:
-    return "" if value is None else f"{float(value):.6g}"
 
 
 def size(count: float) -> str:
@@ -120,13 +127,6 @@ def duration(seconds: float) -> str:
 def span(layers: Sequence[str]) -> str:
     """Return `encoder.4`, or `encoder.4 to encoder.7`, of the names of layers in order."""
     return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
-
-
-def steps_of(steps: int, total: int | None, *, script: bool) -> str:
-    """`12 of 460`, `12 of ?`; `12` of a script's run, which may end anywhere."""
-    if total is None:
-        return str(steps) if script else f"{steps} of ?"
-    return f"{steps} of {total}"
 
 
 def counted(number: int, one: str, many: str = "") -> str:
@@ -159,6 +159,8 @@ def _draw(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], ri
 
 def log_to_stderr() -> None:
     """Configure structlog for this process, which a closed or full stdout does not end from now on."""
+    import structlog  # takes longer than a command that only asks
+
     lose_output()
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render],

@@ -25,8 +25,7 @@ from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import TRIED
 from stageline.workers.cli.output import say, share
 from stageline.workers.launch.launch import Launch
-from stageline.workers.runs.folder import read_broker_url
-from stageline.workers.runs.result import Facts
+from stageline.workers.runs.folder import Facts, read_broker_url
 from stageline.workers.script.calls.news import LostWorkers, ask
 
 STALL = 5.0  # seconds without a finished step, and
@@ -76,7 +75,8 @@ class StalledSteps:
     def lines(self, facts: Facts) -> Iterator[str]:
         """Tell each cause once until a step is finished, and then that the run goes on."""
         now, finished = monotonic(), facts["finished_floor"]
-        if facts["phase"] != "running" or facts["recovering"] or _has_fault(facts):
+        faulty = facts.get("fault") or any(row.get("fault") or row.get("trouble") for row in facts["workers"])
+        if facts["phase"] != "running" or facts["recovering"] or faulty:
             self._finished = None
             self._told.clear()
         elif finished != self._finished:
@@ -102,10 +102,6 @@ class StalledSteps:
         if cause not in self._told:
             self._told.add(cause)
             yield f"no step was finished for {now - self._since:.0f} s: {facts['text']}. What to do: {facts['action']}"
-
-
-def _has_fault(facts: Facts) -> bool:
-    return bool(facts.get("fault")) or any(row.get("fault") or row.get("trouble") for row in facts["workers"])
 
 
 def evaluation_told(found: Facts, best: Facts | None) -> str:

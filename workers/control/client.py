@@ -60,7 +60,8 @@ class Client(AbstractContextManager["Client"]):
 
     def ask(self, what: str, timeout: float = 3.0, **of: str) -> dict[str, Any]:
         """The facts of the broker's answer. Raises `BrokerUnreachable`, or `ValueError` if it refuses to answer."""
-        self._discard_late_answers()
+        while self._channel.receive(0) is not None:  # answers to questions that were given up
+            continue
         self._send(Ask(what, of))
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
@@ -116,11 +117,6 @@ class Client(AbstractContextManager["Client"]):
                 self._channel.send(self._sealer.sealed(each, secret))
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
-
-    def _discard_late_answers(self) -> None:
-        """Those to questions that were given up."""
-        while self._channel.receive(0) is not None:
-            continue
 
     def _broke(self) -> bool:
         """Whether there is a new connection in place of one that ended, and with it a question or its answer."""

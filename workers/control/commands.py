@@ -15,7 +15,6 @@ from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
-from stageline.workers.runtime.queue_keys import queue_key
 
 from .control_thread import ControlThread
 from .joining import Stopped
@@ -53,9 +52,10 @@ class CommandHandler:
         self._finished = False  # nothing is left but to serve the others
         queues.admit(0)  # before the broker has told of any
         named, me = loop.program, assigned.index
-        self._producers = {queue_key(each): each.producer for each in named.inbound(me) if each.producer != me}
-        self._inbound = [(each, queues.inbound(queue_key(each))) for each in named.inbound(me)]
-        self._outbound = [(each, queues.outbound(queue_key(each))) for each in named.outbound(me)]
+        self._producers = {each: each.producer for each in named.inbound(me) if each.producer != me}
+        self._inbound = [(each, queues.inbound(each)) for each in named.inbound(me)]
+        self._outbound = [(each, queues.outbound(each)) for each in named.outbound(me)]
+        self._replies = [outbound for queue, outbound in self._outbound if queue.consumer == named.script]
 
     def run(self, save: Callable[[], SavedWeights], *, workers_timeout: float, lease: float) -> None:
         """Return when the run has finished.
@@ -93,8 +93,7 @@ class CommandHandler:
                     self._loop.progress.completed(step)
                     self._hooks.forget(step, best)
                 case ScheduleOrders(orders, closed):
-                    if self._loop.orders is not None:
-                        self._loop.orders.learn(orders, closed)
+                    self._loop.learn(orders, closed)
                 case Stop() as stop:
                     self._end(stop)
                 case Refused(reason, code):
@@ -166,10 +165,9 @@ class CommandHandler:
     def _hand_over_replies(self) -> None:
         """The run is over, but the script may not have the replies to its last calls yet. A command, which can only be
         to end, ends that."""
-        replies = [outbound for queue, outbound in self._outbound if queue.consumer == self._loop.program.script]
         deadline = self._clock.monotonic() + LAST_REPLIES
         commands = self._control.commands
-        while not commands and any(map(_is_untaken, replies)) and self._clock.monotonic() < deadline:
+        while not commands and any(map(_is_untaken, self._replies)) and self._clock.monotonic() < deadline:
             self._queues.pump(PATIENCE)
 
     def _begin_at(self, start: Position) -> None:
@@ -184,7 +182,7 @@ class CommandHandler:
         self._loop.note_answered()
         for queue, outbound in self._outbound:
             floor = position.of(queue.per)
-            if queue.consumer == self._loop.program.script:
+            if outbound in self._replies:
                 floor = min(floor, self._loop.progress.answered.get(queue.per, floor))
             outbound.trim(queue.within(floor))
 

@@ -197,7 +197,11 @@ class ControlThread:
     def _exchange(self, session: Session) -> None:
         while not self._closing:
             now = self._clock.monotonic()
-            self._stop_without_lifeline()
+            try:
+                self._demand_lifeline()
+            except Stopped as stop:
+                self._lifeline = Lifeline()  # once is enough
+                self.command(stop)
             renewed = self._channel.renewed()
             if renewed:
                 session.reconnected()
@@ -210,13 +214,6 @@ class ControlThread:
         for message in session.unsent():
             self._send(message)
 
-    def _stop_without_lifeline(self) -> None:
-        try:
-            self._demand_lifeline()
-        except Stopped as stop:
-            self._lifeline = Lifeline()  # once is enough
-            self.command(stop)
-
     def _demand_lifeline(self) -> None:
         if self._lifeline.cut:
             raise Stopped(self._lifeline.reason, ExitCode.FAILED, broker_knows=not self._lifeline.ends_run)
@@ -228,12 +225,10 @@ class ControlThread:
                 continue
             if isinstance(command, Stop | Refused) and self._dismissed is None:
                 self._dismissed = self._clock.monotonic(), command
-            self.command(self._dialled(command) if isinstance(command, Peers) else command)
-
-    def _dialled(self, peers: Peers) -> Peers:
-        """With endpoints as this process dials them: one at all interfaces is on the broker's machine."""
-        host = host_of(self._url)
-        return Peers({index: (number, dialled(endpoint, host)) for index, (number, endpoint) in peers.workers.items()})
+            if isinstance(command, Peers):  # an endpoint at all interfaces is on the broker's machine
+                host, there = host_of(self._url), command.workers.items()
+                command = Peers({index: (number, dialled(endpoint, host)) for index, (number, endpoint) in there})
+            self.command(command)
 
     def _exit_if_ignored(self) -> None:
         """A compute loop that hangs in the user's code cannot exit by itself; the process does, and says why."""

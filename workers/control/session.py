@@ -149,7 +149,7 @@ class Reporter:
     def _report(self, now: float, number: int) -> Report:
         progress, must_arrive, activity = self.progress, number > 0, self.progress.activity()
         depths, trouble, fault = progress.take_depths(), progress.trouble, progress.fault
-        orders, closed = ((), None) if progress.orders is None else progress.orders.known
+        orders, closed = progress.orders.known
         return Report(
             incarnation=self.incarnation,
             number=number,

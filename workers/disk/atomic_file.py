@@ -14,11 +14,8 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 import msgspec
-import structlog
 
 from stageline.pipeline.retry import ResourceFault, persist
-
-log = structlog.get_logger()
 
 _Written = TypeVar("_Written")
 
@@ -48,7 +45,9 @@ def keep_trying(write: Callable[[], _Written], path: Path) -> _Written:
     def note(fault: ResourceFault | None) -> None:
         nonlocal told
         if fault is not None and not told:
-            log.warning("waiting", reason=f"this process {fault.told(monotonic())}")
+            import structlog  # imports rich, for which commands that only ask would wait
+
+            structlog.get_logger().warning("waiting", reason=f"this process {fault.told(monotonic())}")
         told = True
 
     return persist(write, f"write {path}", note, now=monotonic, wait=sleep)

@@ -199,7 +199,6 @@ class BackgroundWriter:
         """Waits before `job` is run again; less, if others come before it, which may mend the fault. Whether to give
         up."""
         with self._changed:
-            job.size = 0  # as little as the job that runs
             self._jobs.appendleft(job)
             self._job, self._faulty = None, True
             self._changed.notify_all()
@@ -215,7 +214,7 @@ class BackgroundWriter:
             if not self._jobs:
                 return None
             job = self._jobs.popleft()
-            self._sizes[job.key] -= job.size
+            self._sizes[job.key] -= job.size if job.retry.fault is None else 0  # its part was taken off before
             self._job, self.doing = job, job.what
             self._changed.notify_all()
             return job

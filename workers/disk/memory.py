@@ -48,10 +48,10 @@ _CLOSE = 10.0  # seconds
 
 def function_of_system(name: str, *types: type) -> Callable[..., int] | None:
     """The C library's function of that name, where it has one."""
-    found = getattr(ctypes.CDLL(None), name, None)
-    if found is not None:
-        found.argtypes = types
-    return found
+    try:
+        return ctypes.CFUNCTYPE(ctypes.c_int, *types)((name, ctypes.CDLL(None)))
+    except AttributeError:
+        return None
 
 
 _tune = function_of_system("mallopt", ctypes.c_int, ctypes.c_int)
@@ -222,18 +222,11 @@ class MappedFiles:
             _reserve(descriptor, size)
             name = f"{_DESCRIPTORS}/{descriptor}" if nameless else file.name
             storage: torch.UntypedStorage = torch.UntypedStorage.from_file(name, True, size)  # type: ignore[assignment]
-        _keep_from_forks(storage)
+        # The memory is shared with the file: a fork of the user's code that went on with a step would change the
+        # weights of this process. Without the memory, it ends by SIGSEGV there.
+        if _advise is not None and _DONTFORK is not None:
+            _advise(storage.data_ptr(), storage.nbytes(), _DONTFORK)
         return storage
-
-
-def _keep_from_forks(storage: torch.UntypedStorage) -> None:
-    """Leave `storage` out of every process that is forked from this one, where the system can.
-
-    The memory is shared with the file: a fork of the user's code that went on with a step would change the weights of
-    this process. Without the memory, it ends by SIGSEGV there.
-    """
-    if _advise is not None and _DONTFORK is not None:
-        _advise(storage.data_ptr(), storage.nbytes(), _DONTFORK)
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -14,7 +14,6 @@ another's, and stays. A folder with files has a prefix of its own, under which n
 
 import fcntl
 import os
-import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -31,9 +30,10 @@ def remove_sockets(folder: Path) -> None:
     """Remove a folder with its sockets; what cannot be removed stays."""
     with suppress(OSError):
         for path in folder.iterdir():
-            if stat.S_ISDIR(path.lstat().st_mode):
+            own = not path.is_symlink()
+            if own and path.is_dir():
                 remove_sockets(path)
-            elif stat.S_ISSOCK(path.lstat().st_mode):
+            elif own and path.is_socket():
                 path.unlink(missing_ok=True)
         folder.rmdir()
 

@@ -69,7 +69,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     path.chmod(path.parent.stat().st_mode & 0o666)  # save_file keeps it from all other users
     sync(path)
     _drop_cache(path)
-    _require_equal(path, stored)
+    with _opened(path) as file:
+        for name, tensor in stored.items():
+            if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):
+                raise OSError(f"{name}, read back from {path}, differs from what was written: check this disk")
 
 
 def link_tensors(path: Path, former: Path, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -223,19 +226,14 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return packed_strides(shape, tuple(range(len(shape), 0, -1)))  # the last dimension is the innermost
 
 
-def _require_equal(path: Path, stored: Mapping[str, torch.Tensor]) -> None:
-    with _opened(path) as file:
-        for name, tensor in stored.items():
-            if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):
-                raise OSError(f"{name}, read back from {path}, differs from what was written: check this disk")
-
-
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
 Json = Any  # None, bool, int, float, str, and lists and dicts of them
 
+_DICTS = (dict, OrderedDict)
+_WHOLE = re.compile(r"-?\d+")
 _EXACT = 2**53  # whole numbers up to here are the same in every reader of JSON
 
 
@@ -261,9 +259,9 @@ def encode_state(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
             return _items(value, path, tensors)
         case tuple() if type(value) is tuple:
             return {"$tuple": _items(value, path, tensors)}
-        case dict() if type(value) in (dict, OrderedDict) and all(map(_is_plain, value)):
+        case dict() if type(value) in _DICTS and all(map(_is_plain, value)):
             return {key: encode_state(each, f"{path}.{key}", tensors) for key, each in value.items()}
-        case dict() if isinstance(value, Counter) or type(value) in (dict, OrderedDict):
+        case dict() if isinstance(value, Counter) or type(value) in _DICTS:
             pairs = [
                 [encode_state(key, f"{path} (a key)", tensors), encode_state(each, f"{path}.{key}", tensors)]
                 for key, each in value.items()
@@ -290,7 +288,7 @@ def _tagged(encoded: dict[str, Json], tensors: Mapping[str, Tensor]) -> Any:
     match list(encoded.items()):
         case [("$tensor", str(name))] if name in tensors:
             return tensors[name]
-        case [("$int", str(digits))] if digits.removeprefix("-").isdecimal():
+        case [("$int", str(digits))] if _WHOLE.fullmatch(digits):
             return int(digits)
         case [("$float", "inf" | "-inf" | "nan" as name)]:
             return float(name)

@@ -18,7 +18,7 @@ from stageline.pipeline.code_lines import CodeLine
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.lifeline import Lifeline
-from stageline.workers.runs.result import Facts
+from stageline.workers.runs.folder import Facts
 
 EXIT_TIMEOUT = 2.5  # seconds for processes to exit by themselves, and again after SIGTERM, before SIGKILL
 
@@ -84,10 +84,8 @@ class Children:
 
     def __enter__(self) -> Self:
         self.start_broker(resume=self.local.resume, new=not self.local.resume)
-        for index in range(self.local.workers):
-            self._start_index(index)
-        for _ in range(self.local.spares):
-            self._start_spare()
+        for index in (*range(self.local.workers), *[None] * self.local.spares):
+            self._start_worker(index)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,9 +110,7 @@ class Children:
         one of them has taken the worker's place, so the new process is a spare."""
         del self.workers[name]
         index = self.indexes.pop(name, None)
-        if index is None or (running and self.local.spares):
-            return self._start_spare()
-        return self._start_index(index)
+        return self._start_worker(None if running and self.local.spares else index)
 
     def last_log_line(self, name: str) -> str:
         """Return the last line that a process has logged, or where its log is if it has logged nothing."""
@@ -127,16 +123,14 @@ class Children:
         log, start = self._logs[name]
         return last_line.read(Path(log.name), start)
 
-    def _start_index(self, index: int) -> str:
-        name = f"worker-{index}"
-        self.indexes[name] = index
-        return self._start_worker(name, "--index", str(index))
-
-    def _start_spare(self) -> str:
-        self._spares += 1
-        return self._start_worker(f"spare-{self._spares}", "--spare")
-
-    def _start_worker(self, name: str, *role: str) -> str:
+    def _start_worker(self, index: int | None) -> str:
+        """Start the worker `index`, or with None a spare; return its name."""
+        if index is None:
+            self._spares += 1
+            name, role = f"spare-{self._spares}", ["--spare"]
+        else:
+            name, role = f"worker-{index}", ["--index", str(index)]
+            self.indexes[name] = index
         options = ("--broker", self.url, "--name", name, "--sockets", str(self.local.sockets))
         self.workers[name] = self._start(name, "worker", *self.local.plan, *role, *options)
         return name

@@ -30,8 +30,8 @@ from stageline.workers.extras.preflight.trial_result import (
     goes_on,
 )
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
-from stageline.workers.runs.store import measured_timetable
+from stageline.workers.runs.folder import Facts, LaunchOutcome, Result, result_of
+from stageline.workers.runs.records import measured_timetable
 
 from .children import LocalRun, ScriptProcess
 from .supervisor import supervise
@@ -100,7 +100,7 @@ def prepare_launch(
         arguments = [*arguments, *cut_arguments(cut)]
     memory = runs.recorded_memory(plan, runs.folder(plan, name)) if resume is not None else {}
     plan, arguments = plan.with_memory(memory), [*arguments, *memory_arguments(memory)]
-    differs = resume is not None and runs.has_other_plan(plan.with_known_stages(), runs.folder(plan, name))
+    differs = resume is not None and bool(runs.differences_from(plan.with_known_stages(), runs.folder(plan, name)))
     tried = try_plan(plan, arguments, spawn, layouts=differs)
     if resume is not None and not differs and plan.data.check:
         demand_same_data(runs.folder(plan, name), tried.transcript)
@@ -138,7 +138,7 @@ def prepare_launch(
 
 def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callable[[str], None]) -> str:
     """Return the id of the run that goes on: `run`, or if `plan` lays it out in another way a run of its own."""
-    if not runs.has_other_plan(plan, runs.folder(plan, run)):
+    if not runs.differences_from(plan, runs.folder(plan, run)):
         return run
     from stageline.workers.checkpoint.recut import continued, needs_recut  # load torch
     from stageline.workers.checkpoint.source import source_in

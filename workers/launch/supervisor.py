@@ -21,9 +21,8 @@ from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.runs.folder import read_control_secret
+from stageline.workers.runs.folder import Facts, LaunchOutcome, read_control_secret
 from stageline.workers.runs.owner import record_end
-from stageline.workers.runs.result import Facts, LaunchOutcome
 
 from .children import TELL_TIMEOUT, Children, Hangs, LocalRun, on_this_machine
 
@@ -31,7 +30,7 @@ POLL = 0.1  # seconds between two looks at the processes and at the broker's sta
 ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile
 SAVE_TIMEOUT = 5.5  # seconds for the workers of an interrupted run to finish and save a step
 STOP_TIMEOUT = 6.0  # seconds for the broker of a run that is stopped to answer; it is not started again then
-VERDICT_TIMEOUT = 3.0  # seconds for the broker to end the run after a worker's final exit
+FINAL_TIMEOUT = 3.0  # seconds for the broker to end the run after a worker's final exit
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is restarted again, doubling each time
 MAX_BROKER_RESTARTS = 5  # in a row
 STEADY = 20.0  # seconds after which a process counts as one that stays up
@@ -93,8 +92,9 @@ class Supervisor:
             return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted twice: ended at once", self._facts)
         if signals and self._stopped is None:
             self._stop()
-        if self._stopped is None and (reason := self._irreplaceable()):
-            self._give_up(reason)
+        if self._stopped is None and (reason := self._irreplaceable()):  # what is saved is all: no step can be finished
+            self._stopped, self._why = monotonic(), reason
+            self._client.stop_run(reason)
         return None if over else self._failure()
 
     def _saves(self, facts: Facts) -> bool:
@@ -136,15 +136,12 @@ class Supervisor:
         ended += ["the broker"] if broker is not None and broker.poll() is not None else []
         return f"{' and '.join(ended)} cannot be started again: {gone}" if ended else ""
 
-    def _give_up(self, reason: str) -> None:
-        """End the run with what is saved: no step can be finished any more."""
-        self._stopped, self._why = monotonic(), reason
-        self._client.stop_run(reason)
-
     def _look(self) -> Facts:
         """Deal with processes that have ended or hang; return the broker's status, {} if it does not answer now."""
         self._report_exits()
-        self._report_script()
+        if self._script is not None and self._script.lifeline.cut:  # no process of the run knows its status
+            self._report_exit(self._script.index, self._script.pid, 0, None, "")
+            self._script = None
         broker = self._children.broker
         if self._stopped is None and not self._children.local.gone():
             self._restart_workers()
@@ -177,12 +174,6 @@ class Supervisor:
                 self._exited[name] = monotonic()
                 index = assigned.get(process.pid, self._children.indexes.get(name))
                 self._report_exit(index, process.pid, status, process.result, self._hangs.detail(name, process))
-
-    def _report_script(self) -> None:
-        """No process of the run started the script, so that its status is not known."""
-        if self._script is not None and self._script.lifeline.cut:
-            self._report_exit(self._script.index, self._script.pid, 0, None, "")
-            self._script = None
 
     def _report_exit(self, index: int | None, pid: int, status: int, result: int | None, detail: str) -> None:
         """Tell the broker how a process has ended, and note it, since the broker may have to be told again.
@@ -261,14 +252,15 @@ class Supervisor:
         """Return the end of a run that the broker cannot end: it keeps exiting, is gone when the run is stopped, or a
         worker exited before it joined.
         """
-        if self._stopped is not None and (self._has_broker_failed() or self._is_silent(self._stopped)):
+        heard = max(self._stopped or 0.0, self._answered or 0.0)
+        if self._stopped is not None and (self._has_broker_failed() or monotonic() - heard > STOP_TIMEOUT):
             code = ExitCode.SAVED if self._facts.get("checkpoint") else ExitCode.INTERRUPTED
             return LaunchOutcome(code, self._unanswered_stop(), self._facts)
         if self._broker_restarts > MAX_BROKER_RESTARTS or self._has_broker_given_up():
             return LaunchOutcome(ExitCode.FAILED, self._broker_failure(), self._facts)
         for name, when in self._exited.items():
             process = self._children.workers[name]
-            if not self._restartable(process) and monotonic() - when > VERDICT_TIMEOUT:
+            if not self._restartable(process) and monotonic() - when > FINAL_TIMEOUT:
                 return self._worker_failure(name, process)
         return None
 
@@ -282,9 +274,6 @@ class Supervisor:
         next one would try the same again.
         """
         return bool(self._facts.get("fault")) and self._has_broker_failed()
-
-    def _is_silent(self, stopped: float) -> bool:
-        return monotonic() - max(stopped, self._answered or 0.0) > STOP_TIMEOUT
 
     def _unanswered_stop(self) -> str:
         checkpoint = self._facts.get("checkpoint")
@@ -329,5 +318,5 @@ def _pause(process: Child, restarts: int) -> float:
     One that is done has left because the run is over: the next status says so.
     """
     if process.result == ExitCode.OK:
-        return VERDICT_TIMEOUT
+        return FINAL_TIMEOUT
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (restarts - 1)) if restarts else 0.0

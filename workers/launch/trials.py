@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TextIO, cast
@@ -36,6 +36,7 @@ from stageline.workers.extras.preflight.trial_result import (
     ChosenMemory,
     MeasuredCut,
     MeasuredLayers,
+    Outcome,
     TrialLog,
     TrialRefusal,
     TriedPlan,
@@ -49,7 +50,6 @@ POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
 TO_EXIT = 0.5  # seconds for a process with a result to exit
 _NOTHING = "Nothing was trained"
-_Outcome = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers
 
 
 class TrialFailed(ModelRefused):
@@ -114,11 +114,10 @@ def memory_arguments(chosen: Mapping[str, object]) -> list[str]:
     return [word for key, value in chosen.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
-def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[_Outcome]:
+def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[Outcome]:
     bound = plan.recovery.loading
-    shares_memory = any(worker.device != "cpu" for worker in plan.workers)
-    each = 1 if shares_memory else count
-    found: list[_Outcome] = []
+    each = 1 if any(worker.device != "cpu" for worker in plan.workers) else count  # other devices' memory is shared
+    found: list[Outcome] = []
     with _interruptible() as interrupted:
         while len(found) < count:
             with ExitStack() as stack:
@@ -131,7 +130,7 @@ def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int)
                     for trial in trials:
                         trial.follow()
                     sleep(POLL)
-                found += [trial.outcome() for trial in trials]
+                found += [cast(Outcome, trial.result) for trial in trials]  # any other was raised
     return found
 
 
@@ -159,7 +158,7 @@ class _Interrupted(BaseException):
     """A signal has come."""
 
 
-class _TrialProcess:
+class _TrialProcess(AbstractContextManager["_TrialProcess"]):
     """A trial in a process of its own; with `shows`, output of the user's code is shown as it comes.
 
     Ended on leaving the context, whatever it does. `bound`: seconds that it may take.
@@ -177,15 +176,12 @@ class _TrialProcess:
         own = ("--mark", mark, "--bound", str(bound))
         self._process: Child = spawn(["trial", *arguments, *own], self._file)
 
-    def __enter__(self) -> "_TrialProcess":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._process.end(0.0 if self.result is None else TO_EXIT)
         self._file.close()
 
     @property
-    def result(self) -> _Outcome | TrialRefusal | None:
+    def result(self) -> Outcome | TrialRefusal | None:
         return self._log.result
 
     def follow(self) -> None:
@@ -194,7 +190,10 @@ class _TrialProcess:
         self._log.follow()
         if self.result is None and ended is not None:
             how = describe_exit(Exited(0, self._process.pid, ended, self._process.result))
-            self._fail(f"{how} in {self._log.doing}{self._line()}. {self._way_out(ended)}")
+            why = "What a plan names has to return, so this is a failure"
+            if ended == -signal.SIGKILL:
+                why = "If memory ran out: two trials run at once, data.check = false runs one"
+            self._fail(f"{how} in {self._log.doing}{self._line()}. {why}. {_NOTHING}")
         if self._began is None and self._process.pid:
             self._began = monotonic()
         if self.result is None and self._began is not None and monotonic() - self._began > self._bound:
@@ -206,18 +205,9 @@ class _TrialProcess:
             self._reveal()
             raise self.result.error
 
-    def outcome(self) -> _Outcome:
-        """Return the outcome of a process that has a result; `follow` raises for any other than this."""
-        return cast(_Outcome, self.result)
-
     def _fail(self, how: str) -> None:
         self._reveal()
         raise TrialFailed(f"the trial of the plan {how}")
-
-    def _way_out(self, status: int) -> str:
-        if status == -signal.SIGKILL:
-            return f"If memory ran out: two trials run at once, data.check = false runs one. {_NOTHING}"
-        return f"What a plan names has to return, so this is a failure. {_NOTHING}"
 
     def _line(self) -> str:
         line = last_line.read(Path(f"/dev/fd/{self._file.fileno()}"))

@@ -25,7 +25,7 @@ from stageline.broker.control.store import StoreUnusable
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
-from stageline.broker.coordinator.state import EventLog, Life, RunState
+from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.transports.base import backend_of, open_server
@@ -38,10 +38,9 @@ from stageline.pipeline.retry import TRIED, reason_of
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.notes import earlier_run, read_code
+from stageline.workers.runs.folder import result_of
 from stageline.workers.runs.owner import record_end, write_owner
-from stageline.workers.runs.result import Result, result_of
-from stageline.workers.runs.store import open_store
+from stageline.workers.runs.records import earlier_run, open_store, read_code
 
 MOST, LARGEST = 100, 2**16  # messages that are kept, and bytes of one
 STOPPING = 2.0  # seconds that the records are waited for once the run is to stop
@@ -230,10 +229,7 @@ def _turn(
     sends += coordinator.envelopes([(sender, _UNREADABLE) for sender in list(strangers)[:UNREADABLE]], clock())
     sends += coordinator.envelopes(coordinator.tick(clock()), clock())
     channel.send(sends)
-    _write_log(coordinator.run.events)
-
-
-def _write_log(events: EventLog) -> None:
+    events = coordinator.run.events
     for warning in events.warnings:  # first: the other lines often follow from them
         log.warning(warning)
     for line in events.infos:
@@ -336,16 +332,14 @@ class _Host:
     def _keep_result(self) -> None:
         for _, answer in self._core.handle(b"", Ask("status"), time()):
             if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
-                result = result_of(
-                    self._core.run.id, self._plan.schedule.in_step, answer.facts, monotonic() - self._started
+                run, seconds = self._core.run.id, monotonic() - self._started
+                result, file = (
+                    result_of(run, self._plan.schedule.in_step, answer.facts, seconds),
+                    self._folder / runs.RESULT,
                 )
-                self._write(result)
-
-    def _write(self, result: Result) -> None:
-        file = self._folder / runs.RESULT
-        try:
-            persist_json(file, result)
-        except OSError as error:  # the run has ended well, and the records say so
-            log.error("the result is not kept", reason=f"{file} cannot be written: {reason_of(error)}")
-        else:
-            log.info("result", weights_sha256=result.weights_sha256, file=file)
+                try:
+                    persist_json(file, result)
+                except OSError as error:  # the run has ended well, and the records say so
+                    log.error("the result is not kept", reason=f"{file} cannot be written: {reason_of(error)}")
+                else:
+                    log.info("result", weights_sha256=result.weights_sha256, file=file)

@@ -27,7 +27,7 @@ from stageline.workers.control.joining import Stopped
 from stageline.workers.control.session import Reporter
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import Facts, LaunchOutcome
+from stageline.workers.runs.folder import Facts, LaunchOutcome
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed
@@ -89,7 +89,7 @@ class _Local(AbstractContextManager["_Local"]):
         config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
-        self._queues = SharedQueues(job.program, run, job.windows())
+        self._queues = SharedQueues(job.program, run)
         self._open = ExitStack()
         self._workers = [self._opened(index) for index in range(len(job.plan.workers))]
 
@@ -156,7 +156,7 @@ class _Local(AbstractContextManager["_Local"]):
         place = WorkerPlace(job, self._folder, *names, executor, self._queues, progress, sleep)
         features = features_of(place, self._open.enter_context)
         reporter = Reporter(progress, incarnation, job.training_steps)
-        return _LocalWorker(sender, place, features, loop_of(place, features), reporter)
+        return _LocalWorker(sender, place, features, loop_of(place, features, job.calls), reporter)
 
     def _report(self) -> None:
         for worker in self._workers:

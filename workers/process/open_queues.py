@@ -1,18 +1,17 @@
 """Opens a worker's queues at the plan's `queues.url`, and chooses where their sockets go."""
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from stageline.broker.control.messages import Assigned
-from stageline.broker.queues.base import QueueKey, WorkerQueues
+from stageline.broker.queues.base import WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program
-from stageline.workers.runtime.queue_keys import queue_key
 
 _ANY_PORT = 9  # where an address names none
 
@@ -20,23 +19,28 @@ _ANY_PORT = 9  # where an address names none
 def open_queues(
     plan: Plan,
     program: Program,
-    windows: Mapping[QueueKey, int],
     assigned: Assigned,
     folder: Path,
     waiting: Callable[[str], None],
     *,
     wakes_at_once: bool = False,
 ) -> WorkerQueues:
-    """The queues of the worker that `assigned` names. `windows` and `wakes_at_once`: of `QueueOptions`. Sockets go into
-    `folder`; `waiting` is called with the reason for which a `put` waits.
+    """Return the queues of the worker that `assigned` names.
 
-    Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
+    Args:
+        plan: Names the address of the queues and what may be retained.
+        program: Has the queues as data.
+        assigned: Names the worker and the run.
+        folder: Folder for sockets.
+        waiting: Called with the reason for which a `put` waits.
+        wakes_at_once: See `QueueOptions`.
+
+    Raises:
+        BrokerError: The address is taken, or the server cannot be reached or is not fit.
     """
-    url, me = plan.queues.url, assigned.index
+    url = plan.queues.url
     options = QueueOptions(
-        microbatches=program.schedule.microbatches,
-        windows=windows,
-        local={queue_key(queue) for queue in program.inbound(me) if queue.producer == me},
+        ahead=sum(queue.window for queue in program.queues.values()),
         retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
         key=assigned.queue_key,

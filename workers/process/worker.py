@@ -7,7 +7,7 @@ A worker that ends early tells the broker why: it gives its place back to a repl
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -42,7 +42,6 @@ from stageline.workers.runs.metrics import MetricsNotWritten
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.orders import StepOrders
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
@@ -191,27 +190,27 @@ class Worker:
         self._queues = queues = stack.enter_context(closing(self._open_queues(folder)))
         groups = stack.enter_context(StageGroups(job))
         texts = plain if job.plan.data.stays is None else withheld
-        failing = control, assigned.incarnation, self._explain
+        failing = control, assigned.incarnation, lambda error: explained(self._features, error)
         stack.enter_context(failures_reported(*failing, replaced=job.plan.recovery.on, texts=texts))
         if options.joined:
             note_own(job.plan, assigned.run)
-        orders = StepOrders(job.program, assigned.orders, assigned.closed, assigned.step)
-        self._orders = orders if job.plan.schedule.is_auto else None
-        self._progress = progress = Progress.of(
-            job.calls, assigned.index, start=assigned.step, orders=self._orders, queues=queues
-        )
+        calls = job.calls_by(assigned.orders, assigned.closed, assigned.step)
+        self._progress = progress = Progress.of(calls, assigned.index, start=assigned.step, queues=queues)
         executor = job.executor(job.schedule.placement[assigned.index], make=groups.make)
         self._stages = executor.stages
         here, steps = reachable(queues.endpoint, options.broker), job.training_steps
-        control.start(assigned, here, progress, steps=steps, wake=self._wake, where=self._where)
+        control.start(
+            assigned, here, progress, steps=steps, wake=self._wake, where=lambda each: self._stages[each].where
+        )
         self._folder = runs.folder(job.plan, assigned.run)
         names = assigned.index, assigned.run, assigned.incarnation, assigned.step
         place = WorkerPlace(job, self._folder, *names, executor, queues, progress, self._serve)
         self._features = features_of(place, stack.enter_context)
-        stack.enter_context(self._stand_ins())
+        if elastic_stages(job.plan) and options.command:
+            stack.enter_context(StandIns(job.schedule, job.plan, assigned.index, options.broker, options.command))
         hooks = stack.enter_context(open_snapshots(place, assigned, self._features, self._announced))
-        save = None if options.joined else self._save_checkpoint
-        self._loop = loop_of(place, self._features, orders=self._orders, keep=hooks.keep, save=save)
+        save = (lambda folder, position: None) if options.joined else self._save_checkpoint
+        self._loop = loop_of(place, self._features, calls, keep=hooks.keep, save=save)
         self._commands = CommandHandler(assigned, control, queues, hooks, self._loop)
         self._ready = True
 
@@ -224,9 +223,6 @@ class Worker:
         if self._ready:
             self._loop.attend()
         self._queues.ring()
-
-    def _where(self, stage: int) -> str:
-        return self._stages[stage].where
 
     def _announced(self) -> Iterable[Announced]:
         return self._commands.announced() if self._ready else ()
@@ -247,9 +243,6 @@ class Worker:
             if self._ready:
                 self._commands.handle()
 
-    def _explain(self, error: ComputeFailed) -> str:
-        return explained(self._features, error)
-
     def _save_checkpoint(self, folder: Path, position: Position) -> None:
         """A script calls for it."""
         save_stages(folder, self._job.plan, self._assigned, self._stages, position.step, self._progress)
@@ -260,18 +253,12 @@ class Worker:
         note = self._progress.noting("weights")
         return save_weights(self._stages, self._folder, note, self._serve), copies_in(self._stages.values())
 
-    def _stand_ins(self) -> AbstractContextManager[object]:
-        job, options = self._job, self._options
-        if elastic_stages(job.plan) and options.command:
-            return StandIns(job.schedule, job.plan, self._assigned.index, options.broker, options.command)
-        return nullcontext()
-
     def _open_queues(self, folder: Path) -> WorkerQueues:
         """The worker's queues. If they cannot be opened, the run fails, since a replacement could do no better; unless
         a predecessor that hangs still has the address, or this machine is not the place's own."""
         job, assigned = self._job, self._assigned
         try:
-            return open_queues(job.plan, job.program, job.windows(), assigned, folder, self._make_room)
+            return open_queues(job.plan, job.program, assigned, folder, self._make_room)
         except (BrokerError, OSError) as error:  # OSError: a name that cannot be resolved
             reason = f"its queues cannot be opened: {error}"
             later_free = isinstance(error, EndpointTaken) and assigned.step > 0

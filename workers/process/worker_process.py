@@ -97,16 +97,16 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     job = prepare(plan, worker=options.claim)
     if options.spare:
         warm_up(job.plan, options.claim)
-    _require_place(options.claim, len(job.plan.workers))
+    count = len(job.plan.workers)  # the broker knows one place more in a scripted run: the script's
+    if options.claim is not None and options.claim >= count:
+        raise Stopped(f"there is no worker {options.claim}: the plan has workers 0 to {count - 1}", ExitCode.USAGE)
     _require_weights(job, options.claim)
     control = ControlThread(options.broker, _identity(job, options), lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
-        if assigned.index >= len(job.plan.workers):
-            raise Stopped(
-                f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers",
-                ExitCode.FAILED,
-            )
+        if assigned.index >= count:
+            reason = f"the broker gave place {assigned.index} of a plan with {count} workers"
+            raise Stopped(reason, ExitCode.FAILED)
         job = replace(job, length=job.length or assigned.length).only(job.schedule.placement[assigned.index])
         gc.collect()  # the model may refer to itself
         _keep_memory(job.plan, assigned.index)  # from here on: what loading has freed goes back
@@ -132,12 +132,6 @@ def _require_claim(plan: Plan, options: WorkerOptions) -> None:
         )
 
 
-def _require_place(claim: int | None, workers: int) -> None:
-    """The broker knows one place more in a scripted run: the script's."""
-    if claim is not None and claim >= workers:
-        raise Stopped(f"there is no worker {claim}: the plan has workers 0 to {workers - 1}", ExitCode.USAGE)
-
-
 def _require_weights(job: Job, claim: int | None) -> None:
     """Before this process has a place: refusing it later would end the run. Files may have the weights of some places
     only. Raises `ModelRefused`."""
@@ -154,7 +148,7 @@ def _require_weights(job: Job, claim: int | None) -> None:
 
 def _keep_memory(plan: Plan, worker: int) -> None:
     """Faster, except where a worker offloads or has a tight limit: there memory is scarce."""
-    if plan.is_tight(worker) or any(map(plan.offloaded_of, plan.workers[worker].stages)):
+    if plan.is_scarce(worker):
         give_back_memory()
     else:
         keep_freed_memory()

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -17,11 +17,10 @@ from stageline.pipeline.plan.tables import flat
 from stageline.pipeline.printable import is_utf8
 from stageline.workers.disk.atomic_file import write_file
 
-from .result import Result
-
 if TYPE_CHECKING:
     from stageline.pipeline.plan.difference import Difference
 
+Facts = dict[str, Any]  # the broker's answer to the query `status`: schema status/1
 STORE = "broker.sqlite"
 IN_FOLDER = "sqlite"  # of `broker.store`: the records are in that file
 RESULT = "result.json"
@@ -29,6 +28,61 @@ PLAN = "plan.json"
 OWNER = "process.json"  # the first file in the folder: see owner.py
 BROKER = "broker.url"  # there while the broker of the run is
 SECRET = "broker.secret"  # noqa: S105 - likewise: the file with what it wants from those who stop the run
+
+
+class LaunchOutcome(msgspec.Struct, frozen=True, tag=True):
+    """The end of a run on this machine: exit code, the reason in words, and the broker's last status of the run."""
+
+    code: int
+    reason: str
+    facts: Facts
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """Schema train/1. `loss` is the last step's, None if it had no rows; `losses` are by step, counted from 0. A metric
+    that is no finite number is a text, since JSON has no such number; `float` reads it.
+
+    `evaluations` has an entry for each round of evaluation, in order: after which `step`, over how many `rows`, the
+    mean `loss` and `metrics`; `metrics` are those of the last one. `best` is the best of them, where they are compared.
+    `stopped_early`: why the run has ended before its last step, which `steps` then is; None if it has not.
+    `microbatches` are those of one step. `gradient_norm` is that of the last step, where gradients are clipped.
+    `seconds` is from the start of the processes to the end of the run.
+    """
+
+    schema: str = "train/1"
+    run: str
+    steps: int
+    microbatches: int
+    loss: float | None
+    losses: dict[str, float | None]
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
+    weights_sha256: str
+    seconds: float
+    restarts: int = 0
+    gradient_norm: float | None = None
+    evaluations: list[Facts] = []
+    best: Facts | None = None
+    stopped_early: str | None = None
+
+
+def result_of(run: str, microbatches: int, facts: Facts, seconds: float) -> Result:
+    """The result of a run from the broker's last status of it."""
+    last, norm = facts["last_loss"], facts.get("gradient_norm")
+    return Result(
+        run=run,
+        steps=facts["training_steps"],
+        microbatches=microbatches,
+        loss=last and last["loss"],
+        losses=facts["losses"],
+        metrics=facts["metrics"],
+        weights_sha256=facts["weights_sha256"],
+        seconds=round(seconds, 3),
+        restarts=int(facts.get("restarts") or 0),
+        gradient_norm=norm and norm["norm"],
+        evaluations=facts.get("evaluations", []),
+        best=facts.get("best"),
+        stopped_early=facts.get("stopped_early"),
+    )
 
 
 def new_id(plan: "plans.Plan") -> str:
@@ -73,14 +127,9 @@ def require_same_plan(plan: "plans.Plan", folder: Path) -> None:
 
     `plan` has its stages and workers filled in. Without a readable plan there, only the broker can compare.
     """
-    if found := tuple(_differences(plan, folder)):
+    if found := tuple(differences_from(plan, folder)):
         what = (f"run {folder.name} was begun with ", OTHER_SETTINGS, ": ", EachOnce(found))
         raise plans.PlanRefused([plans.PlanError("", (*what, RESUME_AS_BEGUN, ", or ", Afresh()))])
-
-
-def has_other_plan(plan: "plans.Plan", folder: Path) -> bool:
-    """Whether the run in `folder` was begun with another plan, as far as that can be read there."""
-    return bool(_differences(plan, folder))
 
 
 def recorded_cut(plan: "plans.Plan", folder: Path) -> list[int] | None:
@@ -115,7 +164,8 @@ def _limits(tables: dict[str, Any], chosen: Collection[str]) -> list[object]:
     return [of_all, {name: each.get("memory") for name, each in tables.get("workers", {}).items()}]
 
 
-def _differences(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":
+def differences_from(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":
+    """Return how the plan of the run in `folder` differs, as far as that can be read there."""
     kept = _kept_plan(folder)
     return plans.differences(plan.as_mapping(), kept) if kept else ()
 

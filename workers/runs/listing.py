@@ -1,19 +1,30 @@
 """The runs in a folder, one row each, from their records alone: no broker is asked, and no plan is validated.
 
-A row says why a run does not go on, and what can be done.
+A row says why a run does not go on, and what can be done. `recorded_answer` answers what a run's broker would be asked,
+by the broker's own queries: the records are restored as a broker restores them, and what it last observed is taken
+back; nothing is decided on them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from stageline.broker.control.messages import Answer, Ask, Refused
+from stageline.broker.coordinator.queries import answer
+from stageline.broker.coordinator.records import recall, restored
+from stageline.broker.coordinator.run import RunConfig
+from stageline.broker.coordinator.state import RunState
+from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.addresses import Reach, transport_of
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.plan import PlanRefused, from_mapping
 from stageline.workers.runs import folder as runs
 
-from .records import RecordedRun, RecordedState, recorded_run
+from .folder import PLAN, Facts
+from .records import RecordedRun, RecordedState, RecordsDamaged, recorded_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +37,10 @@ class Ending:
 
 def ending_of(run: RecordedRun) -> Ending:
     """Return what has become of `run`, and the command that goes on with it."""
+    reason = run.outcome.reason if run.outcome is not None else ""
     match run.state:
         case RecordedState.FINISHED:
-            return Ending(_finished(run), f"nothing: `stageline status {run.folder}` shows the result")
+            return Ending(reason, f"nothing: `stageline status {run.folder}` shows the result")
         case RecordedState.STARTING:
             return Ending("the run is starting: its plan is tried, then its processes start", "wait")
         case RecordedState.RUNNING:
@@ -36,25 +48,21 @@ def ending_of(run: RecordedRun) -> Ending:
         case RecordedState.KILLED:
             return _killed(run)
         case _:
-            reason = run.outcome.reason if run.outcome is not None else ""
             return Ending(reason, _after_stop(run))
-
-
-def _finished(run: RecordedRun) -> str:
-    return run.outcome.reason if run.outcome is not None else "all steps are done"
 
 
 def _running(run: RecordedRun) -> Ending:
     if _in_memory(run):
         return Ending("the run is one process, which answers no questions", "nothing: its records are a second old")
-    who = "the script's launcher" if run.scripted else "`train`"
+    who = {True: "the script's launcher", False: "`train`"}[run.scripted]
     return Ending("its broker does not answer", f"wait: workers train without a broker, and {who} restarts it")
 
 
 def _killed(run: RecordedRun) -> Ending:
     who = "the run's broker" if run.owner is not None and run.owner.command == "broker" else "the run"
     if not run.progress:
-        return Ending(f"{who} was killed or lost its machine before it began", _again(run))
+        again = f"begin another run: {_begin(run)}"
+        return Ending(f"{who} was killed or lost its machine before it began", again)
     saved = f"checkpoint {run.complete} is complete" if run.complete else "no checkpoint is complete"
     total = "" if run.training_steps is None else f" of {run.training_steps}"
     return Ending(f"{who} was killed or lost its machine at step {run.steps}{total}; {saved}", _go_on(run))
@@ -70,29 +78,16 @@ def _after_stop(run: RecordedRun) -> str:
 
 
 def _go_on(run: RecordedRun) -> str:
-    if not _saves(run):
-        return f"begin another run, since without snapshots nothing is saved: {_begin(run)}"
-    where = "" if run.complete else " (it begins at step 0)"
-    return f"go on with: {_resume(run)}{where}"
-
-
-def _again(run: RecordedRun) -> str:
-    return f"begin another run: {_begin(run)}"
-
-
-def _saves(run: RecordedRun) -> bool:
     recovery = (run.plan or {}).get("recovery", {})
-    return not _in_memory(run) and bool(recovery.get("restarts")) and bool(recovery.get("snapshot_every"))
+    if _in_memory(run) or not recovery.get("restarts") or not recovery.get("snapshot_every"):
+        return f"begin another run, since without snapshots nothing is saved: {_begin(run)}"
+    resumed = f"stageline train CONFIG --resume {run.id}" if run.owner is None else run.owner.resume(run.id)
+    command = f"Line.resume({str(run.folder)!r}, ...) in the script" if run.scripted else resumed
+    return f"go on with: {command}{'' if run.complete else ' (it begins at step 0)'}"
 
 
 def _in_memory(run: RecordedRun) -> bool:
     return transport_of(str((run.plan or {}).get("queues", {}).get("url", ""))).reach is Reach.PROCESS
-
-
-def _resume(run: RecordedRun) -> str:
-    if run.scripted:
-        return f"Line.resume({str(run.folder)!r}, ...) in the script"
-    return f"stageline train CONFIG --resume {run.id}" if run.owner is None else run.owner.resume(run.id)
 
 
 def _begin(run: RecordedRun) -> str:
@@ -139,39 +134,93 @@ def _row(folder: Path) -> RunRow:
 
 
 def _of(run: RecordedRun) -> RunRow:
-    outcome, state = run.outcome, run.state
-    finished = state is RecordedState.FINISHED
+    outcome, state, owner = run.outcome, run.state, run.owner
+    named = (run.plan or {}).get("run", {}).get("name")
+    digest = run.stored.facts.get("run", {}).get("plan")
     return RunRow(
         run=run.id,
         folder=str(run.folder),
-        name=_name(run),
-        began=run.owner.began if run.owner is not None else None,
+        name=named or (None if owner is None else owner.name),
+        began=None if owner is None else owner.began,
         as_of=run.as_of,
         state=str(state),
         steps=run.steps,
         total=run.training_steps,
         script=run.scripted,
-        loss=_loss(run),
+        loss=run.stored.losses.get(run.steps - 1) if run.result is None else run.result.loss,
         checkpoint=run.complete if run.progress else None,
-        plan=_digest(run),
+        plan=None if digest is None else str(digest),
         weights_sha256=outcome.weights_sha256 if outcome is not None else None,
-        reason=None if finished or state is RecordedState.RUNNING else ending_of(run).text,
+        reason=None if state in (RecordedState.FINISHED, RecordedState.RUNNING) else ending_of(run).text,
     )
 
 
-def _name(run: RecordedRun) -> str | None:
-    named = (run.plan or {}).get("run", {}).get("name")
-    if named is not None:
-        return str(named)
-    return None if run.owner is None else run.owner.name
+class QueryRefused(StagelineError):
+    """The run has no such thing as was asked for; the text says what it has."""
+
+    exit_code = ExitCode.USAGE
 
 
-def _loss(run: RecordedRun) -> float | None:
-    if run.result is not None:
-        return run.result.loss
-    return run.stored.losses.get(run.steps - 1)
+def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts:
+    """The answer under the same schema as a broker's. `phase` may also be "starting" and "killed".
+
+    Raises `QueryRefused`. Records of a wrong shape raise what `records.explained` turns into `RecordsDamaged`.
+    """
+    facts = _unplanned(run, what) if run.plan is None else _asked(run, what, of)
+    state = run.state
+    if state in (RecordedState.STARTING, RecordedState.KILLED) and "phase" in facts:
+        facts["phase"] = str(state)
+    if what == "status" and state is not RecordedState.FINISHED:
+        facts["reason"] = facts["reason"] or ending_of(run).text
+    if what == "why":
+        found = ending_of(run)
+        if state is RecordedState.RUNNING and "text" in facts:
+            facts |= {"text": f"{found.text}; when it last stored what it saw: {facts['text']}", "action": found.action}
+        else:
+            facts |= {"text": found.text, "action": found.action, "chain": [], "root": None, "reports": []}
+    return facts
 
 
-def _digest(run: RecordedRun) -> str | None:
-    kept = run.stored.facts.get("run", {}).get("plan")
-    return None if kept is None else str(kept)
+def _asked(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts:
+    match answer(_state(run), Ask(what, dict(of)), run.as_of):
+        case Answer(schema, facts):
+            return {"schema": schema, **facts}
+        case Refused(reason, _):
+            raise QueryRefused(reason)
+
+
+def _state(run: RecordedRun) -> RunState:
+    try:
+        plan = from_mapping(run.plan or {})
+    except PlanRefused as error:  # it was a plan when it was written
+        raise RecordsDamaged(f"{run.folder / PLAN} is damaged: {error}") from error
+    state = restored(run.id, RunConfig.of(plan, plan.make_schedule()), run.store, run.stored, run.as_of)
+    recall(state, run.stored.facts)
+    state.learn_end(run.outcome, run.training_steps)
+    if (result := run.result) is not None:  # of a finished run it is enough, also if the records were deleted
+        finished = {
+            stage: max(result.steps, state.ledger.finished[stage]) for stage in range(state.config.schedule.copies)
+        }
+        losses = {int(step): loss for step, loss in result.losses.items()}
+        state.ledger.restore(finished, {**losses, result.steps - 1: result.loss})
+        for each in result.evaluations:
+            state.evaluations.add(record_of(each))
+    return state
+
+
+def _unplanned(run: RecordedRun, what: str) -> Facts:
+    """Before a run's plan is known to work, there is little to tell."""
+    if what not in ("status", "why"):
+        raise QueryRefused(f"{what}: run {run.id} has not begun: {ending_of(run).text}")
+    nothing: dict[str, Any] = {
+        "status": {
+            "name": run.owner.name if run.owner is not None else run.id,
+            "plan": None, "missing": [], "reason": None, "code": None, "weights_sha256": None, "training_steps": None,
+            "finished": [], "finished_floor": 0, "last_loss": None, "finished_loss": None, "losses": {}, "metrics": {},
+            "evaluations": [], "last_evaluation": None, "best": None, "stopped_early": None,
+            "checkpoint": None, "listening": False, "recollecting": False, "damaged": [], "restarts": 0,
+            "recovering": [], "spares": [], "oddities": {}, "workers": [], "script": None,
+        },
+        "why": {},
+    }  # fmt: skip
+    return {"schema": f"{what}/1", "run": run.id, "phase": "", **nothing[what]}

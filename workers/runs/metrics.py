@@ -27,10 +27,9 @@ from math import isfinite
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import msgspec
-import structlog
 from msgspec import UNSET, UnsetType
 
 from stageline.pipeline.errors import ExitCode, StagelineError
@@ -42,10 +41,7 @@ METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 Value = float | Literal["nan", "inf", "-inf"] | None  # a text where JSON has no number; None where there were no rows
 
 
-_ENCODER = msgspec.json.Encoder()
 EVERY = 1.0  # seconds between two writes
-
-log = structlog.get_logger()
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
@@ -58,6 +54,13 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fie
     learning_rates: tuple[float, ...] = ()
     rows: int = 0
     time: float
+    metrics: ClassVar[Mapping[str, Value]] = {}
+    newest_round: ClassVar[int] = -1  # none
+
+    def add_to(self, file: "EventFile") -> None:
+        """Hand it to TensorBoard."""
+        norm = None if self.gradient_norm is UNSET else self.gradient_norm
+        file.add_step(self.step, self.loss, norm, self.learning_rates, self.time)
 
 
 class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation", tag_field="kind"):
@@ -69,6 +72,16 @@ class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluati
     metrics: Mapping[str, Value] = {}
     time: float
     fit: int | UnsetType = UNSET
+    learning_rates: ClassVar[tuple[float, ...]] = ()
+
+    @property
+    def newest_round(self) -> int:
+        """The steps before it."""
+        return self.step
+
+    def add_to(self, file: "EventFile") -> None:
+        """Hand it to TensorBoard."""
+        file.add_evaluation(self.step, self.values, self.time)
 
     @property
     def values(self) -> dict[str, float | None]:
@@ -90,7 +103,7 @@ def evaluation_line(step: int, values: Mapping[str, float | None], time: float, 
 
 def encoded(line: MetricsLine) -> bytes:
     """As it stands in the file."""
-    return _ENCODER.encode(line) + b"\n"
+    return msgspec.json.encode(line) + b"\n"
 
 
 def decoded(text: bytes) -> MetricsLine | None:
@@ -118,11 +131,6 @@ def place_of(line: MetricsLine) -> tuple[int, bool]:
     return line.step, isinstance(line, StepMetrics)
 
 
-def is_after(line: MetricsLine, step: int) -> bool:
-    """Return True if more than `step` steps had to be trained for `line`."""
-    return line.step > step or (line.step == step and isinstance(line, StepMetrics))
-
-
 def keep_lines(source: Path, step: int, target: Path) -> int:
     """Replace `target` by the lines in `source` that are not after `step` training steps, in one instant for readers.
     Returns the newest step of an evaluation among them, -1 without one. Raises `OSError`; then nothing has changed."""
@@ -131,8 +139,9 @@ def keep_lines(source: Path, step: int, target: Path) -> int:
     draft = draft_of(target)
     try:
         with draft.open("xb") as file:
-            for line in _kept(source, step):
-                newest = line.step if isinstance(line, EvaluationMetrics) else newest
+            first_after = step, True  # the place of step `step`
+            for line in (each for each in _lines_of(source) if place_of(each) < first_after):
+                newest = max(newest, line.newest_round)
                 file.write(encoded(line))
         sync(draft)
         publish(draft, target)
@@ -141,8 +150,12 @@ def keep_lines(source: Path, step: int, target: Path) -> int:
     return newest
 
 
-def _kept(source: Path, step: int) -> Iterable[MetricsLine]:
-    return (line for line in _lines_of(source) if not is_after(line, step))
+def carry_lines(source: Path, step: int, target: Path, *names: str) -> None:
+    """Keep the lines of the files `names` in the folder `source` up to `step` in the folder `target`, as `keep_lines`
+    does; files that are not there, or are already in `target`, are left."""
+    for name in names:
+        if (source / name).exists() and not (target / name).exists():
+            keep_lines(source / name, step, target / name)
 
 
 def _lines_of(path: Path) -> Iterator[MetricsLine]:
@@ -230,14 +243,6 @@ class EventFile(AbstractContextManager["EventFile"]):
     def flush(self) -> None:
         """What was written can be read."""
         self._writer.flush()
-
-    def add(self, line: MetricsLine) -> None:
-        """A line of a run's metrics."""
-        if isinstance(line, EvaluationMetrics):
-            self.add_evaluation(line.step, line.values, line.time)
-            return
-        norm = None if line.gradient_norm is UNSET else line.gradient_norm
-        self.add_step(line.step, line.loss, norm, line.learning_rates, line.time)
 
     def add_step(
         self,
@@ -339,7 +344,9 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         try:
             self.flush()
         except OSError as error:
-            log.warning("metrics not written", reason=str(self._not_written(error)))
+            import structlog  # takes longer than a command that only asks
+
+            structlog.get_logger().warning("metrics not written", reason=str(self._not_written(error)))
 
     def _attempt(self) -> float | None:
         """Write what waits; seconds until the next time, None if there should be none."""

@@ -126,13 +126,8 @@ class StartingRun(AbstractContextManager["StartingRun"]):
     """
 
     def __init__(self, plan: "plans.Plan", resume: str | None) -> None:
-        self.id = name_of(plan, resume)
-        self._folder = make_folder(plan, self.id)
-        require_free(self._folder)
-        file = self._folder / OWNER
-        self._before = file.read_bytes() if file.exists() else None
         self._plan = plan
-        write_owner(self._folder, plan, "train")
+        self._take(make_folder(plan, name_of(plan, resume)))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is not None:
@@ -145,8 +140,12 @@ class StartingRun(AbstractContextManager["StartingRun"]):
         folder = self._folder.with_name(run)
         require_free(folder)
         self.abandon()
+        self._take(folder)
+
+    def _take(self, folder: Path) -> None:
+        require_free(folder)
         file = folder / OWNER
-        self.id, self._folder, self._before = run, folder, file.read_bytes() if file.exists() else None
+        self.id, self._folder, self._before = folder.name, folder, file.read_bytes() if file.exists() else None
         write_owner(folder, self._plan, "train")
 
     def abandon(self) -> None:
@@ -166,14 +165,11 @@ def require_free(folder: Path) -> None:
     except ValueError:  # damaged: of which process it tells is not known
         return
     if owner is not None and owner.pid != os.getpid() and owner.alive:
+        who = "the launcher of a script" if owner.command == "script" else f"stageline {owner.command}"
         raise RunGoesOn(
-            f"run {folder.name} is going on: {_label(owner)}, pid {owner.pid}, runs it. Wait for its end or stop that "
+            f"run {folder.name} is going on: {who}, pid {owner.pid}, runs it. Wait for its end or stop that "
             f"process; `stageline status {folder}` shows it"
         )
-
-
-def _label(owner: RunOwner) -> str:
-    return "the launcher of a script" if owner.command == "script" else f"stageline {owner.command}"
 
 
 def _shown(file: Path | None) -> str:

@@ -4,37 +4,55 @@
     plan.json        its plan, resolved
     broker.sqlite    the broker's records; or at a Redis server, as `broker.store` says
     result.json      the result of a finished run
+    recut.json       {"run": "digits-20260131-101500-1f0c", "step": 120}: which run it goes on from in another layout;
+                     its id tells that, too, and is the same on all machines: digits-20260131-101500-1f0c-at120-5e1d03
+    code.json        {"torch": "2.13.0", "files": {"model.py": "5fa0c1d2..."}}: read by the broker, which tells joiners
 
-Reading changes nothing, and locks nothing out.
+Reading changes nothing, and locks nothing out. The broker's store, which one broker at a time may use, also gives the
+measured timetable of a run that is over: when each action began and ended.
 """
 
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from time import time
 from typing import Any
 
 import msgspec
 
-from stageline.broker.control.sqlite_store import SqliteReader
+from stageline.broker.control.sqlite_store import SqliteReader, SqliteStore
 from stageline.broker.control.store import MemoryStore, Store, StoredRun
 from stageline.broker.coordinator.records import OBSERVED
-from stageline.broker.coordinator.run import RunOutcome, RunPhase
+from stageline.broker.coordinator.run import RunOutcome, RunPhase, ScriptCode
+from stageline.broker.errors import BrokerError
+from stageline.broker.ledger.ledger import timed_actions
+from stageline.broker.ledger.recovery import EarlierRun
 from stageline.broker.transports.base import backend_of
+from stageline.pipeline import retry
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
-from stageline.workers.runs import folder as runs
+from stageline.pipeline.program import Timed
+from stageline.pipeline.schedule import Schedule
 
+from . import folder as runs
+from .folder import Result
 from .owner import RunOwner, read_owner
-from .result import Result
 
 SNAPSHOTS = "checkpoints"  # the folder of the stages' snapshots
 FRESH = 10.0  # seconds for which records count as those of a living run, if its process is on another machine
 PATIENCE = 3.0  # seconds to wait for a Redis server that has the records
+NOTE = "recut.json"
+_SUFFIX = re.compile(r"-at(\d+)-[0-9a-f]{6}$")
+CODE = "code.json"
+WAITS = 600.0  # seconds that a broker waits for a Redis server that is away
+TAIL = 3  # steps at the end that are not shown: in these the pipeline drains
 
 
 class RecordsDamaged(StagelineError):
@@ -146,15 +164,18 @@ def recorded_run(folder: Path, store: str | None = None) -> Iterator[RecordedRun
     """
     with explained(str(folder / runs.OWNER)):
         owner = read_owner(folder)
-    alive = owner.alive if owner is not None else None
-    plan, result = _read_plan(folder), runs.result_in(folder)
-    with explained(str(folder / runs.PLAN)):
-        opened = _open_store(folder, plan, store)
-    with closing(opened), explained(place_of(folder, plan)):
+    alive, file = owner.alive if owner is not None else None, folder / runs.PLAN
+    result = runs.result_in(folder)
+    with explained(str(file)):
+        plan = msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
+        kept_at = str((plan or {}).get("broker", {}).get("store", runs.IN_FOLDER))
+        opened = _open_store(folder, store or kept_at)
+    place = str(folder / runs.STORE) if kept_at == runs.IN_FOLDER else f"the broker's store at {masked(kept_at)}"
+    with closing(opened), explained(place):
         stored = opened.load()
         if not (stored.facts or alive or result) and (folder / SNAPSHOTS).exists():
             raise RecordsDamaged(
-                f"{place_of(folder, plan)} holds no records, although the run has snapshots; resume it: they are enough"
+                f"{place} holds no records, although the run has snapshots; resume it: they are enough"
             )
         yield RecordedRun(folder, time(), owner, alive, plan, result, opened, stored)
 
@@ -168,24 +189,97 @@ def explained(place: str) -> Iterator[None]:
         raise RecordsDamaged(f"{place} is damaged: {type(error).__name__}: {error}") from error
 
 
-def place_of(folder: Path, plan: Mapping[str, Any] | None) -> str:
-    """Where the broker's records of a run are, for people."""
-    address = _store_address(plan)
-    return str(folder / runs.STORE) if address == runs.IN_FOLDER else f"the broker's store at {masked(address)}"
-
-
-def _read_plan(folder: Path) -> Mapping[str, Any] | None:
-    file = folder / runs.PLAN
-    with explained(str(file)):
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
-
-
-def _open_store(folder: Path, plan: Mapping[str, Any] | None, address: str | None) -> Store:
-    address = address or _store_address(plan)
+def _open_store(folder: Path, address: str) -> Store:
     if address == runs.IN_FOLDER:
         return SqliteReader(folder / runs.STORE) if (folder / runs.STORE).exists() else MemoryStore()
     return backend_of(address).open_store(address, folder.resolve().name, PATIENCE, lambda reason: None)
 
 
-def _store_address(plan: Mapping[str, Any] | None) -> str:
-    return str((plan or {}).get("broker", {}).get("store", runs.IN_FOLDER))
+class RecutNote(msgspec.Struct, frozen=True):
+    """Of which run, and after how many of its steps, a run goes on in another layout."""
+
+    run: str
+    step: int
+
+
+def read_note(folder: Path) -> RecutNote | None:
+    """That of the run in `folder`; None without one, or with one that cannot be read."""
+    try:
+        return msgspec.json.decode((folder / NOTE).read_bytes(), type=RecutNote)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def recut_id(run: str, step: int, plan: Plan) -> str:
+    """The id of the run that goes on from the checkpoint of `step` of `run` as `plan` has it."""
+    identity = sha256(f"{run}/{step}/{plan.digest()}".encode()).hexdigest()
+    return f"{_SUFFIX.sub('', run)}-at{step}-{identity[:6]}"
+
+
+def earlier_run(plan: Plan, run: str) -> EarlierRun | None:
+    """Return what the run `run` goes on from; None if it goes on from no other run, or repeats one from step 0. A
+    broker's machine may have no note."""
+    folder = runs.folder(plan, run)
+    note, named = read_note(folder), _SUFFIX.search(run)
+    source = "" if note is None else str(runs.folder(plan, note.run))
+    step = note.step if note is not None else int(named[1]) if named is not None else 0
+    return EarlierRun(step, source, str(folder), plan.scripted) if step else None
+
+
+def read_code(folder: Path) -> ScriptCode | None:
+    """Return what is kept in the run's `folder`; None if its workers are not to join by names."""
+    try:
+        return msgspec.json.decode((folder / CODE).read_bytes(), type=ScriptCode)
+    except FileNotFoundError:
+        return None
+
+
+def hashes_of(root: Path, files: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 (hex) of each of `files`, given by their paths in `root`. Raises `OSError`."""
+    return {file: sha256((root / file).read_bytes()).hexdigest() for file in sorted(files)}
+
+
+def public_version(torch: str) -> str:
+    """torch's version without its build: "2.13.0+cu126" computes with the same code as "2.13.0+cpu"."""
+    return torch.partition("+")[0]
+
+
+def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = None) -> Store:
+    """The store of `run`. Raises `StoreUnusable`.
+
+    With `waiting`, faults that may pass are waited for, and `waiting(reason)` is called meanwhile.
+    """
+    if plan.broker.store == runs.IN_FOLDER:
+        file = runs.folder(plan, run) / runs.STORE
+        return SqliteStore(file, patience=retry.BOUND, waiting=waiting) if waiting else SqliteStore(file)
+    url = plan.broker.store
+    return backend_of(url).open_store(url, run, WAITS, waiting or (lambda reason: None))
+
+
+def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> list[Timed]:
+    """Every action of a few of the last of `steps` training steps, in seconds since the epoch.
+
+    One synchronous step, or as many asynchronous ones as show how they overlap. Nothing if the
+    store of the run is still in use, was deleted, or holds no times.
+    """
+    if plan.broker.store == runs.IN_FOLDER and not (runs.folder(plan, run) / runs.STORE).exists():
+        return []
+    shown = 1 if schedule.mode == "sync" else max(2, -(-2 * schedule.stages // schedule.microbatches))
+    end = max(shown, steps - TAIL)
+    try:
+        store = open_store(plan, run)
+    except BrokerError:
+        return []
+    with closing(store):
+        return measured(store, schedule, range(max(0, end - shown), min(end, steps)))
+
+
+def measured(store: Store, schedule: Schedule, steps: range) -> list[Timed]:
+    """The actions of `steps`, as far as their times are recorded."""
+    found = ((stage, step, store.record(stage, step)) for step in steps for stage in range(schedule.copies))
+    return [
+        Timed(schedule.owner(stage), action, start, end, step)
+        for stage, step, record in found
+        if record is not None
+        for action, start, end in timed_actions(record)
+    ]

@@ -3,24 +3,26 @@
 take the next call -> its instructions -> computed -> the reply is put -> take the next call ... until STOP
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from stageline.broker.codec.message import Message
 from stageline.broker.codec.structure import emptied
+from stageline.broker.queues.base import Inbound
 from stageline.pipeline.errors import DataError
-from stageline.pipeline.program import Instruction, Program, Queue
+from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Tree
 
+from .call_source import CallSource, Keep, LoopParts, SaveStages
 from .calls import Call, CallFeed, CallKind, CallRefused, Position, answers, decode_call, instructions_of
 from .executor import Executor
-
-SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
-Keep = Callable[[int], object]  # saves the state after so many steps
+from .orders import FixedSchedule
+from .progress import CallWait
 
 
 class CallSequence:
@@ -33,16 +35,16 @@ class CallSequence:
         worker: int,
         executor: Executor,
         position: Position,
-        keep: Keep | None = None,
-        save: SaveStages | None = None,
+        keep: Keep = lambda step: None,
+        save: SaveStages = lambda folder, position: None,
     ) -> None:
         self.calls = f"call-{worker}"
         self.replies = [queue for queue in program.outbound(worker) if queue.consumer == program.script]
         self.position = self.start = position
         self.open: Call | None = None
         self.over = False
-        self._keep = keep or (lambda step: None)
-        self._save = save or (lambda folder, position: None)
+        self._keep = keep
+        self._save = save
         self._program = program
         self._worker = worker
         self._executor = executor
@@ -85,7 +87,7 @@ class CallSequence:
         return instructions
 
     def take_settled(self) -> range:
-        """The evaluated batches that have been settled since the last time: a script is `AHEAD` calls ahead of the
+        """The evaluated batches that have been settled since the last time: a script is `UNDER_WAY` calls ahead of the
         replies that it has, so all are from before the call before the open one."""
         before, self._emptied = self._emptied, self._settled
         return range(before, self._settled)
@@ -154,3 +156,122 @@ class CallSequence:
                 stage.load_state_dict(state)
             except RuntimeError as error:
                 raise CallRefused(f"the weights to load do not fit stage {stage.index}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedCalls:
+    """Calls of a script, which come in queues.
+
+    Attributes:
+        program: Operations of each worker in a step, and in an evaluated batch.
+    """
+
+    program: Program
+    orders = FixedSchedule()
+
+    def position(self, step: int) -> Position:
+        """Return what is known of the position after `step` steps before any call has come."""
+        return Position(step)
+
+    def source(self, parts: LoopParts) -> "QueuedCallSource":
+        """Return the calls to the worker that `parts` are of."""
+        return QueuedCallSource(self.program, parts)
+
+
+class QueuedCallSource(CallSource):
+    """Calls to one worker, taken from its queue; the replies are put into others."""
+
+    def __init__(self, program: Program, parts: LoopParts) -> None:
+        self._program, self._parts = program, parts
+        self._sequence = CallSequence(
+            program, parts.worker, parts.executor, Position(parts.start), parts.keep, parts.save
+        )
+        self._evaluation = [queue.name for queue in program.outbound(parts.worker) if queue.per is Per.EVALUATED]
+
+    @property
+    def over(self) -> bool:
+        return self._sequence.over
+
+    @property
+    def doing(self) -> str:
+        return f"waits for call {self._sequence.position.calls} of the script"
+
+    @property
+    def done(self) -> int:
+        return self._sequence.position.calls
+
+    def step(self, instruction: Instruction | None) -> int | None:
+        return None if self._sequence.over else self._sequence.position.step
+
+    def begin_at(self, position: Position) -> None:
+        sequence = self._sequence
+        sequence.begin_at(position)
+        self._parts.progress.begins_at(position, {queue.per: position.of(queue.per) for queue in sequence.replies})
+
+    def take(self, inbound: Inbound, timeout: float) -> Message | None:
+        """Return the next message. While there is none, the script's next call is looked at, which takes a while."""
+        sequence = self._sequence
+        if not sequence.looks_ahead:
+            return inbound.take(timeout)
+        message = inbound.take(0)
+        if message is not None:
+            return message
+        if (call := self._parts.inbound(sequence.calls).take(0)) is not None:
+            sequence.look_at(call)
+        return inbound.take(timeout)
+
+    def evaluated(self, stage: int, output: Tree) -> None:
+        self._sequence.evaluated(stage, output)
+
+    def next(self, timeout: float) -> Iterator[Instruction] | None:
+        if self._sequence.open is not None:
+            self._reply()
+            return iter(())
+        return None if self._sequence.over else self._taken(timeout)
+
+    def note_answered(self) -> None:
+        """Note which replies have arrived at the script, as far as the queues know now: all from before the checkpoint
+        that this worker has begun at."""
+        sequence = self._sequence
+        for queue in sequence.replies:
+            if (outbound := self._parts.outbound.opened.get(queue.name)) is not None:
+                depth, per = outbound.depth(), queue.per
+                arrived = sequence.position.of(per) - depth.ready - depth.in_flight
+                self._parts.progress.arrived(per, max(sequence.start.of(per), arrived))
+
+    def lacks_room(self, now: float) -> None:
+        number = self._sequence.position.calls
+        if (queue := self._sequence.answer) is not None:
+            said = f"the script to take its replies: there is no room for the one to call {number}"
+            self._parts.progress.lacks_room_for(CallWait(said, queue.name, number, f"call {number}"), now)
+
+    def _reply(self) -> None:
+        sequence, parts = self._sequence, self._parts
+        reply, queue = sequence.reply(), sequence.answer
+        if queue is not None:
+            parts.outbound.put_reply(queue.name, sequence.position.of(queue.per), reply)
+            parts.progress.replied()
+        trained = sequence.open is not None and sequence.open.kind is CallKind.TRAIN
+        sequence.close()
+        if not trained:  # the end of a training step has just done so
+            parts.pump(0)
+
+    def _taken(self, timeout: float) -> Iterator[Instruction] | None:
+        sequence, parts = self._sequence, self._parts
+        if parts.progress.snapshots:  # which are reported once the script has the replies before them
+            self.note_answered()
+        message = sequence.take_next()
+        if message is None:
+            number = sequence.position.calls
+            call = CallWait(f"call {number} of the script", sequence.calls, number, f"call {number}")
+            parts.progress.waiting_for_call(call, parts.now())
+            message = parts.inbound(sequence.calls).take(timeout)
+        if message is None:
+            return None
+        instructions = sequence.begin(message)
+        trains = sequence.open is not None and sequence.open.kind is CallKind.TRAIN
+        parts.progress.called_to(sequence.position.after(CallKind.TRAIN) if trains else None)
+        for batch in sequence.take_settled():
+            for name in self._evaluation:
+                parts.outbound.of(name).empty(batch)
+        return instructions

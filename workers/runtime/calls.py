@@ -26,6 +26,7 @@ the call before it was settled: the script has its reply.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 from torch import Tensor
@@ -36,7 +37,9 @@ from stageline.pipeline.errors import DataError, StagelineError
 from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.tree import Tree, describe, tensors
 
-AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
+from .orders import FixedSchedule
+
+UNDER_WAY = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
 LAST_REPLIES = 2.0  # seconds that the replies to a script's last calls may take, once the run is over
 
 
@@ -136,6 +139,21 @@ class Position(msgspec.Struct, frozen=True):
                 f"batches; this worker has carried out {self.calls} calls, {self.step} steps and {self.evaluations} "
                 "evaluated batches: the script has not gone on where the run is"
             )
+
+
+class RunCalls(Protocol):
+    """All calls of a run, wherever they come from."""
+
+    @property
+    def program(self) -> Program:
+        """Operations of each worker in a step, and in an evaluated batch."""
+
+    @property
+    def orders(self) -> FixedSchedule:
+        """Schedules of the steps."""
+
+    def position(self, step: int) -> Position:
+        """Return the position after `step` steps, as far as it is known beforehand."""
 
 
 def encode_call(call: Call) -> Tree:

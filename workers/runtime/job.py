@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as replace_queue
 
-from stageline.broker.control.records import RunLength
-from stageline.broker.queues.base import QueueKey
+from stageline.broker.control.records import RunLength, ScheduleOrder
 from stageline.pipeline.data import Feed, Numbering, Source
 from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.feature import Feature, naming
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.load import (
@@ -52,12 +51,13 @@ from stageline.pipeline.program import (
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.stage import Stage
 
+from .call_sequence import QueuedCalls
 from .calls import CallFeed
 from .demands import demand_prefix, demand_staying
 from .executor import Executor
 from .metric_value import Metric
+from .orders import StepOrders
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
-from .queue_keys import queue_key
 from .sample_order import made_order, order_of
 
 if TYPE_CHECKING:
@@ -166,9 +166,19 @@ class Job:
         )
 
     @property
-    def calls(self) -> PlanCalls:
-        """The program over the steps and rounds of the run."""
-        return PlanCalls(self.program, self.steps, self.rounds, self.plan.criterion)
+    def calls(self) -> PlanCalls | QueuedCalls:
+        """The calls of the run: a script's, or those that the plan's steps and rounds make."""
+        if self.plan.scripted:
+            return QueuedCalls(self.program)
+        return PlanCalls(self.program, self.rounds, self.plan.criterion or Criterion())
+
+    def calls_by(self, orders: Sequence[ScheduleOrder], closed: int | None, start: int) -> PlanCalls | QueuedCalls:
+        """Return the calls to a worker that begins at step `start`, by the broker's `orders` in a run that chooses its
+        schedule. Steps from `closed` on wait for another one."""
+        calls = self.calls
+        if isinstance(calls, PlanCalls) and self.plan.schedule.is_auto:
+            return replace(calls, orders=StepOrders(orders, closed, start))
+        return calls
 
     @property
     def replayed_from(self) -> int | None:
@@ -206,10 +216,6 @@ class Job:
         length, choice = self.known_length, self.plan.evaluation
         every = None if choice is None else choice.every
         return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
-
-    def windows(self) -> dict[QueueKey, int]:
-        """How many messages each queue's consumer lets its producer send ahead."""
-        return {queue_key(queue): queue.window for queue in self.program.queues.values()}
 
     def _bound(self, queue: Queue) -> int:
         """About twice the most that the schedule can have on its way, so that credit is granted again before it runs

@@ -8,10 +8,8 @@
        |  arrived,  |   arrived,   |
        +-- another -+   the last   +-- computed: again from the top
 
-One that needs credit is preceded by `AwaitCredit`: granted, it goes on as the others do. In a run that chooses its
-schedule, each step is preceded by `AwaitOrder`: ordered, the next instruction is the first of its schedule.
-
-Where a script calls, nothing is left between two calls; the next one's instructions `extend` the program.
+One that needs credit is preceded by `AwaitCredit`: granted, it goes on as the others do. Nothing is left between two
+calls; the next one's instructions `extend` the program.
 
 The order of actions is the schedule's and nothing else's: neither time nor the order of arrival changes it.
 """
@@ -21,7 +19,6 @@ from collections.abc import Iterator
 import msgspec
 
 from stageline.pipeline.program import Instruction
-from stageline.pipeline.schedule import Kind
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -38,12 +35,6 @@ class AwaitCredit(msgspec.Struct, frozen=True):
     instruction: Instruction
 
 
-class AwaitOrder(msgspec.Struct, frozen=True):
-    """Command: wait until it is known by which schedule the step of `instruction` goes."""
-
-    instruction: Instruction
-
-
 class Compute(msgspec.Struct, frozen=True):
     """Command: carry out `instruction`; all that it takes is there."""
 
@@ -51,10 +42,10 @@ class Compute(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Command: the program is over."""
+    """Command: the open call is over; wait for the next one."""
 
 
-Command = AwaitCredit | AwaitOrder | Take | Compute | Finish
+Command = AwaitCredit | Take | Compute | Finish
 
 
 class OutOfPlace(Exception):
@@ -74,13 +65,6 @@ class Machine:
         if type(self.command) is not AwaitCredit:
             raise OutOfPlace(f"credit came, and none was waited for: {self.command} is the command")
         self.command = self._needed(self.command.instruction)
-        return self.command
-
-    def ordered(self) -> Command:
-        """The step may begin: what follows is by its schedule."""
-        if type(self.command) is not AwaitOrder:
-            raise OutOfPlace(f"an order came, and none was waited for: {self.command} is the command")
-        self.command = self._next()
         return self.command
 
     def arrived(self, queue: str, step: int, microbatch: int) -> Command:
@@ -113,16 +97,10 @@ class Machine:
         self.command = self._next()
         return self.command
 
-    def end(self) -> None:
-        """Nothing follows the current instruction: the run ends there, early."""
-        self._instructions = iter(())
-
     def _next(self) -> Command:
         instruction = next(self._instructions, None)
         if instruction is None:
             return Finish()
-        if instruction.op.action.kind is Kind.ORDER:
-            return AwaitOrder(instruction)
         if instruction.op.awaits:
             return AwaitCredit(instruction.op.awaits, instruction)
         return self._needed(instruction)

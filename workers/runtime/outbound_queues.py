@@ -10,8 +10,6 @@ from stageline.broker.queues.base import Depth, Outbound, Queues
 from stageline.pipeline.program import Instruction, Program
 from stageline.pipeline.tree import Tree
 
-from .queue_keys import queue_key
-
 Put = Callable[[int, int, Tree], None]  # of a step and a microbatch, or whatever else the queue's messages are of
 
 
@@ -44,17 +42,16 @@ class OutboundQueues:
 
     def _put_into(self, name: str) -> Put:
         """Return what puts into a queue: all that does not change from message to message is looked up once."""
-        queue, key, put = self._program.queues[name], queue_key(self._program.queues[name]), self.of(name).put
+        queue, put = self._program.queues[name], self.of(name).put
         run, incarnation, count, codec = self._run, self._incarnation, queue.count, Codec[queue.codec.upper()]
         places = {microbatch: place for place, microbatch in enumerate(queue.microbatches)}
 
         def put_one(step: int, microbatch: int, payload: Tree) -> None:
             content = None if queue.signals else payload
-            put(Message(run, key.flow, step, 0, key.stage, incarnation, step, content))
+            put(Message(run, name, step, incarnation, content))
 
         def put_of_microbatch(step: int, microbatch: int, payload: Tree) -> None:
-            number = step * count + places[microbatch]
-            put(Message(run, key.flow, step, microbatch, key.stage, incarnation, number, payload))
+            put(Message(run, name, step * count + places[microbatch], incarnation, payload))
 
         def put_coded(step: int, microbatch: int, payload: Tree) -> None:
             put_of_microbatch(step, microbatch, coded(payload, codec))
@@ -64,5 +61,5 @@ class OutboundQueues:
         return put_of_microbatch if codec is Codec.LOSSLESS else put_coded
 
     def _open(self, name: str) -> Outbound:
-        self.opened[name] = outbound = self._queues.outbound(queue_key(self._program.queues[name]))
+        self.opened[name] = outbound = self._queues.outbound(self._program.queues[name])
         return outbound

@@ -1,19 +1,26 @@
-"""What a worker does in a run whose length a plan says: training steps, and rounds of evaluation between them.
+"""Calls of a run whose length a plan says: training steps, rounds of evaluation, and verdicts on them.
 
-In a scripted run nothing is known beforehand: each call of the script brings the instructions of one step, or of one
-evaluated batch (`call_sequence.py`).
+    steps 0-99 ──> round 0 ──> verdict 0 ──> steps 100-199 ──> round 1 ──> ...
+
+No worker waits for another between two calls, with two exceptions. In a run that chooses its schedule, each step is a
+call that waits for the broker's order (`orders.py`). In a run that may end early, the worker of the last stage gives a
+verdict after each round: a retained message to each other worker, so that a replacement learns it again.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.program import Instruction, Op, Program
-from stageline.pipeline.schedule import Action, Kind
+from stageline.broker.control.records import ScheduleOrder
+from stageline.pipeline.evaluation import Criterion, Rounds, Standing
+from stageline.pipeline.program import Instruction, Per, Program
+from stageline.workers.runs.metrics import evaluation_line
 
+from .call_source import CallSource, LoopParts
 from .calls import Position
-from .orders import StepOrders
+from .machine import OutOfPlace
+from .orders import LONGEST, FixedSchedule, OrderMissing
+from .progress import CallWait
 
 ENDLESS = 2**62  # steps: a script says when it is over
 NO_ROUNDS = Rounds()
@@ -24,31 +31,28 @@ class PlanCalls:
     """A program over the steps of a run.
 
     Attributes:
-        program: What each worker does in a step, and in an evaluated batch.
-        steps: Training steps; `ENDLESS` in a scripted run.
-        rounds: When the run evaluates.
-        criterion: What the last stage's worker decides by after each round whether the run goes on.
+        program: Operations of each worker in a step, and in an evaluated batch.
+        rounds: The training steps, and the rounds of evaluation between them.
+        criterion: Measure by which the last stage's worker decides after each round if the run goes on.
+        orders: Schedules of the steps.
     """
 
     program: Program
-    steps: int
-    rounds: Rounds = NO_ROUNDS
-    criterion: Criterion | None = None
+    rounds: Rounds
+    criterion: Criterion = field(default_factory=Criterion)
+    orders: FixedSchedule = field(default_factory=FixedSchedule)
 
     @property
-    def scripted(self) -> bool:
-        """True if the calls of a script bring the batches, until it ends the run."""
-        return self.program.scripted
+    def may_end(self) -> bool:
+        """True if the run may end after a round of evaluation."""
+        return self.criterion.patience is not None and self.rounds.every is not None
 
-    def instructions(self, worker: int, start: int = 0, orders: StepOrders | None = None) -> Iterator[Instruction]:
-        """Return everything that `worker` does from step `start` on: nothing in a scripted run.
-
-        Instructions of a step are made at once, ahead of their use. With `orders`, each step begins with an instruction
-        that waits for its order, and what follows is made after that.
-        """
-        if self.scripted:
-            return iter(())
-        return chain.from_iterable(self._parts(worker, start, orders))
+    def instructions(self, worker: int, start: int = 0) -> Iterator[Instruction]:
+        """Yield everything that `worker` computes from step `start` on, if the run does not end early."""
+        for end in self.rounds.ends(start):
+            yield from self.program.instructions(worker, range(start, end))
+            yield from self.program.evaluation(worker, self.rounds.batches_of(end))
+            start = end
 
     def position(self, step: int) -> Position:
         """Return the position after `step` steps, before the round of evaluation that follows them."""
@@ -56,26 +60,126 @@ class PlanCalls:
 
     def step_at(self, instruction: Instruction) -> int:
         """Return how many training steps come before `instruction`."""
-        if instruction.action.kind == Kind.VERDICT:
-            return self.rounds.step_of_round(instruction.step)
         return instruction.step if instruction.counted else self.rounds.step_of(instruction.step)
 
-    def _parts(self, worker: int, start: int, orders: StepOrders | None) -> Iterator[Iterator[Instruction]]:
-        """Training up to each round of evaluation, and the round. No worker waits for another between them, unless the
-        run may end there: then for the verdict."""
-        for end in self.rounds.ends(start) if self.rounds.batches else (self.steps,):
-            if orders is None:
-                yield self.program.instructions(worker, range(start, end))
-            else:
-                yield from self._ordered(worker, range(start, end), orders)
-            yield self.program.evaluation(worker, self.rounds.batches_of(end))
-            if self.program.verdicts and self.rounds.every is not None and end < self.steps:
-                number = self.rounds.before(end)
-                yield iter([Instruction(number, op) for op in self.program.verdicts[worker]])
+    def source(self, parts: LoopParts) -> "PlanCallSource":
+        """Return the calls to the worker that `parts` are of."""
+        return PlanCallSource(self, parts)
+
+
+Begin = Callable[[float], Iterator[Instruction] | None]  # returns None if the call has not come after so many seconds
+
+
+class PlanCallSource(CallSource):
+    """Calls to one worker, made from the steps and rounds of `calls`."""
+
+    def __init__(self, calls: PlanCalls, parts: LoopParts) -> None:
+        self._calls, self._parts = calls, parts
+        self._standing = Standing(calls.criterion)
+        self._judged = 0  # rounds of evaluation that the standing is of
+        inbound, outbound = calls.program.inbound(parts.worker), calls.program.outbound(parts.worker)
+        self._verdicts = [queue.name for queue in inbound if queue.per is Per.ROUND]  # one, or none
+        self._told = [queue.name for queue in outbound if queue.per is Per.ROUND]
+        self._telling: CallWait | None = None  # the verdict that was put last
+        self._left = self._from(parts.start)
+        self._next: tuple[int, Begin] | None = next(self._left, None)
+
+    @property
+    def over(self) -> bool:
+        return self._next is None
+
+    @property
+    def doing(self) -> str:
+        waits = self._parts.progress.call
+        return f"step {self.step(None)} begins" if waits is None else f"waits for {waits.said}"
+
+    def next(self, timeout: float) -> Iterator[Instruction] | None:
+        if self._next is None:
+            return None
+        instructions = self._next[1](timeout)
+        if instructions is not None:
+            self._next = next(self._left, None)
+        return instructions
+
+    def step(self, instruction: Instruction | None) -> int | None:
+        if instruction is not None:
+            return self._calls.step_at(instruction)
+        return None if self._next is None else self._next[0]
+
+    def lacks_room(self, now: float) -> None:
+        if self._telling is not None:
+            self._parts.progress.lacks_room_for(self._telling, now)
+
+    def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
+        self._calls.orders.learn(orders, closed)
+
+    def _from(self, start: int) -> Iterator[tuple[int, Begin]]:
+        """Yield each call with the number of training steps before it."""
+        calls, rounds = self._calls, self._calls.rounds
+        for end in rounds.ends(start):
+            for steps in calls.orders.parts(range(start, end)):
+                yield steps.start, partial(self._train, steps)
+            if rounds.due(end):
+                yield end, partial(self._evaluate, end)
+            if calls.may_end and end < rounds.steps:
+                yield end, partial(self._judge, end)
             start = end
 
-    def _ordered(self, worker: int, steps: range, orders: StepOrders) -> Iterator[Iterator[Instruction]]:
-        action = Action(Kind.ORDER, min(self.program.schedule.placement[worker]))
-        for step in steps:
-            yield iter([Instruction(step, Op(action, str(action)))])
-            yield orders.begin(step).instructions(worker, range(step, step + 1))  # not before the loop has come here
+    def _train(self, steps: range, timeout: float) -> Iterator[Instruction] | None:
+        parts, orders, step = self._parts, self._calls.orders, steps.start
+        if not orders.is_open(step):
+            now = parts.now()
+            parts.progress.waiting_for_call(CallWait(f"the broker to tell by which schedule step {step} goes"), now)
+            if now - parts.progress.since > LONGEST:
+                raise OrderMissing(
+                    f"no schedule for step {step} from the broker within {LONGEST:g} s: run `stageline status`"
+                )
+            parts.pump(timeout)
+            return None
+        parts.progress.called_to(None)
+        return orders.begin(step, self._calls.program).instructions(parts.worker, steps)
+
+    def _evaluate(self, step: int, timeout: float) -> Iterator[Instruction]:
+        """Yield what the round after `step` steps has this worker compute. Asked for more, it has computed all that."""
+        parts, calls = self._parts, self._calls
+        yield from calls.program.evaluation(parts.worker, calls.rounds.batches_of(step))
+        if calls.program.last in calls.program.schedule.placement[parts.worker]:
+            found = parts.executor.evaluated(step)
+            parts.progress.found(found)
+            parts.measured(evaluation_line(found.step, found.values, parts.now(), None))
+
+    def _judge(self, step: int, timeout: float) -> Iterator[Instruction] | None:
+        """End the run after step `step`, if the figures of all rounds say so to the worker of the last stage, and that
+        worker to the others. Nothing else decides: each time, the step is the same."""
+        parts, number = self._parts, self._calls.rounds.before(step)
+        ends = self._take_verdict(number, timeout) if self._verdicts else self._decided()
+        if ends is None:
+            return None
+        for name in self._told:
+            self._telling = CallWait(
+                f"room in {name} for the verdict on round {number}", name, number, f"verdict {number}"
+            )
+            parts.outbound.put_reply(name, number, ends)
+        parts.progress.judged(number, parts.now())
+        if ends:
+            parts.keep(step)
+            self._left = iter(())
+        parts.pump(0)
+        return iter(())
+
+    def _take_verdict(self, number: int, timeout: float) -> bool | None:
+        (name,) = self._verdicts
+        wait = CallWait(f"the verdict on round {number} of evaluation", name, number, f"verdict {number}")
+        self._parts.progress.waiting_for_call(wait, self._parts.now())
+        message = self._parts.inbound(name).take(timeout)
+        if message is None:
+            return None
+        if message.number != number:
+            raise OutOfPlace(f"the verdict on round {message.number} arrived on {name}, and round {number} is over")
+        return bool(message.payload)
+
+    def _decided(self) -> bool:
+        for record in self._parts.progress.evaluations[self._judged :]:
+            self._standing = self._standing.after(record.step, record.values)
+        self._judged = len(self._parts.progress.evaluations)
+        return self._standing.stops

@@ -24,10 +24,9 @@ from stageline.broker.queues.base import Depth, Trouble, WorkerQueues
 from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.retry import Note, ResourceFault
 
-from .calls import Position
+from .calls import Position, RunCalls
 from .machine import AwaitCredit, Take
-from .orders import StepOrders
-from .plan_calls import PlanCalls
+from .orders import FixedSchedule
 
 HeldBytes = tuple[int, int, int | None]  # of a stage: lasting; of a microbatch in flight; more between its halves
 
@@ -38,6 +37,17 @@ class Done(msgspec.Struct):
     instruction: Instruction
     start: float
     end: float
+
+
+class CallWait(msgspec.Struct, frozen=True):
+    """A call that has not come. `said` continues "waits for". Message `number` of `queue` brings the call `name`; ""
+    where the broker does; or the message cannot be put, since its consumer takes none."""
+
+    said: str
+    queue: str = ""
+    number: int = 0
+    name: str = ""
+    lacks: Lack = Lack.MESSAGE
 
 
 class Doing(msgspec.Struct, frozen=True):
@@ -87,12 +97,11 @@ class Progress:
     digests: deque[StepDigest] = field(default_factory=deque)  # of what they put and take; taken away by the reader
     writes: str = ""  # what the loop waits for until it is written, "a snapshot is"; "" if it does not
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
-    call: tuple[Queue, int] | None = None  # what the loop waits for the script to put or to take
+    call: CallWait | None = None  # what the loop waits for before it has more to compute
     answered: dict[Per, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent
     called: int | None = None  # training steps, once a script makes no more calls
     program: Program | None = None  # what the loop runs
-    orders: StepOrders | None = None  # of a run that chooses its schedule
-    unordered: int | None = None  # the step that the loop does not begin before it knows its order
+    orders: FixedSchedule = field(default_factory=FixedSchedule)
     stage_bytes: dict[int, HeldBytes] = field(default_factory=dict)  # by stage
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
     position_after: Callable[[int], Position] = Position  # so many steps, where none of those is
@@ -100,21 +109,19 @@ class Progress:
     @classmethod
     def of(
         cls,
-        calls: PlanCalls,
+        calls: RunCalls,
         worker: int,
         *,
         start: int = 0,
-        orders: StepOrders | None = None,
         queues: WorkerQueues | None = None,
         now: float | None = None,
     ) -> "Progress":
         """The progress of a worker that begins at step `start`.
 
         Args:
-            calls: The run's program over its steps.
+            calls: The run's.
             worker: The worker's place.
             start: How many steps come before.
-            orders: Of a run that chooses its schedule.
             queues: The worker's, for their digests and the trouble that they have; None where they have neither.
             now: Seconds since the epoch; by default, the time of the system.
         """
@@ -128,8 +135,8 @@ class Progress:
             ends=program.ends_of(worker),
             digests=deque() if queues is None else queues.digests,
             program=program,
-            orders=orders,
-            position_after=Position if calls.scripted else calls.position,
+            orders=calls.orders,
+            position_after=calls.position,
         )
 
     def computing(self, instruction: Instruction, now: float) -> None:
@@ -140,32 +147,21 @@ class Progress:
         """The loop needs a message for its next instruction, which may be here already, or credit."""
         self.instruction, self.lacking, self.waits = lacking.instruction, lacking, True
 
-    def waiting_for_order(self, step: int, now: float) -> None:
-        """Nothing can be computed before it is known by which schedule `step` goes."""
-        if self.unordered != step:
-            self.since = now
-        self.unordered, self.waits, self.lacking = step, True, None
-
-    def ordered(self) -> None:
-        """The schedule of the next step is known."""
-        self.unordered = None
-
     def lacks_room(self, wanting: Take, now: float) -> None:
         """The loop has computed what it cannot put yet, message `wanting`: there is no room to keep it."""
         self.lacking = wanting
         if self.full is None:
             self.full = now
 
-    def waiting_for_script(self, queue: Queue, number: int, now: float) -> None:
-        """Nothing is left to compute until the script puts call `number` into `queue`, or takes what came of it from
-        there."""
-        if self.call != (queue, number):
+    def waiting_for_call(self, call: CallWait, now: float) -> None:
+        """Nothing is left to compute until `call` comes."""
+        if self.call != call:
             self.since = now
-        self.call, self.waits = (queue, number), True
+        self.call, self.waits, self.lacking = call, True, None
 
-    def lacks_room_for_reply(self, queue: Queue, number: int, now: float) -> None:
-        """The reply to call `number` cannot be put yet: there is no room to keep it, since the script takes none."""
-        self.waiting_for_script(queue, number, now)
+    def lacks_room_for(self, call: CallWait, now: float) -> None:
+        """A message of the source of calls cannot be put yet: there is no room to keep it."""
+        self.waiting_for_call(msgspec.structs.replace(call, lacks=Lack.ROOM), now)
         if self.full is None:
             self.full = now
 
@@ -202,9 +198,12 @@ class Progress:
 
     def evaluated(self, now: float) -> None:
         """The loop has carried out an instruction that belongs to none of the run's steps."""
-        self.actions += 1
-        self.busy += (now if self.full is None else self.full) - self.since
-        self.since, self.full = now, None
+        self._ended(now)
+
+    def judged(self, number: int, now: float) -> None:
+        """The verdict on round `number` of evaluation is known, and told to the workers that wait for it."""
+        self.call = None
+        self._ended(now)
 
     def found(self, record: EvaluationRecord) -> None:
         """A round of evaluation has ended on the last stage."""
@@ -330,8 +329,8 @@ class Progress:
 
     def memory(self, run: str, index: int) -> WorkerRecord:
         """All that a broker which has lost its records must know at once. For the reader."""
-        orders = [] if self.orders is None else list(self.orders.known[0])
-        return WorkerRecord(run, index, self.complete, min(self.finished.values(), default=0), orders)
+        step = min(self.finished.values(), default=0)
+        return WorkerRecord(run, index, self.complete, step, list(self.orders.known[0]))
 
     def records(self, steps: int | None) -> list[StepRecord]:
         """The records that such a broker must have next: how far each stage is, of the `steps` that are trained (None:
@@ -340,6 +339,11 @@ class Progress:
         trained = {stage: done if steps is None else min(done, steps) for stage, done in self.finished.items()}
         others = [(stage, done) for stage, done in trained.items() if stage != self.last]
         return [StepRecord(stage, done - 1, b"") for stage, done in others if done] + self._of_losses(losses)
+
+    def _ended(self, now: float) -> None:
+        self.actions += 1
+        self.busy += (now if self.full is None else self.full) - self.since
+        self.since, self.full = now, None
 
     def _of_losses(self, losses: Mapping[int, float | None]) -> list[StepRecord]:
         return [StepRecord(self.last, step, b"", loss) for step, loss in sorted(losses.items())]
@@ -356,12 +360,7 @@ class Progress:
         if trouble is not None and (self.waits or self.full is not None):
             return f"{WAITS} for the server of its queues: {trouble.reason}"
         if self.waits and self.call is not None:
-            queue, number = self.call
-            if queue.per is not Per.CALL:
-                return f"{WAITS} for the script to take its replies: there is no room for the one to call {number}"
-            return f"{WAITS} for call {number} of the script"
-        if self.unordered is not None:
-            return f"{WAITS} for the broker to tell by which schedule step {self.unordered} goes"
+            return f"{WAITS} for {self.call.said}"
         if instruction is None:
             return f"{WAITS} for the other workers"
         action = str(instruction)
@@ -375,12 +374,12 @@ class Progress:
 
     def _wanted(self) -> Iterator[Wait]:
         """The message, credit or room that the loop waits for, if it does."""
-        if self.writes or self.over or self.unordered is not None:
+        if self.writes or self.over:
             return
         if self.waits and self.call is not None:
-            queue, number = self.call
-            lacks = Lack.MESSAGE if queue.per is Per.CALL else Lack.ROOM
-            yield Wait(queue.name, number, f"call {number}", number, self.since, lacks)
+            call = self.call
+            if call.queue:
+                yield Wait(call.queue, call.number, call.name, call.number, self.since, call.lacks)
             return
         full, lacking = self.full, self.lacking
         if lacking is None or self.program is None or not (self.waits or full is not None):

@@ -1,14 +1,12 @@
 """Several workers in one thread: each gets a turn of its loop, again and again, over queues in memory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.program import Program
 
 from .calls import Position
 from .loop import WorkerLoop
-from .queue_keys import queue_key
 
 
 class Stuck(Exception):
@@ -18,16 +16,16 @@ class Stuck(Exception):
 class SharedQueues(MemoryQueues):
     """The queues of `program` for all of its workers, which share a thread: each begins where the program says."""
 
-    def __init__(self, program: Program, run: str, windows: Mapping[QueueKey, int] | None = None) -> None:
-        super().__init__(run, program.schedule.microbatches, windows=windows)
-        self._keys = {queue: queue_key(queue) for queue in program.queues.values()}
-        for queue, key in self._keys.items():
-            self.inbound(key).rewind(queue.begins)
+    def __init__(self, program: Program, run: str) -> None:
+        super().__init__(run)
+        self._all = tuple(program.queues.values())
+        for queue in self._all:
+            self.inbound(queue).rewind(queue.begins)
 
     def trim(self, position: Position) -> None:
         """Let all messages before `position` go."""
-        for queue, key in self._keys.items():
-            self.outbound(key).trim(queue.within(position.of(queue.per)))
+        for queue in self._all:
+            self.outbound(queue).trim(queue.within(position.of(queue.per)))
 
 
 def take_turns(workers: Sequence[WorkerLoop], until: Callable[[WorkerLoop], bool]) -> None:

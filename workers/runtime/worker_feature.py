@@ -21,12 +21,11 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs.metrics import MetricsFile, MetricsLine
 
-from .call_sequence import Keep, SaveStages
+from .call_source import Keep, SaveStages
 from .executor import Executor
 from .job import Job
-from .loop import PATIENCE, WorkerLoop
+from .loop import PATIENCE, Calls, WorkerLoop
 from .losses import ComputeFailed
-from .orders import StepOrders
 from .progress import Progress
 
 SNAPSHOTS = "snapshots"  # the source of the faults of the writer that snapshots go through
@@ -157,17 +156,17 @@ def explained(features: Sequence[WorkerFeature], error: ComputeFailed) -> str:
 def loop_of(
     place: WorkerPlace,
     features: Sequence[WorkerFeature],
+    calls: Calls,
     *,
-    orders: StepOrders | None = None,
-    keep: Keep | None = None,
-    save: SaveStages | None = None,
+    keep: Keep = lambda step: None,
+    save: SaveStages = lambda folder, position: None,
 ) -> WorkerLoop:
     """Return the loop of the worker at `place`, whose computations are within `features`.
 
     Args:
         place: The worker's.
         features: Its features, which also take the metrics.
-        orders: Of a run that chooses its schedule.
+        calls: The run's.
         keep: As the loop takes it.
         save: Likewise.
     """
@@ -177,7 +176,7 @@ def loop_of(
             feature.measured(line)
 
     return WorkerLoop(
-        place.job.calls,
+        calls,
         place.worker,
         place.executor,
         place.queues,
@@ -185,7 +184,6 @@ def loop_of(
         run=place.run,
         incarnation=place.incarnation,
         start=place.start,
-        orders=orders,
         progress=place.progress,
         measured=measured if place.has_last_stage else None,
         keep=keep,

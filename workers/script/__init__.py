@@ -2,8 +2,6 @@
 
 May import every room but `cli`. Read `line.py` first, then the walk of a call in ARCHITECTURE.md:
 
-    arguments     what Line is given: checked, and made into a plan
     calls         what the script wants done, numbered, the workers' replies, and what people see of a run
-    processes     a run whose processes are forks of the script
-    remote        a run whose workers are on other machines
+    processes     a run whose processes are forks of the script, or whose workers are on other machines
 """

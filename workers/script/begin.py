@@ -1,131 +1,204 @@
 """Begins the run of a `Line`: cuts the model, makes the plan and the schedule, and starts or makes the workers.
 
-`ScriptRun` is what a `Line` needs of a run, wherever its workers are: calls go in, replies come out.
+What `Line` is given becomes a plan, goes the way of every run, and is refused by the same rules. Objects that have no
+name in a file, such as a module or a closure, are named "script:model": the processes that are forked from the script
+have them. Weights that a script loads are compared with the model's here: a worker that cannot use them would end the
+run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from stageline.pipeline.addresses import masked
-from stageline.pipeline.model.cut import with_stored_weights
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.cut import make_segments, with_stored_weights
+from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.load import demand_features
+from stageline.pipeline.model.object_names import OBJECTS
+from stageline.pipeline.model.own_schedule import loaded_rows, rows_by
 from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, groups_of, tapped_layers
 from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.keys.key_types import hint
+from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
+from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.plan.refusals import refused_inline
-from stageline.pipeline.program import Program
-from stageline.pipeline.schedule import Placement
+from stageline.pipeline.plan.tables import Key, nested
 from stageline.pipeline.stage.layers.layer import BatchCheck
+from stageline.pipeline.stage.layers.seeded_layers import generators_kept
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.job import scripted_program
-from stageline.workers.script.arguments.arguments import LineOptions, Model, in_arguments_words
-from stageline.workers.script.arguments.script_plan import build_model, plan_of, registered
-from stageline.workers.script.calls.batch_record import BatchRecord
 
-from .arguments.checks import demand_default_device, demand_usable
-from .arguments.script_plan import ModelWeights, weights_of
-from .calls.calls import Replies, WeightNames
-from .calls.page import Timetable
+from .arguments import ARGUMENTS, LineCall, LineOptions, Model, in_arguments_words
+from .checks import demand_default_device, demand_usable
 from .inline_run import InlineRun
 
 if TYPE_CHECKING:
-    from .processes.names import RemotePlan
+    from .names import RemotePlan
+    from .processes.process_run import ProcessRun
 
+_SHOWN = 4  # faults that one error tells
+ScriptRun: TypeAlias = "InlineRun | ProcessRun"  # described at `ProcessRun`
 InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
 
 
-class ScriptRun(Protocol):
-    """A run that a script drives. Its methods are for the script's thread alone."""
-
-    size: int  # how many workers it has
-    batches: BatchRecord | None  # what its steps were trained on; None if it cannot be resumed
-    cannot_save: str  # why it saves no checkpoints; "" if it does
-
-    @property
-    def folder(self) -> Path | None:
-        """Of its files; None if it has none."""
-
-    @property
-    def position(self) -> int:
-        """The number of training steps that have been called."""
-
-    def submit(
-        self,
-        kind: CallKind,
-        inputs: Tree = None,
-        targets: Tree = None,
-        state: Mapping[str, Tensor] | None = None,
-        *,
-        ema: bool = False,
-    ) -> "Future[Replies]":
-        """Calls the workers, in order; what they reply. The tensors must not be written to afterwards. With `ema`,
-        averages stand for weights.
-
-        Raises `RunFailed` if the run is over.
-        """
-
-    def close(self) -> None:
-        """Ends the run well: every call is carried out, the weights are kept. Raises `RunFailed` if that fails."""
-
-    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
-        """Saves a checkpoint; `call` has the workers write it into the folder that it is given. Raises `NotSaved`."""
-
-    def waits_for(self) -> str:
-        """What the run has waited for longer than a moment; "" for nothing. For any thread; it may take seconds."""
-
-    def news(self) -> list[str]:
-        """What has happened to the workers since the last call, as lines for people. For any thread."""
-
-    def workers(self) -> list[str]:
-        """What each worker is and does, one line for each; none once they have ended."""
-
-    def timetable(self) -> Timetable:
-        """Of the newest step whose times are known; as it is planned while there is none."""
-
-    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
-        """The weights of a run that was closed, or their averages, under the unsplit model's names."""
-
-    def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
-        """Ends the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows.
-        `interrupted`: by Ctrl-C, so that another one may come."""
-
-    def discard(self) -> None:
-        """Ends the run as it is; nothing of it is of use any more, and nothing is said of it."""
+def build_model(model: Model, options: LineOptions) -> tuple[Any, list[Segment]]:
+    """The model and its stages; a factory is called under the seed, and leaves the random state of this process as it
+    was. Weights that are read from files are not there yet. Raises `ModelRefused`."""
+    with generators_kept(torch.device("cpu")):
+        return make_segments(
+            factory_of(model),
+            options.seed,
+            options.cut,
+            options.stages,
+            options.trainable,
+            stored=options.loads_weights,
+            accept_difference=options.accept_difference,
+        )
 
 
-def begin_run(
-    model: Model, options: LineOptions, resume: str | Path | None = None
-) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
-    """The run, the model's weights, and a check of inputs. `resume`: the folder of the run to go on with.
+def factory_of(model: Model) -> Callable[[], Any]:
+    """What makes the model: `model` itself if it is a factory."""
+    if isinstance(model, torch.nn.Module | Layers | list | tuple):
+        return lambda: model
+    return model  # type: ignore[return-value]  # a module is callable, too
+
+
+@contextmanager
+def registered(model: Model, options: LineOptions) -> Iterator[None]:
+    """A context in which the script's objects have the names that the plan calls them by. A process that is forked in
+    it keeps them; this one needs them no longer."""
+    objects = {"model": factory_of(model), **options.objects}
+    OBJECTS.update(objects)
+    try:
+        yield
+    finally:
+        for name in objects:
+            OBJECTS.pop(name, None)
+
+
+def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] = {}) -> Plan:
+    """The plan of a run of `stages` stages that a script drives; with `remote`, these keys are as given there. Raises
+    `PlanRefused`, and `ModelRefused` for a function that lists the schedule."""
+    pairs = list(_written(options, options.placement or [(stage,) for stage in range(stages)]))
+    pairs += [(("model", "factory"), "script:model"), (("data", "source"), SCRIPT_BATCHES)]
+    if options.cut is None:
+        pairs.append((("model", "stages"), stages))
+    tables = nested(pairs)
+    for table, keys in remote.items():
+        tables[table] = {**tables.get(table, {}), **keys} if isinstance(keys, Mapping) else keys
+    shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in options.other_keys.items()}
+    sets = [f"{key}={value}" for key, value in shown.items()]
+    own = callable(options.schedule) and "schedule.name" not in options.other_keys
+    rows = partial(rows_by, options.schedule) if own else loaded_rows
+    return from_mapping(tables, sets=sets, rows_of_function=rows).resolved(stages)
+
+
+def _written(options: LineOptions, placement: Sequence[Sequence[int]]) -> Iterator[tuple[Key, object]]:
+    """Yield the keys of the plan that the arguments set, each with its value."""
+    given = {name: row.write(getattr(options, name)) for name, row in ARGUMENTS.items() if hasattr(options, name)}
+    given["placement"] = list(map(list, placement))
+    for name, value in given.items():
+        row = ARGUMENTS[name]
+        if row.key and value is not None and not (row.needs and given[row.needs] is None):
+            for key in (row.key, *row.further):
+                yield from _of_each_worker(key, name, value, len(placement))
+
+
+def _of_each_worker(key: str, name: str, value: Any, workers: int) -> Iterator[tuple[Key, object]]:
+    parts = tuple(key.split("."))
+    if "N" not in parts:
+        yield parts, value
+        return
+    for worker in range(workers):
+        own = value[worker] if name == "placement" else value
+        yield tuple(str(worker) if part == "N" else part for part in parts), own
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """By name, in the order of the unsplit model's state dict. `copies` are names of parameters that stages share, each
+    with its name in the first stage."""
+
+    entries: Mapping[str, tuple[torch.Size, torch.dtype]]
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def in_order(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`state` in the model's order."""
+        return {name: state[name] for name in (*self.entries, *(state.keys() - self.entries.keys())) if name in state}
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Raises `ModelRefused` for weights that are not those of this model, each with its name."""
+        if faults := list(self._faults(state)):
+            more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+            raise ModelRefused(f"these are not the model's weights: {'; '.join(faults[:_SHOWN])}{more}")
+
+    def _faults(self, state: Mapping[str, Tensor]) -> Iterator[str]:
+        for name in state:
+            if name not in self.entries:
+                yield f"{name} is not the model's{hint(name, [key for key in self.entries if key not in state])}"
+        for name, (shape, dtype) in self.entries.items():
+            if name not in state:
+                yield f"{name} is missing"
+            elif not isinstance(state[name], Tensor):
+                yield f"{name} is a {type(state[name]).__name__}, not a tensor"
+            elif state[name].shape != shape:
+                yield f"{name} has shape {tuple(state[name].shape)}, expected {tuple(shape)}"
+            elif state[name].dtype != dtype:
+                yield f"{name} has dtype {state[name].dtype}, expected {dtype}: pass it through .to({dtype})"
+        for name, first in self.copies.items():
+            one, other = state.get(name), state.get(first)
+            if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one is other:
+                continue
+            if not torch.equal(one.cpu(), other.cpu()):
+                yield f"{name} and {first} differ, and are one parameter"
+
+
+def weights_of(model: Any, segments: Sequence[Segment]) -> ModelWeights:
+    """Of `model` and its stages."""
+    found = {name: (tensor.shape, tensor.dtype) for part in segments for name, tensor in part.weights.items()}
+    order = model.state_dict() if isinstance(model, torch.nn.Module) else found
+    copies = {name: first for part in segments for name, first in part.copies.items() if name != first}
+    return ModelWeights({name: found[name] for name in (*order, *found) if name in found}, copies)
+
+
+def begin_run(call: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+    """Return the model's weights, a check of inputs, and the run.
 
     Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `NoSuchRun`, `RunFailed`, and `ValueError` for
     another `workers`, or one that cannot resume.
     """
-    workers = options.workers
+    workers, resume = call.workers, call.resume
     if workers not in ("processes", "inline"):
         raise ValueError(f'workers = {workers!r}; expected "processes" or "inline"')
-    if workers == "inline" and options.broker is not None:
-        raise ValueError(f"broker = {masked(options.broker)!r}: inline workers are in this process; leave out workers")
+    if workers == "inline" and call.broker is not None:
+        raise ValueError(f"broker = {masked(call.broker)!r}: inline workers are in this process; leave out workers")
     if workers == "inline" and resume is not None:
         raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
-    demand_usable(model, options, inline=workers == "inline", resume=resume)
+    demand_usable(call)
     with in_arguments_words():
-        return _begin(model, options, None if resume is None else Path(resume))
+        return _begin(call.model, call, None if resume is None else Path(resume))
 
 
 def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+    """An inline line does without sockets and processes, so what has them is imported where it is needed."""
     whole, segments = build_model(model, options)
     demand_default_device()  # a function that makes the model may have changed it
     weights = weights_of(whole, segments)
     check = partial(_check_inputs, segments[0].check_inputs, options.microbatches)
-    remote = None if options.broker is None else _remote_plan(model, options, options.broker)
-    plan = plan_of(options, len(segments), None if remote is None else remote.tables)
+    remote: RemotePlan | None = None
+    if options.broker is not None:
+        from .names import remote_plan
+
+        remote = remote_plan(model, options, options.broker)
+    plan = plan_of(options, len(segments), {} if remote is None else remote.tables)
     segments = with_stored_weights(plan, whole, segments, Path.cwd())
     if remote is None:  # other machines have paths of their own
         for part in segments:
@@ -136,57 +209,23 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
     with registered(model, options):
         demand_features(plan)
         program = scripted_program(plan, segments)
-    names = _weight_names(segments, program.schedule.placement)
+    placement = program.schedule.placement
+    names = [frozenset().union(*(segments[stage].weight_names for stage in owned)) for owned in placement]
     if options.workers == "inline":
         plan.demand_none(refused_inline(plan))
         return weights, check, InlineRun(segments, program, names, options, plan)
+    from .processes import process_run, remote_run, saving
+
+    run = None
     if remote is not None:
-        return weights, check, _begin_remotely(plan, program, names, remote, resume)
+        run = None if resume is None else saving.begun_run(plan, resume)
+        return weights, check, remote_run.RemoteRun(plan, program, names, run, remote.code)
     with registered(model, options):
-        return weights, check, _begin_here(plan, program, names, segments, options, resume)
+        if resume is not None:
+            layouts = partial(layouts_of, segments, options.optimizer, groups_of(plan))
+            run = saving.run_to_resume(plan, resume, layouts)
+        return weights, check, process_run.ProcessRun(plan, program, names, run)
 
 
 def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int) -> None:
     check(inputs, microbatches * times)
-
-
-# An inline line does without sockets and processes, so what has those is imported where it is needed.
-
-
-def _remote_plan(model: Model, options: LineOptions, broker: str) -> "RemotePlan":
-    from .processes.names import remote_plan
-
-    return remote_plan(model, options, broker)
-
-
-def _begin_remotely(
-    plan: Plan, program: Program, names: WeightNames, remote: "RemotePlan", resume: Path | None
-) -> ScriptRun:
-    from stageline.workers.script.processes.saving import begun_run
-
-    from .processes.remote_run import RemoteRun
-
-    return RemoteRun(plan, program, names, None if resume is None else begun_run(plan, resume), remote.code)
-
-
-def _begin_here(
-    plan: Plan,
-    program: Program,
-    names: WeightNames,
-    segments: Sequence[Segment],
-    options: LineOptions,
-    resume: Path | None,
-) -> ScriptRun:
-    from stageline.workers.script.processes.process_run import ProcessRun
-    from stageline.workers.script.processes.saving import run_to_resume
-
-    known = (
-        None
-        if resume is None
-        else run_to_resume(plan, resume, lambda: layouts_of(segments, options.optimizer, groups_of(plan)))
-    )
-    return ProcessRun(plan, program, names, known)
-
-
-def _weight_names(segments: Sequence[Segment], placement: Placement) -> WeightNames:
-    return [frozenset().union(*(segments[stage].weight_names for stage in owned)) for owned in placement]

@@ -24,7 +24,7 @@ from stageline.workers.runs.metrics import EventFile, writer_class
 from stageline.workers.script.calls.batch_record import DiffersFrom
 from stageline.workers.script.calls.calls import StepLoss
 
-from .arguments.checks import batches_of, short
+from .checks import batches_of, short
 
 FitBatches = Iterable[Batch] | Loader | StreamLoader
 BetterName = Literal["lower", "higher"]
@@ -153,13 +153,13 @@ class WalkedBatches:
 
 
 def _grouped(batches: Iterator[Batch], accumulate: int) -> Iterator[Batch]:
-    while group := tuple(islice(batches, accumulate)):
-        if len(group) < accumulate:
+    while step := tuple(islice(batches, accumulate)):
+        if len(step) < accumulate:
             raise DataError(
-                f"a step has accumulate = {accumulate} batches, and the last {len(group)} make none. Pass steps=, or "
+                f"a step has accumulate = {accumulate} batches, and the last {len(step)} make none. Pass steps=, or "
                 "epochs whose batches make whole steps"
             )
-        yield tuple(x for x, _ in group), tuple(y for _, y in group)
+        yield tuple(x for x, _ in step), tuple(y for _, y in step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from stageline.workers.runs.metrics import (
     keep_lines,
     lines_in,
 )
-from stageline.workers.runtime.calls import AHEAD
+from stageline.workers.runtime.calls import UNDER_WAY
 from stageline.workers.script.calls.calls import StepLoss
 
 from .callbacks import Callback, FitOptions, Fitted, named, one_pass
@@ -104,23 +104,16 @@ class BestCheckpoint:
 
     def keep(self, step: int) -> None:
         """The line has trained `step` steps: this is the best from now on. Raises `NotSaved`, or `OSError`."""
-        folder = self._link.with_name(f"{self._prefix}{step}-{secrets.token_hex(4)}")
+        prefix = f".{self._link.name}-step-"
+        folder = self._link.with_name(f"{prefix}{step}-{secrets.token_hex(4)}")
         self._save(folder)
         draft = draft_of(self._link)
         draft.symlink_to(folder.name)
         publish(draft, self._link)
-        self._remove_others(folder)
-
-    @property
-    def _prefix(self) -> str:
-        return f".{self._link.name}-step-"
-
-    def _remove_others(self, kept: Path) -> None:
-        """Also what a script that was killed has left."""
-        own = re.compile(rf"{re.escape(self._prefix)}\d+-[0-9a-f]{{8}}")
-        for folder in list(self._link.parent.iterdir()):
-            if own.fullmatch(folder.name) and folder != kept and is_saved(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+        own = re.compile(rf"{re.escape(prefix)}\d+-[0-9a-f]{{8}}")  # also what a script that was killed has left
+        for other in list(self._link.parent.iterdir()):
+            if own.fullmatch(other.name) and other != folder and is_saved(other):
+                shutil.rmtree(other, ignore_errors=True)
 
 
 class Steps(Protocol):
@@ -172,14 +165,10 @@ class Fit:
             self._tell_losses(0)
             ended = self._ended()
         finally:
-            self._tell_end(ended)
+            with ExitStack() as stack:  # each callback is told, also if another raises: it may have a file to close
+                for callback in reversed(self._options.callbacks):
+                    stack.callback(_end, callback, ended)
         return ended
-
-    def _tell_end(self, ended: Fitted | None) -> None:
-        """Each callback is told, also if another raises: it may have a file to close."""
-        with ExitStack() as stack:
-            for callback in reversed(self._options.callbacks):
-                stack.callback(_end, callback, ended)
 
     def _train(self) -> None:
         if self._standing.stops:
@@ -188,7 +177,7 @@ class Fit:
         while not self._standing.stops and (batch := next(self._steps, None)) is not None:
             step = self._line.position
             self._called.append((step, self._line.step(*batch)))
-            self._tell_losses(AHEAD)
+            self._tell_losses(UNDER_WAY)
             if self._is_due(step + 1):
                 self._evaluate(step + 1)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.segment import Segment
@@ -23,20 +22,19 @@ from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
+from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import coded_queue
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.plan_calls import ENDLESS, PlanCalls
-from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.turns import SharedQueues, take_turns
-from stageline.workers.script.arguments.arguments import LineOptions
 from stageline.workers.script.calls.batch_record import BatchRecord
 
-from .arguments.checks import demand_default_device
+from .arguments import LineOptions
 from .calls.calls import CallLog, Replies, WeightNames, messages
 from .calls.page import Timetable, planned
+from .checks import demand_default_device
 
 RUN = "line"
 
@@ -66,7 +64,7 @@ class InlineRun:
         self._calls = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
-        calls = PlanCalls(self._program, ENDLESS)
+        calls = QueuedCalls(self._program)
         self._workers = [
             WorkerLoop(calls, index, executor, self._queues, run=RUN, incarnation=1)
             for index, executor in enumerate(self._executors)
@@ -127,23 +125,19 @@ class InlineRun:
 
     def _carry_out(self, call: Call) -> "Future[Replies]":
         for message in messages(call, self._program, self._names, RUN, 1):
-            self._queues.outbound(QueueKey(message.flow, message.stage)).put(message)
+            self._queues.outbound(self._program.queues[message.queue]).put(message)
         take_turns(self._workers, lambda worker: worker.calls > call.number)
         replies = {queue.producer: self._reply(queue) for queue in answers(self._program, call.kind)}
-        self._forget()
+        self._queues.trim(self._calls.position)  # nothing before this call is needed again
+        for worker in self._workers:
+            worker.progress.steps.clear()
         done: Future[Replies] = Future()
         done.set_result(replies)
         return done
 
     def _reply(self, queue: Queue) -> Tree:
-        message = self._queues.inbound(queue_key(queue)).take(0)
+        message = self._queues.inbound(queue).take(0)
         return None if message is None else message.payload
-
-    def _forget(self) -> None:
-        """Nothing before this call is needed again."""
-        self._queues.trim(self._calls.position)
-        for worker in self._workers:
-            worker.progress.steps.clear()
 
     def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
         stages = {stage: self._stage(segments[stage], options) for stage in owned}

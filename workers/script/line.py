@@ -21,19 +21,19 @@ from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
-from stageline.workers.runtime.calls import AHEAD, CallKind, batches_of_step
-from stageline.workers.script.arguments.arguments import LineCall, Model, given_as
+from stageline.workers.runtime.calls import UNDER_WAY, CallKind, batches_of_step
 
-from .arguments.checks import batches_of, demand_batch
+from .arguments import LineCall, Model, given_as
 from .begin import begin_run
 from .callbacks import BetterName, Callback, FitBatches, FitOptions, Fitted, demand_fit, end_of, held_out_of, steps_from
 from .calls.calls import Replies, StepLoss, only, total
-from .calls.display import display_of
+from .calls.news import display_of
 from .calls.page import Seen, Timetable, page
+from .checks import batches_of, demand_batch
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"
-MOST = 2 * AHEAD  # calls without replies: a script that has so many sleeps until half are done, not after each call
+MOST = 2 * UNDER_WAY  # calls without replies: a script that has so many sleeps until half are done, not after each call
 
 
 class Line(AbstractContextManager["Line"]):
@@ -71,7 +71,7 @@ class Line(AbstractContextManager["Line"]):
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
         self._options = options
-        self._weights, self._check_inputs, self._run = begin_run(options.model, options, options.resume)
+        self._weights, self._check_inputs, self._run = begin_run(options)
         self._evaluations, self._fits = self._open_log(), 0
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
@@ -272,14 +272,11 @@ class Line(AbstractContextManager["Line"]):
             raise ModelRefused("ema=True: this line keeps no averages of its weights. Make it with ema_decay = 0.999")
 
     def _submit(self, kind: CallKind, x: Tree, y: Tree, *, ema: bool = False) -> "Future[Replies]":
-        self._demand(kind, x, y)
-        return self._call(kind, _copied(x), _copied(y), ema=ema)
-
-    def _demand(self, kind: CallKind, x: Tree, y: Tree) -> None:
         of_step = self._options.accumulate if kind is CallKind.TRAIN else 1
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
             self._check_inputs(inputs, self._options.accumulate // of_step)
+        return self._call(kind, _copied(x), _copied(y), ema=ema)
 
     def _call(
         self,
@@ -297,7 +294,7 @@ class Line(AbstractContextManager["Line"]):
                 "new line" + ("; state_dict() still has the weights" if self._closed == FINISHED else "")
             )
         if len(self._waiting) >= MOST:
-            while len(self._waiting) > AHEAD:
+            while len(self._waiting) > UNDER_WAY:
                 self._waiting.pop(0).result()
         done = self._run.submit(kind, x, y, state, ema=ema)
         self._waiting.append(done)

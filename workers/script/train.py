@@ -17,8 +17,8 @@ from stageline.workers.errors import RunFailed
 from stageline.workers.launch import template
 from stageline.workers.launch.launch import prepare_launch, run_launch
 from stageline.workers.launch.template import libraries_of
+from stageline.workers.runs.folder import Facts, Result
 from stageline.workers.runs.owner import StartingRun
-from stageline.workers.runs.result import Facts, Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A queue as it lies in Redis: its keys, the ids and fields of its entries, and what its ends announce.
 
-    stageline:{RUN}:layout            string   "1 M": the version of all this, and how many microbatches a step has
+    stageline:{RUN}:layout            string   "2": the version of all this
     stageline:{RUN}:forward-1         stream   the messages to stage 1 that may still be needed
-        id     NUMBER-PLACE                    message NUMBER (`message_number`), its entries counted from 1
+        id     NUMBER-PLACE                    message NUMBER of the queue, its entries counted from 1
         t      milliseconds since 1970         when it was added
         d      bytes                           of the message's tensors, one after another, as often as there are pieces
         h      header                          in the last entry of a message, and only there
@@ -36,13 +36,13 @@ from stageline.broker.codec.message import Frame
 from stageline.broker.codec.structure import digest_of
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import BadMessage
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Retention, check_current
+from stageline.pipeline.program import Queue
 
 from .answers import sound
 from .units import Command
 
-LAYOUT = 1
+LAYOUT = 2
 PIECE = 2**20  # bytes of tensors in an entry; larger and smaller ones are slower (measured, 64 KiB to 16 MiB)
 
 _NOTHING = -1  # the entry's number for "no message is missing"
@@ -68,10 +68,10 @@ class StreamEntry(msgspec.Struct, frozen=True):
 
 
 class Keys:
-    """The keys of queue `key` of `run`."""
+    """The keys of a queue of `run`."""
 
-    def __init__(self, run: str, key: QueueKey) -> None:
-        name = f"{prefix(run)}{key}"
+    def __init__(self, run: str, queue: str) -> None:
+        name = f"{prefix(run)}{queue}"
         self.entries = name.encode()
         self.kept = f"{name}:kept".encode()
         self.taken = f"{name}:taken".encode()
@@ -82,9 +82,9 @@ def prefix(run: str) -> str:
     return f"stageline:{{{run}}}:"
 
 
-def layout(run: str, microbatches: int) -> tuple[bytes, bytes]:
+def layout(run: str) -> tuple[bytes, bytes]:
     """The key of a run's layout, and its value."""
-    return f"{prefix(run)}layout".encode(), b"%d %d" % (LAYOUT, microbatches)
+    return f"{prefix(run)}layout".encode(), b"%d" % LAYOUT
 
 
 def last_entry(key: bytes, number: int | None = None) -> Command:
@@ -270,14 +270,14 @@ class Addition:
 
 
 class StepDigests:
-    """The digests of the steps of queue `key`, each added to `found` once all messages of its step came in order.
+    """The digests of the steps of `queue`, each added to `found` once all messages of its step came in order.
 
     A step has no digest if it is not seen from its beginning on, or if the content of one of its messages is not known.
     """
 
-    def __init__(self, key: QueueKey, microbatches: int, found: deque[StepDigest]) -> None:
-        self._name = str(key)
-        self._per_step = key.per_step(microbatches)
+    def __init__(self, queue: Queue, found: deque[StepDigest]) -> None:
+        self._name = queue.name
+        self._per_step = queue.count
         self._found = found
         self._next = -1
         self._messages: list[str | None] = []

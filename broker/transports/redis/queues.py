@@ -17,11 +17,12 @@ from time import monotonic
 
 from stageline.broker.codec.message import Message, fingerprint, read_header
 from stageline.broker.errors import QueueClosed
-from stageline.broker.queues.base import Depth, QueueKey, Trouble
+from stageline.broker.queues.base import Depth, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
 from stageline.broker.queues.log import LockedLog, Log
 from stageline.pipeline.addresses import masked
+from stageline.pipeline.program import Queue
 
 from .connection import RedisLink
 from .entries import StepDigests, layout, prefix
@@ -70,15 +71,14 @@ class RedisQueues(QueueEnds):
         self.lock = self._shared.lock
         links = RedisLink(url), RedisLink(url)
         self._wakeup = Wakeup()
-        layout_entry = layout(run, options.microbatches)
-        self._sender = SenderThread(links[0], self._shared, self._wake, layout_entry, options.patience)
+        self._sender = SenderThread(links[0], self._shared, self._wake, layout(run), options.patience)
         self.kick = self._sender.kick
         self._receiver = ReceiverThread(links[1], self._shared, self._wake, self.kick, options.patience)
         self.ask_ahead = self._receiver.ask_ahead
         self._sender.start()
         self._receiver.start()
 
-    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+    def connect(self, peers: Mapping[Queue, str]) -> None:
         """Do nothing: all workers connect to the server."""
 
     def admit(self, newest: int) -> None:
@@ -200,10 +200,8 @@ class RedisQueues(QueueEnds):
             self.kick()
         return RedisOutbound(self, writer)
 
-    def _new_inbound(self, key: QueueKey, window: int) -> "RedisInbound":
-        receiver = Receiver(key, window)
-        count = self.options.microbatches
-        reader = StreamReader(self.run, receiver, self.incarnation, count, self.digests, self._since)
+    def _new_inbound(self, receiver: Receiver) -> "RedisInbound":
+        reader = StreamReader(self.run, receiver, self.incarnation, self.digests, self._since)
         with self.lock:
             self._shared.readers.append(reader)
             self.kick()
@@ -221,7 +219,7 @@ class RedisOutbound(LockedLog):
         super().__init__(writer.log, queues.lock)
         self._queues = queues
         self._writer = writer
-        self._digests = StepDigests(self.key, queues.options.microbatches, queues.digests)
+        self._digests = StepDigests(self.queue, queues.digests)
 
     def put(self, message: Message) -> None:
         self._queues.check_open()
@@ -245,7 +243,7 @@ class RedisInbound:
     """The consumer's end."""
 
     def __init__(self, queues: RedisQueues, reader: StreamReader) -> None:
-        self.key = reader.receiver.key
+        self.queue = reader.receiver.queue
         self._queues = queues
         self._reader = reader
 

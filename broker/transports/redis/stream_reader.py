@@ -19,12 +19,10 @@ from stageline.broker.codec.message import (
     check_run,
     complete,
     fingerprint,
-    message_number,
     read_header,
 )
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueGap
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Receiver, Retention
 
 from .entries import Announcer, EntryId, Keys, StepDigests, StreamEntry, pour, read_entry
@@ -44,7 +42,7 @@ class WholeMessage(msgspec.Struct, frozen=True):
 
 
 class StreamReader:
-    """Decides what to read for `receiver`, of the queue of `run`, whose steps have `microbatches`.
+    """Decides what to read for `receiver`, of a queue of `run`.
 
     Messages and announcements of producers of the incarnation `since` or an older one are ignored: the run was resumed
     as a whole, perhaps at an older checkpoint than those that trimmed the queue, and every producer puts its messages
@@ -56,21 +54,19 @@ class StreamReader:
         run: str,
         receiver: Receiver,
         incarnation: int,
-        microbatches: int,
         digests: deque[StepDigest],
         since: int = 0,
     ) -> None:
         self.receiver = receiver
-        self.keys = Keys(run, receiver.key)
+        self.keys = Keys(run, receiver.name)
         self.is_started = False  # messages have been asked for
         self.has_doubts = False  # whether to ask for the producer's announcement
         self.gap: QueueGap | None = None  # why the next message will not come
         self.largest = 1  # bytes of the largest entry lately
-        self._announcer = Announcer(self.keys.taken, f"{receiver.key} is taken", incarnation)
+        self._announcer = Announcer(self.keys.taken, f"{receiver.name} is taken", incarnation)
         self._run = run
-        self._per_step = receiver.key.per_step(microbatches)
         self._since = since
-        self._digests = StepDigests(receiver.key, microbatches, digests)
+        self._digests = StepDigests(receiver.queue, digests)
         self._announced = 0  # all messages before it were announced as taken
         self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
         self._after = EntryId(0, 0)
@@ -81,7 +77,7 @@ class StreamReader:
     def rewind(self, step: int) -> None:
         """Begin again at the first message of `step`."""
         self.is_started = True
-        self.receiver.rewind(step * self._per_step)
+        self.receiver.rewind(self.receiver.queue.first(step))
         self.gap = None
         self._resume_at = 0.0
         self._reread()
@@ -131,11 +127,10 @@ class StreamReader:
         """
         header = read_header(whole.header)
         check_run(header, self._run)
-        key = self.receiver.key
-        number = message_number(header.step, _place(header, key), self._per_step)
-        if (header.flow, header.stage, number) != (key.flow, key.stage, whole.number):
+        if (header.queue, header.number) != (self.receiver.name, whole.number):
             raise ForeignMessage(
-                f"{header.identity} lies in Redis as message {whole.number} of {key}: two plans share a run's name"
+                f"{header.identity} lies in Redis as message {whole.number} of {self.receiver.name}: two plans share a "
+                "run's name"
             )
         return _filled(header, whole.data), fingerprint(header)
 
@@ -222,11 +217,3 @@ def _filled(header: Header, data: Sequence[bytes]) -> Message:
     buffers = allocate(header)
     pour(data, buffers)
     return assemble(header, buffers)
-
-
-def _place(header: Header, key: QueueKey) -> int:
-    """Return the place of a message among those of its step. Raises `ForeignMessage` if the queue carries none such."""
-    try:
-        return key.place(header.microbatch)
-    except ValueError as error:
-        raise ForeignMessage(f"{header.identity} lies in Redis where {error}: two plans share a run's name") from error

@@ -47,11 +47,11 @@ class StreamWriter:
     def __init__(self, sender: Sender, incarnation: int, since: int = 0) -> None:
         self.sender = sender
         self.log = sender.log
-        self.keys = Keys(self.log.run, self.log.key)
+        self.keys = Keys(self.log.run, self.log.queue.name)
         self._addition = Addition(self.keys.entries)
         self._since = since
         self.forgotten = 0  # messages that the server had and forgot
-        self._announcer = Announcer(self.keys.kept, f"{self.log.key} is filled", incarnation)
+        self._announcer = Announcer(self.keys.kept, f"{self.log.queue.name} is filled", incarnation)
         self._length: int | None = None  # entries of the stream as it was left; None: look at it first
         self._exists = False
         self._has_hole = False
@@ -186,7 +186,7 @@ class StreamWriter:
         is_former = header is not None and header.incarnation <= self._since
         if is_former and self._was_deleted and not self._is_contested:
             self._is_contested = True
-            log.warning("queues", reason=_STILL_WRITES.format(self.log.key))
+            log.warning("queues", reason=_STILL_WRITES.format(self.log.queue.name))
         return is_former
 
     def _begin_again(self) -> Exchange:

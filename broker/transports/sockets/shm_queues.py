@@ -59,8 +59,8 @@ class Dialer(InboundLink):
     Times are monotonic, in seconds.
     """
 
-    def __init__(self, endpoint: str, run: str, *, microbatches: int, key: bytes = b"") -> None:
-        super().__init__(endpoint, run, microbatches, key)
+    def __init__(self, endpoint: str, run: str, key: bytes = b"") -> None:
+        super().__init__(endpoint, run, key)
         self._path = endpoint.removeprefix("shm://")
         self._socket: sockets.socket | None = None
         self._arrivals = select.poll()  # of the socket
@@ -261,4 +261,4 @@ class ShmQueues(LinkedQueues):
         return [descriptor for descriptor, _ in poll.poll(max(0, math.ceil(seconds * 1000)))]
 
     def _open_link(self, endpoint: str) -> Dialer:
-        return Dialer(endpoint, self.run, microbatches=self.options.microbatches, key=self.options.key)
+        return Dialer(endpoint, self.run, self.options.key)

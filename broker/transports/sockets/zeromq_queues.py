@@ -118,10 +118,8 @@ class Handshake:
 class Dealer(InboundLink):
     """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
 
-    def __init__(
-        self, context: Context, endpoint: str, run: str, *, microbatches: int, hwm: int, key: bytes = b""
-    ) -> None:
-        super().__init__(endpoint, run, microbatches, key)
+    def __init__(self, context: Context, endpoint: str, run: str, *, hwm: int, key: bytes = b"") -> None:
+        super().__init__(endpoint, run, key)
         self._blocked = False  # there is a request to send, and no connection yet
         self._context = context
         self._hwm = hwm
@@ -290,7 +288,7 @@ class ZeroMQQueues(LinkedQueues):
     def __init__(self, run: str, incarnation: int, bind_url: str, options: QueueOptions) -> None:
         super().__init__(run, incarnation, options)
         self.trouble: Trouble | None = None  # always: no server stands between workers
-        self._hwm = 2 * sum(options.windows.values()) + 16  # a resend may double what is on its way
+        self._hwm = 2 * options.ahead + 16  # a resend may double what is on its way
         self._context: Context = zmq.Context()
         try:
             self.router = self.outbound_link = Router(self._context, bind_url, run, self._hwm, options.key)
@@ -316,11 +314,4 @@ class ZeroMQQueues(LinkedQueues):
         return dict(zmq.zmq_poll(list(watched.items()), max(0, math.ceil(seconds * 1000))))
 
     def _open_link(self, endpoint: str) -> Dealer:
-        return Dealer(
-            self._context,
-            endpoint,
-            self.run,
-            microbatches=self.options.microbatches,
-            hwm=self._hwm,
-            key=self.options.key,
-        )
+        return Dealer(self._context, endpoint, self.run, hwm=self._hwm, key=self.options.key)

@@ -107,6 +107,12 @@ def nearest(name: str, names: Collection[str]) -> str:
     return f'did you mean "{near[0]}"?' if near else ""
 
 
+def hint(name: str, names: Collection[str]) -> str:
+    """Return `nearest` in parentheses after a blank, to go on with a sentence about `name`; "" if none is near."""
+    near = nearest(name, names)
+    return f" ({near})" if near else ""
+
+
 def name_of(value: object) -> str:
     """The type of `value` in the terms of a plan file."""
     return next((name for kind, name in _TYPES if isinstance(value, kind)), f"a {type(value).__name__}")

@@ -99,43 +99,46 @@ class PlanTables(Section):
 
     def recompute_of(self, stage: int) -> Recomputed | None:
         """What backward runs forward again in `stage`."""
-        table = (self.stage or {}).get(str(stage))
-        wanted = None if table is None else table.recompute
-        if wanted is None:
-            return None if self.memory is None else self.memory.recompute
+        wanted = self.stage_plan(stage).recompute or (self.memory or MemoryPlan()).recompute
         return None if wanted == "nothing" else wanted
 
     def offloaded_of(self, stage: int) -> tuple[str, ...]:
         """What lies in files in `stage` while it is not used, by its names in `memory.offload`."""
-        wanted = self.stage_plan(stage).offload
-        if wanted is None and self.memory is not None:
-            wanted = self.memory.offload
-        return wanted or ()
+        own, of_all = self.stage_plan(stage).offload, (self.memory or MemoryPlan()).offload
+        return (of_all if own is None else own) or ()
 
     @property
     def offloads(self) -> dict[str, tuple[str, ...]]:
         """What lies in files, by the keys that say it."""
-        given = {"memory.offload": None if self.memory is None else self.memory.offload}
+        given = {"memory.offload": (self.memory or MemoryPlan()).offload}
         given |= {f"stage.{name}.offload": table.offload for name, table in (self.stage or {}).items()}
         return {key: wanted for key, wanted in given.items() if wanted}
 
     def limit_of(self, worker: int) -> int | None:
         """How many bytes the process of `worker` may take beyond its program; None if the plan does not say it."""
-        own = self.workers[worker].memory
-        return self.memory.limit if own is None and self.memory is not None else own
+        return self.limits.get(f"workers.{worker}.memory", self.limits.get("memory.limit"))
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """How many bytes workers may take, by the keys that say it."""
+        of_all = {"memory.limit": (self.memory or MemoryPlan()).limit}
+        given = of_all | {f"workers.{index}.memory": each.memory for index, each in enumerate(self.workers)}
+        return {key: size for key, size in given.items() if size is not None}
 
     @property
     def limit_keys(self) -> tuple[str, ...]:
         """The keys that say how much workers may take."""
-        of_workers = (f"workers.{index}.memory" for index, each in enumerate(self.workers) if each.memory is not None)
-        of_all = ("memory.limit",) if self.memory is not None and self.memory.limit is not None else ()
-        return (*of_all, *of_workers)
+        return tuple(self.limits)
 
     def is_tight(self, worker: int) -> bool:
         """Whether `worker` does what keeps it to a tight limit: it gives back what it frees, and waits for its
         snapshots. As long as that has yet to be chosen, each with a limit does."""
-        chosen = None if self.memory is None else self.memory.tight
+        chosen = (self.memory or MemoryPlan()).tight
         return self.limit_of(worker) is not None and (chosen is None or worker in chosen)
+
+    def is_scarce(self, worker: int) -> bool:
+        """Return True if memory is scarce for `worker`: its limit is tight, or a stage of it offloads."""
+        return self.is_tight(worker) or any(map(self.offloaded_of, self.workers[worker].stages))
 
     def undecided_memory(self, stage: int) -> tuple[str, ...]:
         """The keys of the table [stage.N] that a limit decides, since the plan does not set them."""
@@ -150,7 +153,7 @@ class PlanTables(Section):
     @property
     def undecided_of_workers(self) -> tuple[str, ...]:
         """Those of these keys that are of workers, not of a stage."""
-        return ("memory.tight",) if self.memory is None or self.memory.tight is None else ()
+        return ("memory.tight",) if (self.memory or MemoryPlan()).tight is None else ()
 
     @property
     def chooses_memory(self) -> bool:

@@ -14,11 +14,11 @@ from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import decode, encode, read_header
 from stageline.broker.codec.tensors import coded, delivered
 from stageline.broker.errors import BadMessage, Unsendable
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.pipeline.tree import Tree
 from support.payloads import bits, message, raw, tensors
 from support.plain_codecs import CODECS
+from support.queue_pair import queue_of
 
 # torch warns whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -157,11 +157,11 @@ def test_the_bytes_are_those_of_the_codec() -> None:
 def test_a_tensor_that_is_written_to_after_it_was_put_leaves_the_message_as_it_was(codec: Codec) -> None:
     """Its bytes are retained, the tensor is not: that would take more memory than without a codec."""
     x, whole = drawn(4, 64), message(None)
-    log = Log(whole.run, QueueKey(whole.flow, whole.stage), 5, RetentionBudget())
-    log.trim(whole.step)
+    log = Log(whole.run, queue_of(whole.queue), RetentionBudget())
+    log.trim(whole.number // log.queue.count)
     before = delivered(x, codec)
     for number in range(5):
-        log.put(msgspec.structs.replace(whole, microbatch=number, sequence=number, payload=coded(x, codec)), 0.0)
+        log.put(msgspec.structs.replace(whole, number=52 + number, payload=coded(x, codec)), 0.0)
     assert log.bytes < 5 * x.nbytes
     x.zero_()
     assert bits(decode(log.frames(log.end - 1)).payload) == bits(before)

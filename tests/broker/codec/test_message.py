@@ -13,14 +13,12 @@ from hypothesis import given
 from torch import Tensor
 
 from stageline.broker.codec.message import (
-    Flow,
     Limits,
     Message,
     allocate,
     assemble,
     decode,
     encode,
-    message_number,
     read_header,
 )
 from stageline.broker.errors import Unsendable
@@ -34,17 +32,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimen
 DOCUMENT = (DOCS / "messages.md").read_text()
 
 
-MATRIX = Message("digits-7f3a", Flow.FORWARD, 2, 1, 1, 4, 9, torch.tensor([[1.0, -0.0], [float("inf"), 3.5]]))
+MATRIX = Message("digits-7f3a", "forward-1", 9, 4, torch.tensor([[1.0, -0.0], [float("inf"), 3.5]]))
 
 
 NESTED = Message(
     "r",
-    Flow.BACKWARD,
-    step=0,
-    microbatch=0,
-    stage=0,
+    "backward-0",
+    number=0,
     incarnation=1,
-    sequence=0,
     payload={
         "h": (torch.tensor(1.5, dtype=torch.bfloat16, requires_grad=True), None),
         "n": [True, -1, 0.5, "é", torch.arange(4, dtype=torch.int16).reshape(2, 2).t()],
@@ -52,48 +47,46 @@ NESTED = Message(
 )
 
 
-EXPANDED = Message("r", Flow.BACKWARD, 70000, 0, 3, 1, 70000, torch.tensor([[7]], dtype=torch.uint8).expand(2, 3))
+EXPANDED = Message("r", "backward-3", 70000, 1, torch.tensor([[7]], dtype=torch.uint8).expand(2, 3))
 
 
-WITH_GAPS = Message("r", Flow.FORWARD, 0, 0, 3, 1, 0, torch.arange(6, dtype=torch.float64).reshape(2, 3)[:, :2])
+WITH_GAPS = Message("r", "forward-3", 0, 1, torch.arange(6, dtype=torch.float64).reshape(2, 3)[:, :2])
 
 
-SKEWED = Message("r", Flow.FORWARD, 0, 0, 3, 1, 0, torch.arange(7, dtype=torch.float32)[3:])
+SKEWED = Message("r", "forward-3", 0, 1, torch.arange(7, dtype=torch.float32)[3:])
 
 
-NOTHING = Message("r", Flow.FORWARD, 0, 0, 3, 1, 0, None)
+NOTHING = Message("r", "forward-3", 0, 1, None)
 
 
 GOLDEN = [
     (
         MATRIX,
-        "534c4d47010099ab6469676974732d37663361a7666f72776172640201010409910091970c920202920201c210ce5f87d5130029bc1841",
+        "534c4d47020096ab6469676974732d37663361a9666f72776172642d310904910091970c920202920201c210ce5f87d51300103b7a2e",
         ["0000803f000000800000807f00006040"],
     ),
     (
         NESTED,
-        "534c4d470100"
-        "99a172a86261636b7761726400000001009503a16893019100c0a16e9602c3ffcb3fe0000000000000a2c3a99100"
-        "92970b9090c302ce3c45e88c009705920202920102c208ce2f5a978400"
-        "34e5c3c2",
+        "534c4d47020096a172aa6261636b776172642d3000019503a16893019100c0a16e9602c3ffcb3fe0000000000000a2c3a991"
+        "0092970b9090c302ce3c45e88c009705920202920102c208ce2f5a9784005e1ce1fb",
         ["c03f", "0000010002000300"],
     ),
     (
         EXPANDED,
-        "534c4d47010099a172a86261636b77617264ce00011170000301ce000111709100919702920203920000c201ce4c667a2e00199d4a75",
+        "534c4d47020096a172aa6261636b776172642d33ce00011170019100919702920203920000c201ce4c667a2e00db171c45",
         ["07"],
     ),
     (
         WITH_GAPS,
-        "534c4d47010099a172a7666f72776172640000030100910091970d920202920301c220ce7022af04009c25a4d6",
+        "534c4d47020096a172a9666f72776172642d330001910091970d920202920301c220ce7022af04000b06b1c8",
         ["0000000000000000000000000000f03f00000000000008400000000000001040"],
     ),
     (
         SKEWED,
-        "534c4d47010099a172a7666f72776172640000030100910091970c91049101c210ced4d1f8700ccaed14e2",
+        "534c4d47020096a172a9666f72776172642d330001910091970c91049101c210ced4d1f8700cd630b732",
         ["00004040000080400000a0400000c040"],
     ),
-    (NOTHING, "534c4d47010099a172a7666f72776172640000030100c0908138a93b", []),
+    (NOTHING, "534c4d47020096a172a9666f72776172642d330001c0908024aa89", []),
 ]
 
 
@@ -105,10 +98,10 @@ def test_the_bytes_on_the_wire_stay_what_they_are(sent: Message, header: str, co
 @pytest.mark.parametrize(("sent", "header", "contents"), GOLDEN)
 def test_bytes_of_old_are_read_as_they_were_meant(sent: Message, header: str, contents: list[str]):
     received = decode([bytes.fromhex(frame) for frame in (header, *contents)])
-    assert (received.identity, received.incarnation, received.sequence) == (
+    assert (received.identity, received.incarnation, received.number) == (
         sent.identity,
         sent.incarnation,
-        sent.sequence,
+        sent.number,
     )
     assert bits(received.payload) == bits(sent.payload)
 
@@ -164,13 +157,6 @@ TOO_DEEP: Tree = None
 
 for _ in range(17):
     TOO_DEEP = (TOO_DEEP,)
-
-
-def test_messages_are_numbered_from_step_to_step():
-    places = [(step, microbatch) for step in range(3) for microbatch in range(4)]
-    numbers = [message_number(*place, microbatches=4) for place in places]
-    assert numbers == list(range(12))
-    assert [divmod(number, 4) for number in numbers] == places
 
 
 CANNOT_TRAVEL = [

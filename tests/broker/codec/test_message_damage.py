@@ -82,7 +82,7 @@ def test_cut_and_pasted_messages_are_refused_or_right(payload: Any, data: st.Dat
         ((torch.zeros(5), torch.zeros(4)), Limits(tensors=1)),
         (torch.zeros(1, 1), Limits(ndim=1)),
         (([],), Limits(depth=1)),
-        ("four", Limits(header_bytes=32)),
+        ("four", Limits(header_bytes=30)),
     ],
 )
 def test_a_receiver_refuses_what_is_beyond_its_own_limits(payload: Any, limits: Limits):

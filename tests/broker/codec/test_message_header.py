@@ -69,7 +69,7 @@ def test_plain_values_of_another_type_or_sign_are_other_bits(scalar: float):
     assert fingerprint(one) != fingerprint(another)
 
 
-def sealed(body: bytes, version: int = 1) -> bytes:
+def sealed(body: bytes, version: int = 2) -> bytes:
     """A header frame whose checksum is right, whatever its content."""
     frame = struct.pack("<4sH", b"SLMG", version) + body
     return frame + struct.pack("<I", zlib.crc32(frame))
@@ -88,12 +88,9 @@ def forged(**changes: Any) -> bytes:
     }
     header = {
         "run": "r",
-        "flow": "forward",
-        "step": 0,
-        "microbatch": 0,
-        "stage": 0,
+        "queue": "forward-1",
+        "number": 0,
         "incarnation": 0,
-        "sequence": 0,
         "structure": [0],
         "tensors": [[changes.pop(name, value) for name, value in tensor.items()]],
     }
@@ -108,10 +105,14 @@ def test_the_forger_can_write_a_right_header(skew: int):
 
 FORGERIES = [
     ({"run": None}, r"malformed.*\$\[0\]"),
-    ({"flow": "side-ways"}, r"malformed.*at `\$\[1\]`"),
-    ({"step": -1}, r"malformed.*\$\[2\]"),
-    ({"stage": 2**63}, r"malformed.*\$\[4\]"),
-    ({"incarnation": 1.5}, r"malformed.*\$\[5\]"),
+    ({"queue": ""}, r"malformed.*at `\$\[1\]`"),
+    ({"queue": "side ways"}, r"malformed.*at `\$\[1\]`"),
+    ({"queue": "forward-1\n"}, r"malformed.*at `\$\[1\]`"),
+    ({"queue": "vorwärts-1"}, r"malformed.*at `\$\[1\]`"),
+    ({"queue": 65 * "f"}, r"malformed.*at `\$\[1\]`"),
+    ({"number": -1}, r"malformed.*\$\[2\]"),
+    ({"number": 2**63}, r"malformed.*\$\[2\]"),
+    ({"incarnation": 1.5}, r"malformed.*\$\[3\]"),
     ({"more": 1}, "malformed"),
     ({"structure": []}, "neither a value nor a container"),
     ({"structure": [1]}, "0 tensors in its structure and announces 1"),
@@ -169,8 +170,8 @@ def test_what_is_no_message_of_ours_is_told_from_damage():
 
 
 def test_a_message_of_another_wire_version_is_refused_with_both_versions_and_the_way_out():
-    with pytest.raises(BadMessage, match=r"wire version 2, this side has 1; install the same version"):
-        read_header(sealed(b"what version 2 may contain", version=2))
+    with pytest.raises(BadMessage, match=r"wire version 3, this side has 2; install the same version"):
+        read_header(sealed(b"what version 3 may contain", version=3))
 
 
 def test_a_message_of_another_run_is_refused_with_both_runs():

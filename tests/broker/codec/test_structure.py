@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Header, Message, decode, encode, fingerprint, read_header
+from stageline.broker.codec.message import Header, Message, decode, encode, fingerprint, read_header
 from stageline.broker.codec.structure import (
     ONE_TENSOR,
     agree,
@@ -48,7 +48,7 @@ def test_containers_nest_up_to_the_depth_on_both_sides() -> None:
 
 
 def header(payload: object) -> Header:
-    return read_header(encode(Message("run", Flow.CALL, 3, 0, 1, 1, 3, payload))[0])
+    return read_header(encode(Message("run", "call-1", 3, 1, payload))[0])
 
 
 def test_an_emptied_message_agrees_with_what_it_was_and_with_nothing_else():
@@ -65,7 +65,7 @@ def test_one_that_never_had_its_content_agrees_with_any():
 
 
 def test_the_rest_arrives():
-    payload = decode(encode(Message("run", Flow.CALL, 3, 0, 1, 1, 3, emptied(rest=("train", {"rows": 7}))))).payload
+    payload = decode(encode(Message("run", "call-1", 3, 1, emptied(rest=("train", {"rows": 7}))))).payload
     assert is_emptied(payload)
     assert rest_of(payload) == ("train", {"rows": 7})
     assert not is_emptied({"stageline": "skip"})

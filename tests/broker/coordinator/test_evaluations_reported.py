@@ -38,7 +38,7 @@ def test_a_restarted_broker_knows_the_rounds_of_before():
     talk.send(name(1), report(1, evaluations=ROUNDS))
     again = Coordinator(TERMS, talk.store, "run-1", talk.now)
     assert list(again.run.evaluations) == ROUNDS
-    assert (again.run.evaluations.standing().best.step, again.run.metrics) == (6, {"accuracy": 0.5})
+    assert (again.run.evaluations.standing().best.step, again.run.evaluations.metrics) == (6, {"accuracy": 0.5})
 
 
 def test_a_round_that_finds_something_else_the_second_time_ends_the_run():

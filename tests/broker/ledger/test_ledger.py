@@ -137,9 +137,8 @@ def test_times_that_are_not_whole_actions_are_refused():
 
 def test_times_of_an_action_that_there_is_not_are_refused():
     times = packed_times([(Action(Kind.FORWARD, 1), 0.0, 1.0)])
-    for kind in "xVO":  # a verdict and an order are in no schedule
-        with pytest.raises(IllegalTransition, match=rf"step 3 of stage 1 .*'{kind}'"):
-            told().finish(StepRecord(1, 3, times.replace(b"F", kind.encode())))
+    with pytest.raises(IllegalTransition, match=r"step 3 of stage 1 .*'x'"):
+        told().finish(StepRecord(1, 3, times.replace(b"F", b"x")))
 
 
 @pytest.mark.parametrize(

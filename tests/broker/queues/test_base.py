@@ -11,11 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.errors import Disagreement, Overwritten, QueueClosed, QueueFull, QueueGap
-from stageline.broker.queues.base import QueueKey
 from support.payloads import bits, trees
-from support.queue_pair import LINES, QueuePair, wait_for
+from support.queue_pair import LINES, QueuePair, queue_of, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -116,9 +114,7 @@ def test_a_log_begins_with_a_whole_step(line: QueuePair) -> None:
         line.put(6)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"run": "another"}, {"stage": 2}, {"flow": Flow.BACKWARD}, {"microbatch": 4}], ids=str
-)
+@pytest.mark.parametrize("wrong", [{"run": "another"}, {"queue": "forward-2"}, {"queue": "backward-1"}], ids=str)
 def test_a_message_of_another_queue_is_refused(line: QueuePair, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="was put"):
         line.outbound.put(line.message(0, **wrong))
@@ -145,9 +141,9 @@ def test_a_trim_forgets_what_is_before_its_step(line: QueuePair) -> None:
     line.put(*range(10))
     line.take_numbers(9)
     line.outbound.trim(2)
-    assert [message.sequence for message in line.outbound.peek(10)] == [8, 9]
+    assert [message.number for message in line.outbound.peek(10)] == [8, 9]
     assert line.outbound.depth().retained == 2
-    assert line.take().sequence == 9
+    assert line.take().number == 9
 
 
 def test_a_trim_beyond_the_end_goes_on_from_there(line: QueuePair) -> None:
@@ -167,7 +163,7 @@ def test_a_forgotten_message_that_is_put_again_changes_nothing(line: QueuePair) 
     line.outbound.trim(1)
     line.put(2, 3, 4, 5)
     assert line.outbound.depth().retained == 2
-    assert line.take().sequence == 5
+    assert line.take().number == 5
 
 
 def test_a_rewind_to_what_is_forgotten_says_so(line: QueuePair) -> None:
@@ -180,30 +176,26 @@ def test_a_rewind_to_what_is_forgotten_says_so(line: QueuePair) -> None:
         line.take()
 
 
-@pytest.mark.parametrize(
-    ("flow", "of_a_step"), [("backward", 4), ("evaluation", 4), ("call", 1), ("loss", 1), ("reply", 1)]
-)
-def test_what_travels_says_how_many_messages_a_step_has(make: MakeLine, flow: str, of_a_step: int) -> None:
-    line = make(key=QueueKey(Flow(flow), 1))
+@pytest.mark.parametrize("of_a_step", [1, 4])
+def test_a_queue_says_how_many_messages_a_step_has(make: MakeLine, of_a_step: int) -> None:
+    line = make(key=queue_of("loss-1", count=of_a_step))
     line.outbound.trim(2)
     line.inbound.rewind(2)
     numbers = range(2 * of_a_step, 2 * of_a_step + 12)
     line.put(*numbers)
     assert line.take_numbers(12) == list(numbers)
     line.inbound.rewind(3)
-    assert line.take().sequence == 3 * of_a_step
+    assert line.take().number == 3 * of_a_step
     line.outbound.trim(4)
-    assert [message.sequence for message in line.outbound.peek(1)] == [4 * of_a_step]
-    with pytest.raises(ValueError, match=f"where a step has {of_a_step} messages"):
-        line.outbound.put(line.message(0, microbatch=of_a_step))
+    assert [message.number for message in line.outbound.peek(1)] == [4 * of_a_step]
 
 
 def test_looking_does_not_disturb(line: QueuePair) -> None:
     line.put(*range(6))
     for taken in range(6):
-        assert [message.sequence for message in line.outbound.peek(3)] == [0, 1, 2]
+        assert [message.number for message in line.outbound.peek(3)] == [0, 1, 2]
         assert line.outbound.depth().retained == 6
-        assert line.take().sequence == taken
+        assert line.take().number == taken
 
 
 def test_peeked_messages_have_memory_of_their_own(line: QueuePair) -> None:
@@ -214,7 +206,7 @@ def test_peeked_messages_have_memory_of_their_own(line: QueuePair) -> None:
 
 
 def test_the_depth_counts_what_waits_what_is_under_way_and_what_is_kept(make: MakeLine) -> None:
-    line = make(window=3)
+    line = make(key=queue_of("forward-1", window=3))
     for number in range(10):
         line.outbound.put(line.message(number, torch.zeros(1000)))
         line.settle()
@@ -289,7 +281,7 @@ def test_a_full_queue_refuses_and_is_as_before(make: MakeLine) -> None:
     assert line.take_numbers(4) == list(numbers)
     line.outbound.trim(1)
     line.put(4)
-    assert line.take().sequence == 4
+    assert line.take().number == 4
 
 
 def test_after_close_nothing_can_be_put_or_taken(line: QueuePair) -> None:
@@ -303,12 +295,12 @@ def test_after_close_nothing_can_be_put_or_taken(line: QueuePair) -> None:
         inbound.take(0)
 
 
-def test_an_end_knows_its_key(line: QueuePair) -> None:
-    assert line.outbound.key == line.inbound.key == QueueKey(Flow.FORWARD, 1)
+def test_an_end_knows_its_queue(line: QueuePair) -> None:
+    assert line.outbound.queue == line.inbound.queue == queue_of("forward-1")
 
 
 def test_the_consumer_grants_a_window_beyond_what_it_has_taken(make: MakeLine) -> None:
-    line = make(window=4)
+    line = make(key=queue_of("forward-1", window=4))
     wait_for(lambda: _granted(line, 3))
     assert not line.outbound.has_credit(4, 0)
     assert not line.outbound.has_credit(4, 0.02)
@@ -319,13 +311,13 @@ def test_the_consumer_grants_a_window_beyond_what_it_has_taken(make: MakeLine) -
 
 
 def test_a_message_without_credit_is_kept_and_comes_later(make: MakeLine) -> None:
-    line = make(window=2)
+    line = make(key=queue_of("forward-1", window=2))
     line.put(*range(8))
     assert line.take_numbers(8) == list(range(8))
 
 
 def test_a_consumer_that_begins_again_grants_a_window_from_there(make: MakeLine) -> None:
-    line = make(window=4)
+    line = make(key=queue_of("forward-1", window=4))
     line.inbound.rewind(2)
     wait_for(lambda: _granted(line, 11))
     assert not line.outbound.has_credit(12, 0)

@@ -71,7 +71,7 @@ def test_a_stale_worker_changes_nothing(seed: int) -> None:
     world.start_consumer(incarnation=7, step=0)
 
     def haunt() -> bool:
-        stale = CreditRequest(RUN, KEY.flow, KEY.stage, 2, world.dice.randrange(100), 0, 10**6, resend=True, ask=False)
+        stale = CreditRequest(RUN, KEY.name, 2, world.dice.randrange(100), 0, 10**6, resend=True, ask=False)
         if world.dice.random() < 0.1:
             world.request(stale)
         return len(world.delivered) == world.end

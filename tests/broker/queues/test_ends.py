@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.queues import delivery as looking
 from stageline.broker.queues import ends
 from stageline.broker.queues import ends as linked
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import LinkedQueues, QueueEnds, QueueOptions, Wakeup
 from stageline.broker.queues.links import InboundLink
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
-from support.queue_pair import KEY, RUN, QueuePair
+from support.queue_pair import KEY, RUN, QueuePair, queue_of
 from support.redis_queues import worker as redis_worker
 from support.redis_server import shared_server
 from support.zeromq_queues import LOOPBACK
@@ -38,7 +37,7 @@ def worker(request: pytest.FixtureRequest, stack: ExitStack) -> MakeWorker:
 
 def line_of(producer: QueueEnds, consumer: QueueEnds) -> QueuePair:
     consumer.connect({KEY: producer.endpoint})
-    return QueuePair(producer, consumer, 4)
+    return QueuePair(producer, consumer)
 
 
 def test_a_ring_from_another_thread_ends_a_wait(worker: MakeWorker) -> None:
@@ -88,15 +87,15 @@ def test_a_full_producer_waits_reports_it_and_goes_on_when_there_is_room(worker:
 
 
 def test_an_inbound_queue_needs_a_window(worker: MakeWorker) -> None:
-    with pytest.raises(ValueError, match="no window is given for evaluation-4; there is one for forward-1, backward-0"):
-        worker(1).inbound(QueueKey(Flow.EVALUATION, 4))
+    with pytest.raises(ValueError, match="evaluation-4 has no window"):
+        worker(1).inbound(queue_of("evaluation-4", window=0))
 
 
 def test_an_end_is_made_once(worker: MakeWorker) -> None:
-    queues = worker(1, local={QueueKey(Flow.EVALUATION, 2)})
-    for key in (KEY, QueueKey(Flow.EVALUATION, 2)):
-        assert queues.outbound(key) is queues.outbound(key)
-        assert queues.inbound(key) is queues.inbound(key)
+    queues = worker(1)
+    for queue in (KEY, replace(queue_of("evaluation-2"), consumer=0)):
+        assert queues.outbound(queue) is queues.outbound(queue)
+        assert queues.inbound(queue) is queues.inbound(queue)
 
 
 def test_a_wakeup_that_nothing_reads_takes_any_number_of_rings() -> None:
@@ -114,13 +113,13 @@ def line(
 ) -> QueuePair:
     """Its consumer has granted its credit, and may use two processors."""
     monkeypatch.setattr(ends, "processors", lambda: 2)
-    kind, options = KINDS[request.param], QueueOptions(microbatches=4, windows={KEY: 8}, patience=0.0)
+    kind, options = KINDS[request.param], QueueOptions(patience=0.0)
     producer, consumer = (
         stack.enter_context(closing(kind(RUN, incarnation, f"{request.param}://{tmp_path}/{incarnation}", options)))
         for incarnation in (1, 2)
     )
     consumer.connect({KEY: producer.endpoint})
-    pair = QueuePair(producer, consumer, 4)
+    pair = QueuePair(producer, consumer)
     pair.put(0)
     pair.take()
     consumer._looking = looking.Looking(2)
@@ -146,7 +145,7 @@ def test_a_message_that_comes_while_a_worker_looks_is_taken_without_sleep(
         return False
 
     monkeypatch.setattr(link, "has_arrived", put_meanwhile)
-    assert line.inbound.take(60).sequence == 1
+    assert line.inbound.take(60).number == 1
 
 
 def test_a_message_that_comes_soon_after_falling_asleep_makes_it_look_again(
@@ -162,7 +161,7 @@ def test_a_message_that_comes_soon_after_falling_asleep_makes_it_look_again(
         return sleep(queues, *of)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LinkedQueues, "_sleep", put_meanwhile)
-    assert line.inbound.take(60).sequence == 1
+    assert line.inbound.take(60).number == 1
     assert decides.seconds() == 60.0
 
 
@@ -184,7 +183,7 @@ def test_a_worker_whose_consumers_have_yet_to_grant_credit_serves_them_and_does_
     monkeypatch.setattr(linked, "look_until", lambda until, find: looked.append(until))
     monkeypatch.setattr(line.consumer._looking, "seconds", lambda: looking.LOOK)
     assert line.inbound.take(0.0001) is None
-    unsent = QueueKey(Flow.BACKWARD, 0)
-    line.consumer.outbound(unsent).put(line.message(0, flow=unsent.flow, stage=unsent.stage))
+    unsent = queue_of("backward-0")
+    line.consumer.outbound(unsent).put(line.message(0, queue=unsent.name))
     assert line.inbound.take(0.0001) is None
     assert len(looked) == 1

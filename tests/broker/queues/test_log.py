@@ -9,21 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Message, decode
+from stageline.broker.codec.message import Message, decode
 from stageline.broker.codec.structure import rest_of
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull
 from stageline.broker.queues import spill as spill_module
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import Log, RetentionBudget
+from stageline.pipeline.program import Per, Queue
+from support.queue_pair import queue_of
 
-KEY = QueueKey(Flow.EVALUATION, 3)
+KEY = queue_of("evaluation-3", count=2, per=Per.EVALUATED)
 MakeBudget = Callable[[int], RetentionBudget]
 SIZE = 400  # bytes of a test message's tensor; its header has a few dozen more
 
 
 def message(number: int, payload: torch.Tensor | None = None) -> Message:
     content = torch.full((SIZE // 4,), float(number)) if payload is None else payload
-    return Message("run", KEY.flow, number // 2, number % 2, KEY.stage, 1, number, content)
+    return Message("run", KEY.name, number, 1, content)
 
 
 @pytest.fixture
@@ -40,8 +41,8 @@ def budget_of(tmp_path: Path) -> Iterator[MakeBudget]:
         budget.spill.close()
 
 
-def log_on(budget: RetentionBudget, count: int = 0, key: QueueKey = KEY) -> Log:
-    log = Log("run", key, 2, budget)
+def log_on(budget: RetentionBudget, count: int = 0, key: Queue = KEY) -> Log:
+    log = Log("run", key, budget)
     for number in range(count):
         log.put(message(number), now=float(number))
     return log
@@ -68,7 +69,7 @@ def test_the_oldest_go_to_the_disk_first(budget_of: MakeBudget) -> None:
     tensors[0].zero_()  # its bytes are safe
     assert contents(log) == list(range(10))
     tensors[9].zero_()
-    with pytest.raises(Overwritten, match=r"message 9 of evaluation-3 \(step 4, microbatch 1\)"):
+    with pytest.raises(Overwritten, match=r"message 9 of evaluation-3 \(evaluated batch 4, microbatch 1\)"):
         contents(log)
 
 

@@ -5,21 +5,22 @@ import threading
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.errors import QueueClosed, QueueFull
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import RetentionBudget
 from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.program import Queue
+from support.queue_pair import queue_of
 
-KEY, OTHER = QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0)
+KEY, OTHER = queue_of("forward-1", count=1), queue_of("backward-0", count=1)
 
 
-def message(key: QueueKey, number: int) -> Message:
-    return Message("run", key.flow, number, 0, key.stage, 1, number, torch.full((100,), float(number)))
+def message(key: Queue, number: int) -> Message:
+    return Message("run", key.name, number, 1, torch.full((100,), float(number)))
 
 
 def test_a_take_ends_when_another_thread_puts() -> None:
-    queues = MemoryQueues("run", 1)
+    queues = MemoryQueues("run")
     putting = threading.Timer(0.05, lambda: queues.outbound(KEY).put(message(KEY, 0)))
     putting.start()
     taken = queues.inbound(KEY).take(10_000)
@@ -29,7 +30,7 @@ def test_a_take_ends_when_another_thread_puts() -> None:
 
 
 def test_a_take_ends_with_an_error_when_another_thread_closes() -> None:
-    queues = MemoryQueues("run", 1)
+    queues = MemoryQueues("run")
     inbound = queues.inbound(KEY)
     closing = threading.Timer(0.05, queues.close)
     closing.start()
@@ -39,7 +40,7 @@ def test_a_take_ends_with_an_error_when_another_thread_closes() -> None:
 
 
 def test_queues_share_one_budget() -> None:
-    queues = MemoryQueues("run", 1, RetentionBudget(1000))
+    queues = MemoryQueues("run", RetentionBudget(1000))
     queues.outbound(KEY).put(message(KEY, 0))
     queues.outbound(OTHER).put(message(OTHER, 0))
     with pytest.raises(QueueFull, match="backward-0 retains 1 messages"):

@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.errors import BadMessage, Disagreement, QueueGap
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import REMEMBERED, TOO_OFTEN, Receiver, Retention
+from support.queue_pair import queue_of
 
-KEY = QueueKey(Flow.BACKWARD, 2)
+KEY = queue_of("backward-2")
 
 
 def message(number: int) -> Message:
-    return Message("run", KEY.flow, number, 0, KEY.stage, 1, number, torch.full((2,), float(number)))
+    return Message("run", KEY.name, number, 1, torch.full((2,), float(number)))
 
 
 def receiver(window: int = 4) -> Receiver:
-    return Receiver(KEY, window)
+    return Receiver(queue_of("backward-2", count=1, window=window))
 
 
 def arrive(end: Receiver, *numbers: int) -> list[bool]:
@@ -40,7 +40,7 @@ def reported(end: Receiver) -> tuple[int, int, bool] | None:
 def test_messages_are_taken_in_order_and_once() -> None:
     end = receiver()
     assert arrive(end, 0, 0, 1) == [True, False, True]
-    assert [end.pop().sequence for _ in range(len(end.ready))] == [0, 1]
+    assert [end.pop().number for _ in range(len(end.ready))] == [0, 1]
     assert (end.taken, end.next) == (2, 2)
 
 

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.errors import BadMessage, Fenced, ForeignMessage, QueueGap
 from stageline.broker.queues import requests
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Receiver, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.broker.queues.requests import (
@@ -20,28 +19,27 @@ from stageline.broker.queues.requests import (
     run_named_in,
     unpack,
 )
+from support.queue_pair import queue_of
 
-KEY = QueueKey(Flow.BACKWARD, 2)
+KEY = queue_of("backward-2", count=1)
 
 
 def credit_request(serial: int, next_: int, credit: int, *, resend: bool = False) -> CreditRequest:
-    return CreditRequest("run", KEY.flow, KEY.stage, 5, serial, next_, credit, resend, False)
+    return CreditRequest("run", KEY.name, 5, serial, next_, credit, resend, False)
 
 
 def reply(serial: int, first: int, sent: int, incarnation: int = 5) -> RetentionReply:
-    return RetentionReply("run", KEY.flow, KEY.stage, incarnation, serial, first, sent)
+    return RetentionReply("run", KEY.name, incarnation, serial, first, sent)
 
 
 def requester(window: int = 4) -> Requester:
-    return Requester("run", 5, Receiver(KEY, window))
+    return Requester("run", 5, Receiver(queue_of("backward-2", count=1, window=window)))
 
 
 def arrive(end: Requester, *numbers: int, now: float = 0.0) -> None:
     for number in numbers:
         if end.receiver.accepts(number, b"%d" % number):
-            end.receiver.accept(
-                Message("run", KEY.flow, number, 0, KEY.stage, 1, number, torch.ones(2)), b"%d" % number
-            )
+            end.receiver.accept(Message("run", KEY.name, number, 1, torch.ones(2)), b"%d" % number)
             end.postpone(now)
 
 
@@ -54,7 +52,7 @@ def sent_by(end: Requester, now: float = 0.0) -> CreditRequest | None:
 
 
 def test_the_first_request_asks_for_a_reply() -> None:
-    assert sent_by(requester()) == CreditRequest("run", KEY.flow, KEY.stage, 5, 1, 0, 4, resend=False, ask=True)
+    assert sent_by(requester()) == CreditRequest("run", KEY.name, 5, 1, 0, 4, resend=False, ask=True)
 
 
 @pytest.mark.parametrize(("resend", "missing"), [(False, None), (True, 7)])
@@ -63,9 +61,9 @@ def test_a_request_is_a_credit_that_says_what_is_missing(resend: bool, missing: 
 
 
 def test_the_reply_says_what_can_be_had_and_what_was_sent() -> None:
-    log = Log("run", KEY, 1, RetentionBudget())
+    log = Log("run", KEY, RetentionBudget())
     for number in range(8):
-        log.put(Message("run", KEY.flow, number, 0, KEY.stage, 1, number, torch.ones(2)), now=0.0)
+        log.put(Message("run", KEY.name, number, 1, torch.ones(2)), now=0.0)
     log.trim(2)
     sender, request = Sender(log), credit_request(7, 3, 6)
     sender.update(request.to_credit(), b"a")
@@ -172,8 +170,8 @@ REQUESTS = [credit_request(3, 7, 11, resend=True), reply(3, first=2, sent=9)]
 @pytest.mark.parametrize(
     ("request_", "frame"),
     [
-        (REQUESTS[0], "1c0de6b5f06c8426752464275e15bdca 02 99a372756ea86261636b77617264020503070bc3c2"),
-        (REQUESTS[1], "2cf40c3a5c179bc21f3bf16bbde87270 02 97a372756ea86261636b776172640205030209"),
+        (REQUESTS[0], "5ed247238e9aa00c98a16babe88eeb0d 03 98a372756eaa6261636b776172642d320503070bc3c2"),
+        (REQUESTS[1], "8ba467e176c95dda97d6ee2660860138 03 96a372756eaa6261636b776172642d3205030209"),
     ],
 )
 def test_requests_have_these_bytes(request_: CreditRequest | RetentionReply, frame: str) -> None:
@@ -218,7 +216,7 @@ def test_no_damaged_request_is_accepted(request_: CreditRequest | RetentionReply
 def test_a_request_of_another_version_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "_VERSION", b"\x09")
     frame = pack(REQUESTS[0])
-    with pytest.raises(ForeignMessage, match="has version 9 of its requests, this one 2"):
+    with pytest.raises(ForeignMessage, match="has version 9 of its requests, this one 3"):
         unpack(frame, CreditRequest)
 
 

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Message
-from stageline.broker.queues.base import QueueKey
+from stageline.broker.codec.message import Message
 from stageline.broker.queues.delivery import Credit, Retention, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
+from support.queue_pair import queue_of
 
-KEY = QueueKey(Flow.BACKWARD, 2)
+KEY = queue_of("backward-2", count=1)
 
 
 def message(number: int) -> Message:
-    return Message("run", KEY.flow, number, 0, KEY.stage, 1, number, torch.full((2,), float(number)))
+    return Message("run", KEY.name, number, 1, torch.full((2,), float(number)))
 
 
 def credit(serial: int, received: int, limit: int, *, incarnation: int = 5, missing: int | None = None) -> Credit:
@@ -20,7 +20,7 @@ def credit(serial: int, received: int, limit: int, *, incarnation: int = 5, miss
 
 
 def sender(count: int) -> Sender:
-    log = Log("run", KEY, 1, RetentionBudget())
+    log = Log("run", KEY, RetentionBudget())
     for number in range(count):
         log.put(message(number), now=0.0)
     return Sender(log)

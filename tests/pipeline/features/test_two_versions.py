@@ -42,7 +42,7 @@ def given(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def run(made: Stage, steps: range) -> Iterator[tuple[str, Tree]]:
     """Each action with what comes out of it, as 1F1B has them without a flush."""
-    for kind, _, number in alternate(0, range(steps.start * MICROBATCHES, steps.stop * MICROBATCHES), WARM_UP, 0):
+    for kind, _, number in alternate(0, range(steps.start * MICROBATCHES, steps.stop * MICROBATCHES), WARM_UP):
         step, microbatch = divmod(number, MICROBATCHES)
         x, gradient = given(step, microbatch)
         if kind is Kind.FORWARD:

@@ -16,7 +16,7 @@ from support.shapes import line, parsed, random_costs, scattered, times
 
 def unchecked(window: list[int], microbatches: int) -> Schedule:
     lists = tuple(
-        (*(Action(*turn) for turn in alternate(stage, range(microbatches), peak - 1, 0)), Action(Kind.UPDATE, stage))
+        (*(Action(*turn) for turn in alternate(stage, range(microbatches), peak - 1)), Action(Kind.UPDATE, stage))
         for stage, peak in enumerate(window)
     )
     return Schedule("window", "sync", line(len(window)), microbatches, lists)

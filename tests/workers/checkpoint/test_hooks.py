@@ -330,7 +330,7 @@ def test_a_folder_that_cannot_be_used_is_reported_before_the_first_snapshot(tmp_
 def test_a_script_has_no_snapshots_and_begins_where_all_stages_have_theirs(tmp_path):
     plan = read_plan("examples/mlp", sets=["run.steps=20", f"run.dir={tmp_path}"], environment={}).resolved(2)
     local, script = LocalSnapshots(plan), len(plan.workers)
-    checkpoints = SnapshotDirectory(tmp_path / "run-1" / checkpoint_hooks.FOLDER, Origin("run-1", plan.digest()))
+    checkpoints = SnapshotDirectory.of(tmp_path / "run-1", "run-1", plan)
     for stage, step in ((0, 20), (1, 20), (0, 40), (1, 40), (0, 60), (1, 60)):
         checkpoints.write(Snapshot(stage, step, 1, SMALL))
     assert local.inspect("run-1", 20, script).stages == []

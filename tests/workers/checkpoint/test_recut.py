@@ -14,7 +14,7 @@ from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.notes import NOTE, RecutNote
+from stageline.workers.runs.records import NOTE, RecutNote
 from support.small_plans import plan
 from support.workspace import free_port
 
@@ -51,8 +51,8 @@ def test_a_plan_that_only_names_other_addresses_is_the_run_itself() -> None:
             {"schedule__mode": "async", "schedule__name": "2bw", "schedule__microbatches": 2, "model__cut": [3]},
             "microbatches in flight is for the stages that it had, so it goes on with the plan",
         ),
-        ({}, {"model__cut": [3], "queues__url": "memory://"}, "which this plan does not read"),
-        ({}, {"model__cut": [3], "recovery__restarts": 0}, "which this plan does not read"),
+        ({}, {"model__cut": [3], "queues__url": "memory://"}, "from a checkpoint, and none is read with"),
+        ({}, {"model__cut": [3], "recovery__restarts": 0}, "from a checkpoint, and none is read with"),
     ],
 )
 def test_what_would_give_other_bits_or_begin_at_no_checkpoint_is_refused(

@@ -7,10 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import click
 import pytest
 import zmq
 
-from stageline.workers.cli.app import COMMANDS, run
+from stageline.workers.cli.app import run, stageline
 from support.workspace import PLAN
 
 
@@ -26,7 +27,15 @@ _OF_CHECKPOINTS = [f"checkpoint {name}" for name in ("ls", "verify", "split", "i
 
 
 @pytest.mark.parametrize(
-    "command", [*COMMANDS, "queue ls", "run ls", "schedule list", "schedule show", *_OF_CHECKPOINTS]
+    "command",
+    [
+        *stageline.list_commands(click.Context(stageline)),
+        "queue ls",
+        "run ls",
+        "schedule list",
+        "schedule show",
+        *_OF_CHECKPOINTS,
+    ],
 )
 def test_help_of_every_command_shows_an_example(command, capsys):
     said = output_of(capsys, *command.split(), "--help")
@@ -39,7 +48,7 @@ def test_help_of_every_command_shows_an_example(command, capsys):
     ("arguments", "hint"),
     [
         ("trian .", "did you mean train?"),
-        ("xyzzy", "there are init, train, worker"),
+        ("xyzzy", "there are audit, broker, checkpoint"),
         ("train . --jsn", "--json"),
         ("schedule show 1f1 --stages 2 --microbatches 2", "did you mean 1f1b?"),
         ("schedule show 1f1b --stages two --microbatches 2", "two"),

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from stageline.workers.cli import asking
-from stageline.workers.cli.asking import answer_about
+from stageline.workers.cli import options as asking
+from stageline.workers.cli.options import answer_about
 from stageline.workers.control.client import BrokerUnreachable
 from support.workspace import free_port, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stageline.workers.cli.output import counted, duration, share, show, size, summary
-from stageline.workers.runs.result import Result
+from stageline.workers.runs.folder import Result
 
 
 def test_columns_are_aligned_and_numbers_flush_right(capsys):

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.program import Instruction
+from stageline.pipeline.program import Instruction, Queue
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
@@ -20,8 +19,7 @@ from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.joining import Stopped
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.plan_calls import ENDLESS
-from support.programs import calls_of, queue_named
+from support.programs import calls_of, queue_named, queued_calls
 
 STEPS = 5
 JOINED = Peers({0: (7, "ipc://0")})
@@ -31,9 +29,9 @@ OVER = Stop("all steps are done", 0)
 class WiredQueues(MemoryQueues):
     """Those of a worker whose peers have endpoints."""
 
-    connected: Mapping[QueueKey, str] | None = None
+    connected: Mapping[Queue, str] | None = None
 
-    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+    def connect(self, peers: Mapping[Queue, str]) -> None:
         self.connected = peers
 
     def admit(self, newest: int) -> None:
@@ -101,7 +99,7 @@ class CommandedWorker:
     """Runs both stages. `at` gives the command that comes while a step is computed."""
 
     def __init__(self, *commands: object, at: Mapping[int, object] | None = None) -> None:
-        self.broker, self.hooks, self.queues = AnsweringBroker(*commands), NotedHooks(), WiredQueues("run", 1)
+        self.broker, self.hooks, self.queues = AnsweringBroker(*commands), NotedHooks(), WiredQueues("run")
         self.loss: float | None = None
         self.gradient_norm: float | None = None
         self.steps: list[int] = []
@@ -183,7 +181,7 @@ def test_a_worker_stays_until_the_last_replies_have_arrived_though_the_run_is_ov
 
     def pump(timeout: float) -> None:
         if not worker.broker.commands and worker.broker.sent:  # the end of the run has been heard of
-            taken.extend(worker.queues.inbound(key).take(0).sequence for key in (queue_named("loss-0"), REPLIES))
+            taken.extend(worker.queues.inbound(key).take(0).number for key in (queue_named("loss-0"), REPLIES))
 
     worker.queues.pump = pump
     worker.run()
@@ -232,10 +230,10 @@ class CalledWorker:
     """Runs both stages for a script that has put these calls, from a checkpoint at `start` on."""
 
     def __init__(self, *kinds: CallKind, start: Position, commands: Mapping[int, object]) -> None:
-        self.queues = WiredQueues("run", 1)
+        self.queues = WiredQueues("run")
         self.hooks, self.broker = NotedHooks(), AnsweringBroker(JOINED)
         self.hooks.start = start
-        calls = calls_of(make_schedule("gpipe", ((0, 1),), 1), ENDLESS, scripted=True)
+        calls = queued_calls(make_schedule("gpipe", ((0, 1),), 1))
         self.program = calls.program
         names = {"run": "run", "incarnation": 7, "start": start.step}
         self.loop = WorkerLoop(calls, 0, self, self.queues, **names, keep=lambda step: self.hooks.keep(step))
@@ -247,7 +245,7 @@ class CalledWorker:
         for kind in kinds:
             key, number = queue_named("call-0"), position.calls
             call = Call(kind, number, position.step, position.evaluations)
-            self.queues.outbound(key).put(Message("run", key.flow, number, 0, 0, 1, number, encode_call(call)))
+            self.queues.outbound(key).put(Message("run", key.name, number, 1, encode_call(call)))
             position = position.after(kind)
 
     def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
@@ -267,11 +265,11 @@ class CalledWorker:
     def parts(self):
         return self.broker, self.queues, self.hooks, self.loop
 
-    def first_retained(self, key: QueueKey) -> int:
-        return self.queues.outbound(key).peek(1)[0].sequence
+    def first_retained(self, key: Queue) -> int:
+        return self.queues.outbound(key).peek(1)[0].number
 
 
-EVALUATION, REPLIES = QueueKey(Flow.EVALUATION, 1), queue_named("reply-0")
+EVALUATION, REPLIES = queue_named("evaluation-1"), queue_named("reply-0")
 CALLS = [CallKind.EVALUATE, CallKind.TRAIN, CallKind.EVALUATE, CallKind.TRAIN, CallKind.STATE, CallKind.STOP]
 
 
@@ -325,7 +323,7 @@ def test_replies_are_kept_until_the_script_has_them(called) -> None:
     replies = worker.queues.inbound(REPLIES)
     worker.run()
     assert worker.first_retained(REPLIES) == 0
-    assert [replies.take(0).sequence for _ in range(4)] == [0, 1, 2, 3]
+    assert [replies.take(0).number for _ in range(4)] == [0, 1, 2, 3]
 
 
 def test_a_stop_at_the_end_of_a_step_waits_until_the_script_has_the_replies_before_its_snapshot(called) -> None:
@@ -334,7 +332,7 @@ def test_a_stop_at_the_end_of_a_step_waits_until_the_script_has_the_replies_befo
 
     def pump(timeout: float) -> None:
         if progress.held_back:  # the script takes what has come meanwhile
-            taken.append([worker.queues.inbound(key).take(0).sequence for key in (REPLIES, queue_named("loss-0"))])
+            taken.append([worker.queues.inbound(key).take(0).number for key in (REPLIES, queue_named("loss-0"))])
 
     worker.queues.pump, worker.hooks.flush = pump, lambda: progress.durable(0, 1)
     with pytest.raises(Stopped, match="enough"):

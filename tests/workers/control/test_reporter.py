@@ -12,17 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.control.channel import LARGEST
 from stageline.broker.control.messages import MOST_DIGESTS, MOST_TIMES, WAITS, Report
 from stageline.broker.control.protocol import encode
 from stageline.broker.control.records import EvaluationRecord, Lack, StepRecord, Wait
-from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
+from stageline.broker.queues.base import Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.evaluation import Rounds
-from stageline.pipeline.program import Instruction, Per, Queue
+from stageline.pipeline.program import Instruction, Per
 from stageline.pipeline.schedule import forward_only, make_schedule
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
@@ -32,12 +31,13 @@ from stageline.workers.runtime.calls import Call, CallKind, Position, instructio
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit, Take
 from stageline.workers.runtime.plan_calls import PlanCalls
-from stageline.workers.runtime.progress import Progress
-from support.programs import calls_of
+from stageline.workers.runtime.progress import CallWait, Progress
+from support.programs import calls_of, queued_calls
+from support.queue_pair import queue_of
 from support.redis_server import RedisServer
 from support.shapes import line
 
-FORWARD = QueueKey(Flow.FORWARD, 1)
+FORWARD = queue_of("forward-1")
 M = 4
 
 
@@ -98,7 +98,7 @@ def test_a_put_that_waits_for_room_is_reported_as_a_wait_and_not_as_computing() 
         if len(reports) == 2:
             queues.outbound(FORWARD).trim(1)
 
-    terms = QueueOptions(microbatches=1, windows={}, retain_bytes=5000, spill_bytes=0, waiting=waiting)
+    terms = QueueOptions(retain_bytes=5000, spill_bytes=0, waiting=waiting)
     with closing(ZeroMQQueues("run", 1, "tcp://127.0.0.1:0", terms)) as queues:
         worker = WorkerLoop(program(2), 0, Stages(), queues, run="run", incarnation=1)
         worker.poll(0)
@@ -153,7 +153,7 @@ def stack():
 
 def test_a_redis_server_that_is_killed_and_comes_back_is_reported(stack: ExitStack) -> None:
     server = stack.enter_context(RedisServer())
-    queues = stack.enter_context(closing(RedisQueues("run", 1, server.url, QueueOptions(microbatches=M, windows={}))))
+    queues = stack.enter_context(closing(RedisQueues("run", 1, server.url, QueueOptions())))
     queues.outbound(FORWARD)
     progress = Progress(queues=queues)
     assert reported(progress).trouble == ""
@@ -176,20 +176,20 @@ def until_reported(progress: Progress, queues: RedisQueues, *, troubled: bool) -
 
 def test_a_worker_that_waits_for_the_script_says_for_which_call() -> None:
     progress = Progress(finished={0: 3})
-    progress.waiting_for_script(Queue(name="call-0", producer=1, consumer=0, per=Per.CALL), 12, 50.0)
+    progress.waiting_for_call(CallWait("call 12 of the script", "call-0", 12, "call 12"), 50.0)
     report = reported(progress)
     assert report.waiting
     assert report.now == "waits for call 12 of the script"
     assert report.waits == [Wait("call-0", 12, "call 12", 12, 50.0)]
-    progress.lacks_room_for_reply(Queue(name="reply-0", producer=0, consumer=1, per=Per.REPLY), 12, 60.0)
+    progress.lacks_room_for(CallWait("the script to take its replies", "reply-0", 12, "call 12"), 60.0)
     report = reported(progress)
-    assert report.now == "waits for the script to take its replies: there is no room for the one to call 12"
+    assert report.now == "waits for the script to take its replies"
     assert report.waits == [Wait("reply-0", 12, "call 12", 12, 60.0, Lack.ROOM)]
 
 
 def test_an_evaluated_batch_of_a_script_is_no_event_of_a_step() -> None:
     progress = Progress()
-    scripted = calls_of(make_schedule("gpipe", line(2), 1), 0, scripted=True)
+    scripted = queued_calls(make_schedule("gpipe", line(2), 1))
     (evaluating,) = instructions_of(Call(CallKind.EVALUATE, 0, 0, 7), scripted.program, 1)
     progress.computing(evaluating, 1.0)
     report = reported(progress)

@@ -11,11 +11,11 @@ from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.launch import children as hangs
 from stageline.workers.launch import supervisor as module
 from stageline.workers.launch.supervisor import (
+    FINAL_TIMEOUT,
     MAX_BROKER_RESTARTS,
     SAVE_TIMEOUT,
     STEADY,
     STOP_TIMEOUT,
-    VERDICT_TIMEOUT,
     Supervisor,
 )
 
@@ -229,7 +229,7 @@ def test_a_worker_that_returns_before_the_run_is_over_is_started_again_if_the_br
     scene.children.end("worker-1", 0, ExitCode.OK)
     scene.poll()
     assert scene.children.started == []
-    scene.poll(after=VERDICT_TIMEOUT + 0.1)
+    scene.poll(after=FINAL_TIMEOUT + 0.1)
     assert scene.children.started == ["worker-1"]
 
 
@@ -363,7 +363,7 @@ def test_an_interrupted_run_ends_once_its_workers_have_saved(monkeypatch):
     assert scene.poll(signals=1) is None
     scene.children.end("worker-0", 75, ExitCode.SAVED)  # the other still writes
     assert scene.poll(signals=1) is None
-    assert scene.poll(signals=1, after=VERDICT_TIMEOUT + 0.1) is None
+    assert scene.poll(signals=1, after=FINAL_TIMEOUT + 0.1) is None
     scene.client.status = {**ended, "saving": False}
     assert scene.poll(signals=1).code == ExitCode.SAVED
 

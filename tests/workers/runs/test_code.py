@@ -4,14 +4,15 @@ from hashlib import sha256
 from pathlib import Path
 
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.workers.runs.notes import hashes_of, public_version, read_code, write_code
+from stageline.workers.disk.atomic_file import persist_json
+from stageline.workers.runs.records import CODE, hashes_of, public_version, read_code
 
 
 def test_what_is_written_is_read_and_nothing_is_there_before(tmp_path: Path) -> None:
     assert read_code(tmp_path) is None
     (tmp_path / "model.py").write_text("x")
     code = ScriptCode("2.13.0", hashes_of(tmp_path, ["model.py"]))
-    write_code(tmp_path, code)
+    persist_json(tmp_path / CODE, code)
     assert read_code(tmp_path) == code
     assert code.files == {"model.py": sha256(b"x").hexdigest()}
 

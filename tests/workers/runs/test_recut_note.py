@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.workers.disk.atomic_file import write_json
-from stageline.workers.runs.notes import NOTE, RecutNote, earlier_run, read_note, recut_id
+from stageline.workers.runs.records import NOTE, RecutNote, earlier_run, read_note, recut_id
 from support.small_plans import plan
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stageline.workers.runs.result import Result, result_of
+from stageline.workers.runs.folder import Result, result_of
 
 STATUS = {
     "training_steps": 6,

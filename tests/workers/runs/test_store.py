@@ -11,7 +11,7 @@ from stageline.broker.ledger.ledger import packed_times
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.store import measured, measured_timetable
+from stageline.workers.runs.records import measured, measured_timetable
 
 LINE = make_schedule("1f1b", [(0,), (1,)], 2)
 

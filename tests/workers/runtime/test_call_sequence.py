@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stageline.broker.codec.message import Flow
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
 from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
+from stageline.workers.runtime.progress import CallWait
 from support.payloads import bits
 from support.programs import queue_named
+from support.queue_pair import queue_of
 from support.redis_server import shared_server
 from support.reference import Recipe, train
 from support.scripted_run import RUN, ScriptedRun, WiredScriptedRun
@@ -306,7 +306,7 @@ def test_a_worker_gives_up_a_batch_whose_result_the_script_has(made, make, tmp_p
     run = WiredScriptedRun(recipe(), CUT, PLACEMENTS["a line"], open_queues=partial(open_ipc, tmp_path))
     made.append(run)
     saved, number = run.save(), run.put(CallKind.EVALUATE, *batch(0))
-    found = {key.stage: run.receive(key, number) for key in run.answers(CallKind.EVALUATE)}
+    found = {key.producer: run.receive(key, number) for key in run.answers(CallKind.EVALUATE)}
     run.lose(1, saved)
     waiting = run.loops[1]
     while waiting.doing == "waits for call 0 of the script":
@@ -390,7 +390,7 @@ def test_between_two_calls_a_worker_says_what_it_waits_for(make) -> None:
     assert {loop.doing for loop in run.loops} == {"waits for call 1 of the script"}
     assert [loop.step for loop in run.loops] == [1] * 4
     assert all(
-        loop.progress.waits and loop.progress.call == (run.program.queues[f"call-{worker}"], 1)
+        loop.progress.waits and loop.progress.call == CallWait("call 1 of the script", f"call-{worker}", 1, "call 1")
         for worker, loop in enumerate(run.loops)
     )
 
@@ -438,8 +438,8 @@ def test_each_step_of_a_run_has_one_position(make) -> None:
     run.predict(batch(0)[0])
     run.train(*batch(1))
     assert [run.loops[0].progress.position(step) for step in (1, 2)] == [Position(1, 2, 1), Position(2, 5, 3)]
-    assert run.retained(QueueKey(Flow.EVALUATION, 1)) == 3 * 3
-    assert run.retained(QueueKey(Flow.FORWARD, 1)) == 2 * 3
+    assert run.retained(queue_of("evaluation-1")) == 3 * 3
+    assert run.retained(queue_of("forward-1")) == 2 * 3
 
 
 def test_the_reply_to_a_call_to_save_is_the_same_however_it_went(make) -> None:

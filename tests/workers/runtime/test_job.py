@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.control.records import RunLength
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.load import load_source
@@ -60,12 +58,11 @@ def test_metrics_are_named_by_their_function_unless_two_share_the_name(workspace
 
 def test_every_queue_has_a_window_of_twice_what_the_schedule_has_under_way(workspace: Workspace) -> None:
     prepared = job(workspace)
-    assert prepared.windows().pop(QueueKey(Flow.EVALUATION, 1)) == 2 * 3 + 2
-    for key, window in prepared.windows().items():
-        if key.flow is Flow.EVALUATION:
-            continue
-        most = prepared.verdict.queue_bound[str(key)]
-        assert window == max(2 * most + 2, most + 3)
+    queues = dict(prepared.program.queues)
+    assert queues.pop("evaluation-1").window == 2 * 3 + 2
+    for name, queue in queues.items():
+        most = prepared.verdict.queue_bound[name]
+        assert queue.window == max(2 * most + 2, most + 3)
 
 
 @pytest.mark.parametrize(("choice", "skips"), [("halt", False), ("skip", True)])
@@ -78,7 +75,7 @@ def test_a_scripted_run_loads_no_data_and_has_no_length(monkeypatch: pytest.Monk
     scripted = plan(run__epochs=None, data__source="script:batches", model__factory="script:model", model__cut=[1])
     prepared = prepare(scripted)
     assert (prepared.training_steps, prepared.program.scripted, prepared.rounds) == (None, True, NO_ROUNDS)
-    assert {str(key): window for key, window in prepared.windows().items()} == {
+    assert {queue.name: queue.window for queue in prepared.program.queues.values()} == {
         "forward-1": 4,
         "backward-0": 4,
         "evaluation-1": 4,

@@ -4,9 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.control.records import EvaluationRecord
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.program import Instruction
@@ -16,7 +14,7 @@ from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit
 from stageline.workers.runtime.plan_calls import NO_ROUNDS
 from stageline.workers.runtime.turns import Stuck, take_turns
-from support.programs import calls_of, queue_named
+from support.programs import calls_of, queue_named, with_windows
 from support.shapes import line
 
 STEPS, MICROBATCHES = 3, 2
@@ -40,7 +38,7 @@ class Echo:
 
 @pytest.fixture
 def queues():
-    queues = MemoryQueues("run", MICROBATCHES)
+    queues = MemoryQueues("run")
     yield queues
     queues.close()
 
@@ -54,7 +52,8 @@ def loops(
 ) -> list[WorkerLoop]:
     program = calls_of(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, rounds, criterion=criterion)
     names = {"run": "run", "incarnation": 1, "start": start}
-    return [WorkerLoop(program, each, Echo(), queues, **names, keep=keep if each == 0 else None) for each in range(2)]
+    keeps = [keep or (lambda step: None), lambda step: None]
+    return [WorkerLoop(program, each, Echo(), queues, **names, keep=keeps[each]) for each in range(2)]
 
 
 def test_two_workers_in_turn_run_their_programs_to_the_end(queues: MemoryQueues) -> None:
@@ -76,13 +75,15 @@ def test_the_last_stage_tells_what_each_round_of_evaluation_found(queues: Memory
 
 def test_a_worker_in_a_round_of_evaluation_has_done_the_steps_before_it(queues: MemoryQueues) -> None:
     first, _ = loops(queues, start=2, rounds=Rounds(STEPS, 2, every=2))
-    assert (first.doing, first.step) == ("0F0 of evaluated batch 0 waits for credit in evaluation-1", 2)
+    assert first.step == 2
+    assert first.poll(0)
+    assert (first.doing, first.step) == ("0F1 of evaluated batch 0 waits for credit in evaluation-1", 2)
     assert first.progress.is_after(2, 0)
 
 
 def test_in_evaluation_a_stage_is_ahead_as_far_as_the_next_one_grants() -> None:
     program = calls_of(make_schedule("1f1b", line(2), 1), 1, Rounds(1, batches=9))
-    queues = MemoryQueues("run", 1, windows={QueueKey(Flow.EVALUATION, 1): 4})
+    queues = MemoryQueues("run")
     first, last = (WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1, start=1) for each in range(2))
     while first.poll(0):
         pass
@@ -92,8 +93,8 @@ def test_in_evaluation_a_stage_is_ahead_as_far_as_the_next_one_grants() -> None:
 
 
 def test_a_stage_that_runs_forward_only_is_ahead_as_far_as_the_next_one_grants() -> None:
-    program = calls_of(make_schedule("1f1b", line(2), MICROBATCHES, first_trainable=1), STEPS)
-    queues = MemoryQueues("run", MICROBATCHES, windows={queue_named("forward-1"): 3})
+    calls = calls_of(make_schedule("1f1b", line(2), MICROBATCHES, first_trainable=1), STEPS)
+    program, queues = with_windows(calls, lambda queue: 3), MemoryQueues("run")
     first, last = (WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1) for each in range(2))
     while first.poll(0):
         pass
@@ -113,7 +114,7 @@ def test_no_worker_begins_a_step_before_the_verdict_on_the_evaluation_before_it(
     take_turns([first, last], lambda loop: loop.step == 1)
     while first.poll(0):
         pass
-    assert first.doing == "0V of round 0 of evaluation waits for message 0 of verdict-0"
+    assert first.doing == "waits for the verdict on round 0 of evaluation"
     assert first.step == 1
     take_turns([first, last], lambda loop: loop.finished)
     assert [record.step for record in last.progress.evaluations] == [1, 2]  # the second is not better: 0.25 again

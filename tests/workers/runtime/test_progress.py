@@ -1,14 +1,12 @@
 """What the compute loop leaves behind for the reports."""
 
 from stageline.broker.ledger.ledger import timed_actions
-from stageline.pipeline.program import Per, Queue
+from stageline.pipeline.program import Per
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.calls import Position
-from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.progress import CallWait, Progress
 from support.programs import calls_of
 from support.shapes import line
-
-CALLS = Queue(name="call-0", producer=1, consumer=0, per=Per.CALL)
 
 
 def test_a_finished_step_becomes_a_record_with_the_times_of_its_actions() -> None:
@@ -75,5 +73,6 @@ def test_positions_before_the_complete_checkpoint_are_forgotten() -> None:
 def test_a_worker_waits_for_one_call_of_the_script_since_one_moment() -> None:
     progress = Progress()
     for number, now in ((0, 1.0), (0, 2.0), (1, 3.0), (1, 4.0)):
-        progress.waiting_for_script(CALLS, number, now)
-    assert (progress.call, progress.since, progress.waits) == ((CALLS, 1), 3.0, True)
+        progress.waiting_for_call(CallWait(f"call {number} of the script", "call-0", number), now)
+    assert progress.call is not None
+    assert (progress.call.number, progress.since, progress.waits) == (1, 3.0, True)

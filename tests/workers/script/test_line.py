@@ -14,7 +14,7 @@ import stageline
 from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
 from stageline.pipeline.stage.layers.seeded_layers import layer_seed
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.script.arguments.arguments import LineOptions
+from stageline.workers.script.arguments import LineOptions
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 Line = partial(stageline.Line, workers="inline")

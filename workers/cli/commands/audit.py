@@ -1,13 +1,13 @@
 """`stageline audit`: what a cut gives away of rows and labels."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from stageline.workers.cli import options
-from stageline.workers.cli.output import counted, say, show
+from stageline.workers.cli.output import answer, counted, say, show
 
 if TYPE_CHECKING:  # loads torch
     from stageline.workers.extras.audit.audit import AuditReport, CutAudit, Picture
@@ -54,7 +54,9 @@ _WORDS = (
     show_default=True,
     help="Norm to clip rows to, as a share of the median norm.",
 )
-@click.option("--out", type=click.Path(file_okay=False), help="Write audit.json and pictures into this folder.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write audit.json and pictures into this folder."
+)
 @options.as_json
 def audit(
     config: str,
@@ -65,7 +67,7 @@ def audit(
     defences: bool,
     noise: float,
     clip: float,
-    out: str | None,
+    out: Path | None,
     as_json: bool,
 ) -> None:
     """Measure what the cuts of the plan CONFIG give away of inputs and labels, and what defences cost.
@@ -73,32 +75,23 @@ def audit(
     Trains the model unsplit in this process, then tells inputs and labels from what would cross each cut. Nothing of
     a run is read or written.
     """
-    from stageline.workers.disk.atomic_file import write_json
-    from stageline.workers.extras.audit.audit import AuditChoice
-    from stageline.workers.extras.audit.audit import audit as audit_cuts
+    from stageline.workers.disk.atomic_file import write_file, write_json
+    from stageline.workers.extras.audit import audit as audits
 
     plan = options.plan_of(config, sets)
-    folder = None if out is None else Path(out)
 
     def found(cut: "CutAudit", picture: "Picture | None") -> None:
-        say(f"stageline: cut {cut.cut}, defence {cut.defence}: measured", err=True)
-        if folder is not None and picture is not None:
-            _write_picture(folder, cut, picture)
+        options.tell(f"cut {cut.cut}, defence {cut.defence}: measured")
+        if out is not None and picture is not None:
+            write_file(out / f"cut-{cut.cut}-{cut.defence.replace(' ', '-')}.png", audits.png(picture))
 
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     with options.user_prints_to_stderr():
-        report = audit_cuts(plan, AuditChoice(tuple(cuts), steps, rows, defences, noise, clip), found)
-    if folder is not None:
-        write_json(folder / "audit.json", report)
-    click.echo(msgspec.json.encode(report)) if as_json else _show(report)
-
-
-def _write_picture(folder: Path, cut: "CutAudit", picture: "Picture") -> None:
-    from stageline.workers.disk.atomic_file import write_file
-    from stageline.workers.extras.audit.audit import png
-
-    write_file(folder / f"cut-{cut.cut}-{cut.defence.replace(' ', '-')}.png", png(picture))
+        report = audits.audit(plan, audits.AuditChoice(tuple(cuts), steps, rows, defences, noise, clip), found)
+    if out is not None:
+        write_json(out / "audit.json", report)
+    answer(report, as_json, partial(_show, report))
 
 
 def _show(report: "AuditReport") -> None:

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
-from stageline.workers.cli.asking import RUNS
-from stageline.workers.cli.output import CommandFailed, counted, say, show, size, span
+from stageline.workers.cli.options import RUNS
+from stageline.workers.cli.output import CommandFailed, answer, counted, say, show, size, span
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.folder import Facts
 
 if TYPE_CHECKING:
     from stageline.workers.checkpoint.recut import Recut
@@ -22,23 +23,15 @@ if TYPE_CHECKING:
 _newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False)
 
 
-class NewStage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of schema checkpoint-split/1: `worker` needs the old `snapshots`, of which `absent` are not here.
+@click.group()
+def checkpoint() -> None:
+    """List and verify checkpoints, lay them out for other stages, and import weights. `stageline export` exports them.
 
-    The `best_snapshots` are those of the checkpoint of the best evaluation, which moves along if all of them are here.
+    RUN is the folder of a run, or of what Line.save has saved.
     """
 
-    worker: int
-    stage: int
-    layers: tuple[str, ...]
-    old_stages: tuple[int, ...]
-    snapshots: tuple[str, ...]
-    absent: tuple[str, ...]
-    best_snapshots: tuple[str, ...]
-    best_absent: tuple[str, ...]
 
-
-@click.command(epilog="Example: stageline checkpoint split runs/digits-20260131-101500-1f0c --set model.stages=2")
+@checkpoint.command(epilog="Example: stageline checkpoint split runs/digits-20260131-101500-1f0c --set model.stages=2")
 @click.argument("run", metavar="RUN", type=click.Path())
 @options.sets
 @click.option("--plan", "config", type=click.Path(), help="The plan. Default: that of the run, with its --set.")
@@ -60,8 +53,6 @@ def split(
     On one machine, `stageline train --resume` does all of it. On several, each worker's machine needs those snapshots
     in its own RUN, and makes its own with --write. Calls the plan's model and optimizer.
     """
-    from stageline.workers.runs import folder as runs
-
     plan = options.plan_of_run(Path(run), config, (*sets, f"run.dir={Path(run).absolute().parent}"))
     with options.user_prints_to_stderr():
         from stageline.workers.extras.exchange.load import layout_change
@@ -76,27 +67,29 @@ def split(
     if write:
         change.check(stages)
         change.write(runs.make_folder(change.plan, change.run), options.tell, stages)
-    if as_json:
-        facts = {"run": change.source.run, "step": change.step, "new_run": change.run, "written": write}
-        click.echo(msgspec.json.encode({"schema": "checkpoint-split/1", **facts, "stages": rows}))
-        return
-    _show(change, rows, written=write)
+    place = {"run": change.source.run, "step": change.step, "new_run": change.run, "written": write}
+    facts = {"schema": "checkpoint-split/1", **place, "stages": rows}
+    answer(facts, as_json, lambda: _show(change, rows, written=write))
 
 
-def _new_stage(change: "Recut", share: "Share") -> NewStage:
+def _new_stage(change: "Recut", share: "Share") -> Facts:
+    """Return a stage of schema checkpoint-split/1: `worker` needs the old `snapshots`, of which `absent` are not here.
+
+    The `best_snapshots` are those of the checkpoint of the best evaluation, which moves along if all of them are here.
+    """
     stage = share.layout.stage
     snapshots, absent = _needed(change, share)
     best_snapshots, best_absent = ((), ()) if change.best is None else _needed(change.best, share)
-    return NewStage(
-        worker=next(index for index, each in enumerate(change.plan.workers) if stage in each.stages),
-        stage=stage,
-        layers=share.layout.layers,
-        old_stages=share.sources,
-        snapshots=snapshots,
-        absent=absent,
-        best_snapshots=best_snapshots,
-        best_absent=best_absent,
-    )
+    return {
+        "worker": next(index for index, each in enumerate(change.plan.workers) if stage in each.stages),
+        "stage": stage,
+        "layers": share.layout.layers,
+        "old_stages": share.sources,
+        "snapshots": snapshots,
+        "absent": absent,
+        "best_snapshots": best_snapshots,
+        "best_absent": best_absent,
+    }
 
 
 def _needed(checkpoint: "Recut", share: "Share") -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -105,31 +98,23 @@ def _needed(checkpoint: "Recut", share: "Share") -> tuple[tuple[str, ...], tuple
     return tuple(paths.values()), tuple(path for old, path in paths.items() if old not in checkpoint.present)
 
 
-def _show(change: "Recut", rows: list[NewStage], *, written: bool) -> None:
+def _show(change: "Recut", rows: list[Facts], *, written: bool) -> None:
     title = f"step {change.step} of run {change.source.run} goes on as run {change.run}"
     table = [
-        (row.worker, row.stage, span(row.layers), ", ".join(map(str, row.old_stages)), _absent(row)) for row in rows
+        (
+            row["worker"],
+            row["stage"],
+            span(row["layers"]),
+            ", ".join(map(str, row["old_stages"])),
+            ", ".join([*row["absent"], *(f"{path} (optional)" for path in row["best_absent"])]) or "none",
+        )
+        for row in rows
     ]
     show(title, ("worker", "stage", "layers", "of old stages", "not here"), table)
     if written:
-        say(f"written: {', '.join(f'stage {row.stage}' for row in rows)}")
+        say("written: " + ", ".join(f"stage {row['stage']}" for row in rows))
     else:
         say("nothing was written; --write makes the snapshots of the new stages")
-
-
-def _absent(row: NewStage) -> str:
-    return ", ".join([*row.absent, *(f"{path} (optional)" for path in row.best_absent)]) or "none"
-
-
-@click.group()
-def checkpoint() -> None:
-    """List and verify checkpoints, lay them out for other stages, and import weights. `stageline export` exports them.
-
-    RUN is the folder of a run, or of what Line.save has saved.
-    """
-
-
-checkpoint.add_command(split)
 
 
 @checkpoint.command(epilog="Example: stageline checkpoint ls runs/digits-20260131-101500-1f0c")
@@ -138,21 +123,19 @@ checkpoint.add_command(split)
 def ls(run: str | None, as_json: bool) -> None:
     """List the checkpoints of RUN (default: the newest in ./runs), and which stages have a snapshot here."""
     from stageline.workers.checkpoint.source import checkpoint_rows
-    from stageline.workers.runs.notes import read_note
+    from stageline.workers.runs.records import read_note
 
     source = _source(run)
     rows, note = checkpoint_rows(source), read_note(source.folder)
-    if as_json:
-        facts = {"run": source.run, "folder": str(source.folder), "stages": source.stages, "goes_on_from": note}
-        click.echo(msgspec.json.encode({"schema": "checkpoint-ls/1", **facts, "checkpoints": rows}))
-        return
+    place = {"run": source.run, "folder": str(source.folder), "stages": source.stages, "goes_on_from": note}
     title = f"checkpoints of run {source.run}, of {counted(len(source.first_replicas), 'stage')}"
     if note is not None:
         title += f", which goes on from step {note.step} of {note.run}"
-    show(title, ("step", "stages", "is", "size", "written"), [_row(source, each) for each in rows])
-    for row in rows:
-        for damage in row.damages:
-            options.tell(damage)
+    heads, table = ("step", "stages", "is", "size", "written"), [_row(source, each) for each in rows]
+    facts = {"schema": "checkpoint-ls/1", **place, "checkpoints": rows}
+    answer(facts, as_json, lambda: show(title, heads, table))
+    for damage in (damage for row in rows for damage in row.damages if not as_json):
+        options.tell(damage)
 
 
 @checkpoint.command(epilog="Example: stageline checkpoint verify runs/digits-20260131-101500-1f0c --step 120")
@@ -167,12 +150,9 @@ def verify(run: str | None, step: int | None, as_json: bool) -> None:
 
     source = _source(run)
     found = list(snapshot_states(source, None if step is None else source.step_of(step)))
-    if as_json:
-        facts = {"run": source.run, "folder": str(source.folder), "step": step}
-        click.echo(msgspec.json.encode({"schema": "checkpoint-verify/1", **facts, "snapshots": found}))
-    else:
-        for each in found:
-            say(_verdict(each))
+    place = {"run": source.run, "folder": str(source.folder), "step": step}
+    facts = {"schema": "checkpoint-verify/1", **place, "snapshots": found}
+    answer(facts, as_json, partial(_show_verdicts, found))
     if problem := _problem(source, found):
         raise CommandFailed(f"{problem} in {source.folder}", ExitCode.FAILED, answered=True)
     if step is not None:  # a run that goes on may have deleted some meanwhile
@@ -191,7 +171,7 @@ def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) ->
     SOURCE is a safetensors file, an index of several, a folder with them (as transformers or HuggingFaceStorageWriter
     write it), or the .pt file of a state dict.
     """
-    from stageline.workers.extras.exchange.foreign import foreign_weights
+    from stageline.workers.extras.exchange.foreign import foreign_weights, import_stages
 
     weights = foreign_weights(Path(source))
     if config is None:
@@ -201,8 +181,6 @@ def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) ->
 
         export_file(weights, Path(out))
     else:
-        from stageline.workers.extras.exchange.foreign import import_stages
-
         plan = options.plan_of(config, sets)
         with options.user_prints_to_stderr():
             import_stages(weights, Path(source), plan, Path(out))
@@ -242,6 +220,7 @@ def _problem(source: "CheckpointSource", found: "Sequence[SnapshotState]") -> st
     return "the run has deleted meanwhile what was to be read" if source.present else "there is no snapshot"
 
 
-def _verdict(state: "SnapshotState") -> str:
-    found = f"damaged: {'; '.join(state.damages)}" if state.damages else "whole"
-    return f"stage {state.label}, step {state.step}: {found}"
+def _show_verdicts(states: "Sequence[SnapshotState]") -> None:
+    for each in states:
+        found = f"damaged: {'; '.join(each.damages)}" if each.damages else "whole"
+        say(f"stage {each.label}, step {each.step}: {found}")

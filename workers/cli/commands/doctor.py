@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
-import msgspec
 
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.workers.cli import options
-from stageline.workers.cli.output import say
+from stageline.workers.cli.output import answer, say
 
 if TYPE_CHECKING:
     from stageline.pipeline.process.child import Child
@@ -58,6 +57,5 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
             findings.append(finding)
             if not as_json:
                 say(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}")
-    if as_json:
-        click.echo(msgspec.json.encode({"schema": "doctor/1", "findings": findings}))
+    answer({"schema": "doctor/1", "findings": findings}, as_json, tuple)
     return ExitCode.FAILED if any(finding.health is Health.BAD for finding in findings) else ExitCode.OK

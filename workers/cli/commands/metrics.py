@@ -15,10 +15,18 @@ from msgspec import UNSET
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
-from stageline.workers.cli.asking import folder_of
-from stageline.workers.cli.output import CommandFailed, say, show
+from stageline.workers.cli.options import folder_of
+from stageline.workers.cli.output import CommandFailed, answer, say, show
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics import METRICS, EvaluationMetrics, MetricsLine, MetricsTail, StepMetrics, metrics_in
+from stageline.workers.runs.metrics import (
+    METRICS,
+    EvaluationMetrics,
+    EventFile,
+    MetricsLine,
+    MetricsTail,
+    StepMetrics,
+    metrics_in,
+)
 from stageline.workers.runs.owner import read_owner
 
 ROWS = 30  # of steps, that a table has unless more are wanted
@@ -56,9 +64,9 @@ def row(of: Iterable[str]) -> str:
 def as_csv(lines: Iterable[MetricsLine]) -> str:
     """A row for each line; a column for each learning rate and each metric."""
     every = list(lines)
-    most = max((len(line.learning_rates) for line in every if isinstance(line, StepMetrics)), default=0)
+    most = max((len(line.learning_rates) for line in every), default=0)
     rates = [f"learning_rate_{group}" for group in range(most)]
-    names = {name: None for line in every if isinstance(line, EvaluationMetrics) for name in line.metrics}
+    names = {name: None for line in every for name in line.metrics}
     columns = ["kind", "step", "loss", "gradient_norm", *rates, "rows", "time", "fit", *names]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -101,7 +109,7 @@ def metrics(
         _follow(folder, every or 1)
     elif as_json:
         lines = list(_chosen(_lines(folder), every or 1))
-        click.echo(msgspec.json.encode({"schema": "metrics/1", "run": folder.resolve().name, "lines": lines}))
+        answer({"schema": "metrics/1", "run": folder.resolve().name, "lines": lines}, as_json, tuple)
     elif csv:
         click.echo(as_csv(_chosen(_lines(folder), every or 1)), nl=False)
     else:
@@ -147,16 +155,14 @@ def _show(folder: Path, every: int | None) -> None:
 
 
 def _to_tensorboard(folder: Path, target: Path, every: int, *, follow: bool) -> None:
-    from stageline.workers.runs.metrics import EventFile  # imports torch
-
     with ExitStack() as stack:
-        take = stack.enter_context(EventFile(target, 0)).add
-        say(f"stageline: show them with: tensorboard --logdir {target}", err=True)
+        file = stack.enter_context(EventFile(target, 0))
+        options.tell(f"show them with: tensorboard --logdir {target}")
         if follow:
-            _follow(folder, every, take)
+            _follow(folder, every, lambda line: line.add_to(file))
         else:
             for line in _chosen(_lines(folder), every):
-                take(line)
+                line.add_to(file)
 
 
 def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
@@ -164,7 +170,9 @@ def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
     tail = MetricsTail(folder)
     say(row(COLUMNS))
     while True:
-        over = _is_over(folder)  # before the lines are read: none comes after them then
+        owner = read_owner(folder)
+        ended = owner is not None and owner.alive is False
+        over = ended or (folder / runs.RESULT).exists()  # before the lines are read: none comes after them then
         for line in _chosen(tail.read(), every):
             say(row(cells(line)))
             take(line)
@@ -172,9 +180,3 @@ def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
             return
         sys.stdout.flush()
         sleep(LOOK)
-
-
-def _is_over(folder: Path) -> bool:
-    """Its result is there, or its process is gone."""
-    owner = read_owner(folder)
-    return (folder / runs.RESULT).exists() or (owner is not None and owner.alive is False)

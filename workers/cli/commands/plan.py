@@ -5,19 +5,20 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
-from stageline.workers.cli.output import counted, say, share, show, size, span
+from stageline.workers.cli.output import answer, counted, say, share, show, size, span
 
 if TYPE_CHECKING:
+    from stageline.pipeline.plan import Plan
     from stageline.workers.extras.fitting import HostFit
     from stageline.workers.extras.preflight.trial_result import Estimate, StageMemory, WorkerEstimate
 
@@ -65,16 +66,16 @@ def _lines(found: "HostFit") -> list[str]:
 def chosen_lines(stages: Sequence["StageMemory"]) -> Iterator[str]:
     """One for each stage that does something; one if none does."""
     for each in stages:
-        if each.recompute != "nothing" or each.offload:
+        if each.acts:
             yield f"for its limit of memory, stage {each.stage} {_does(each)}; it takes {share(each.share)} longer"
-    if stages and all(each.recompute == "nothing" and not each.offload for each in stages):
+    if stages and not any(each.acts for each in stages):
         yield "all stages fit their limit of memory as they are"
 
 
 def tight_lines(stages: Sequence["StageMemory"], workers: Sequence["WorkerEstimate"]) -> Iterator[str]:
     """One for each worker whose limit is tight. Where what `stages` do was chosen, another limit may choose otherwise:
     only if they do nothing, it is known from which limit on it is not tight."""
-    known = not any(each.recompute != "nothing" or each.offload for each in stages)
+    known = not any(each.acts for each in stages)
     for each in workers:
         if each.tight:
             enough = f'. With "{-(-(each.ample or 0) // 2**20)}MiB" it would do neither' if known else ""
@@ -86,18 +87,15 @@ def tight_lines(stages: Sequence["StageMemory"], workers: Sequence["WorkerEstima
 
 def show_chosen(stages: Sequence["StageMemory"]) -> None:
     """A table, if something was chosen."""
-    if stages:
-        rows = [
-            (each.stage, each.recompute, ", ".join(each.offload) or "nothing", share(each.share)) for each in stages
-        ]
+    rows = [(each.stage, each.recompute, ", ".join(each.offload) or "nothing", share(each.share)) for each in stages]
+    if rows:
         show("chosen for the limit of memory", ("stage", "recompute", "offload", "takes longer by about"), rows)
 
 
 def _does(stage: "StageMemory") -> str:
-    recomputes = {"nothing": "", "stage": "recomputes as a whole", "layers": "recomputes layer by layer"}
-    first = recomputes.get(stage.recompute, f"recomputes {stage.recompute}")
-    second = f"offloads {', '.join(stage.offload)}" if stage.offload else ""
-    return " and ".join(part for part in (first, second) if part)
+    how = {"nothing": "", "stage": "recomputes as a whole", "layers": "recomputes layer by layer"}
+    parts = how.get(stage.recompute, f"recomputes {stage.recompute}"), f"offloads {', '.join(stage.offload)}"
+    return " and ".join(part for part in parts if part not in ("", "offloads "))
 
 
 @click.command(epilog="Example: stageline plan examples/digits --set schedule.microbatches=16")
@@ -126,24 +124,19 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
 
         click.echo(json.dumps(plan_schema(), indent=2))
         return
+    from stageline.workers.launch import template, trials
+
     read = options.plan_of(config, sets)
     if hosts is not None:
-        from stageline.workers.launch.trials import fitted
-
-        found_fit = fitted(read, options.plan_arguments(config, sets), hosts)
-        if as_json:
-            click.echo(msgspec.json.encode(found_fit))
-        else:
-            show_fit(found_fit)
+        found_fit = trials.fitted(read, options.plan_arguments(config, sets), hosts)
+        answer(found_fit, as_json, partial(show_fit, found_fit))
         return
-    from stageline.workers.launch import template
-    from stageline.workers.launch.trials import try_plan
-
     with template.Template() as processes:
-        found = try_plan(read, options.plan_arguments(config, sets), processes).estimate
-    if as_json:
-        click.echo(msgspec.json.encode(found))
-        return
+        found = trials.try_plan(read, options.plan_arguments(config, sets), processes).estimate
+    answer(found, as_json, partial(_show, read, found))
+
+
+def _show(read: "Plan", found: "Estimate") -> None:
     options.warn(found.warnings[len(read.warnings) :])
     chosen = read.undecided_keys(len(found.stages)) if found.memory else ()
     origins = {**found.origins, **({"model.cut": "measured"} if found.seconds else {})}
@@ -223,10 +216,11 @@ def _show_schedules(found: "Estimate") -> None:
 
 def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:
     """How much is written of what layers return."""
-    if tapped := [each for each in found.stages if each.tapped]:
-        of_step = sum(each.tapped for each in tapped) * plan["schedule.microbatches"] * plan["schedule.accumulate"]
+    sizes = {each.stage: each.tapped for each in found.stages}
+    if any(sizes.values()):
+        of_step = sum(sizes.values()) * plan["schedule.microbatches"] * plan["schedule.accumulate"]
         steps = ceil(found.steps / plan["taps.every"])
-        stages = ", ".join(f"stage {each.stage} {size(each.tapped)}" for each in tapped)
+        stages = ", ".join(f"stage {stage} {size(count)}" for stage, count in sizes.items() if count)
         say(
             f"taps: {stages} a microbatch; {size(of_step)} a stored step, and {size(of_step * steps)} in the "
             f"{counted(steps, 'step')} that are stored"
@@ -236,22 +230,17 @@ def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:
 def _show_workers(found: "Estimate") -> None:
     parts = list(found.workers[0].bytes)
     grouped = {stage.worker for stage in found.stages if stage.group > 1}
-    limits = ["limit", "tight"] if any(each.limit is not None for each in found.workers) else []
     rows = [
-        (
-            each.worker,
-            *_sizes([*(each.bytes[part] for part in parts), each.total], known=each.worker not in grouped),
-            *([] if not limits else ["", ""] if each.limit is None else [size(each.limit), _yes(each.tight)]),
-        )
+        (each.worker, *_sizes([*(each.bytes[part] for part in parts), each.total], known=each.worker not in grouped))
         for each in found.workers
     ]
-    show("memory of a worker's process at most, beyond its program", ("worker", *parts, "total", *limits), rows)
+    limits = [each.limits for each in found.workers]
+    heads = ("limit", "tight") if any(limits) else ()
+    cells = [(size(each[0]), "yes" if each[1] else "no") if each else ("", "")[: len(heads)] for each in limits]
+    title, columns = "memory of a worker's process at most, beyond its program", ("worker", *parts, "total", *heads)
+    show(title, columns, [(*row, *more) for row, more in zip(rows, cells, strict=True)])
     for line in tight_lines(found.memory, found.workers):
         say(line)
-
-
-def _yes(it_is: bool) -> str:
-    return "yes" if it_is else "no"
 
 
 def _sizes(counts: Iterable[int], *, known: bool) -> list[str]:

@@ -1,13 +1,13 @@
 """`stageline probe`: which layer of a run knows the target?"""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from stageline.workers.cli import options
-from stageline.workers.cli.output import counted, say, show
+from stageline.workers.cli.output import answer, counted, say, show
 
 if TYPE_CHECKING:  # loads torch
     from stageline.workers.extras.taps.probe import ProbeReport
@@ -27,7 +27,9 @@ _TITLES = {"accuracy": "accuracy", "r2": "R²"}
 @click.option(
     "--rows", type=click.Choice(["training", "evaluation"]), help="Rows to use. Default: training, if any were stored."
 )
-@click.option("--out", type=click.Path(dir_okay=False), help="Write the result to this file too, as JSON.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to this file too, as JSON."
+)
 @options.as_json
 def probe(
     run: str,
@@ -35,7 +37,7 @@ def probe(
     target: str | None,
     pool: str | None,
     rows: str | None,
-    out: str | None,
+    out: Path | None,
     as_json: bool,
 ) -> None:
     """Train a linear probe on each tapped layer of a run, and show how well it tells the target.
@@ -53,12 +55,9 @@ def probe(
     choice = ProbeChoice(layers, target, None if pool is None else Pool(pool), evaluation)
     report = train_probes(read_taps(run), choice)
     if out is not None:
-        write_json(Path(out), report)
+        write_json(out, report)
     options.warn(report.warnings)
-    if as_json:
-        click.echo(msgspec.json.encode(report))
-    else:
-        _show(report)
+    answer(report, as_json, partial(_show, report))
 
 
 def _show(report: "ProbeReport") -> None:

@@ -170,7 +170,6 @@ def broker(
     log_to_stderr()
     plan = options.plan_of(config, sets)
     from stageline.broker.control.records import RunLength
-    from stageline.pipeline.process.lifeline import Lifeline
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
     from stageline.workers.runs import folder as runs
 

@@ -1,11 +1,12 @@
 """Commands that ask about a run and print the answer: `status`, `why`, `story` and `queue ls`; `run ls` lists runs.
 
-The run's broker answers, or when it is gone the run's records: `asking.py` finds them.
+The run's broker answers, or when it is gone the run's records: `options.py` finds them.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ import msgspec
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
-from stageline.workers.cli.asking import RUNS, answer_about
+from stageline.workers.cli.options import RUNS, answer_about
 from stageline.workers.cli.output import (
     CommandFailed,
+    answer,
     best_of,
     duration,
     say,
@@ -25,10 +27,9 @@ from stageline.workers.cli.output import (
     show,
     show_evaluations,
     size,
-    steps_of,
     summary,
 )
-from stageline.workers.runs.result import Facts, Result
+from stageline.workers.runs.folder import Facts, Result
 
 if TYPE_CHECKING:
     from stageline.workers.runs.listing import RunRow
@@ -116,13 +117,10 @@ def _ask(
 ) -> None:
     """Print the answer: as it is with `as_json`, otherwise by `show_answer`, and from when it is."""
     facts = answer_about(where, broker, query, **arguments)
-    if as_json:
-        click.echo(msgspec.json.encode(facts))
-        return
-    if facts["source"] == "records":
+    if facts["source"] == "records" and not as_json:
         ago = duration(max(0.0, time() - facts["as_of"]))
         say(f"from the records of the run, as of {datetime.fromtimestamp(facts['as_of']):%F %T}, {ago} ago")
-    show_answer(facts)
+    answer(facts, as_json, partial(show_answer, facts))
 
 
 def _show_status(facts: Facts) -> None:
@@ -133,15 +131,18 @@ def _show_status(facts: Facts) -> None:
         return
     steps = facts["finished_floor"] if total is None else min(facts["finished_floor"], total)
     loss = facts["finished_loss"] and facts["finished_loss"]["loss"]
-    script, missing = facts.get("script"), _missing(facts)
+    callers = _callers(facts)
+    awaited = [f"worker {', '.join(map(str, facts['missing']))}"] if facts["missing"] else []
+    if facts["phase"] == "waiting":
+        awaited += ["the script" for each in callers if each["standing"] == "missing"]
     known = (
         f"run {facts['run']}: {facts.get('state', facts['phase'])}",
         "broker restarted: waiting for running workers to reconnect" if facts["listening"] else "",
         "the broker has no records of the run: asking the workers how far it is" if facts["recollecting"] else "",
-        f"waits for {missing}" if missing else "",
+        f"waits for {' and '.join(awaited)}" if awaited else "",
         facts["reason"] or "",
         *facts["damaged"],
-        f"step {steps}" if script and total is None else f"{steps} of {total or '?'} steps",
+        f"step {steps}" if callers and total is None else f"{steps} of {total or '?'} steps",
         "" if loss is None else f"loss {loss:.6g}",
         *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
         "" if facts["best"] is None else f"best {best_of(facts['best'])}",
@@ -152,7 +153,7 @@ def _show_status(facts: Facts) -> None:
     show_evaluations(facts["evaluations"], facts["best"])
     columns = ("worker", "stages", "is", "process", "reported", "idle", "actions", "now")
     rows = [_worker_row(worker["index"], worker) for worker in facts["workers"]]
-    show("workers", columns, [*rows, _worker_row("script", script)] if script else rows)
+    show("workers", columns, [*rows, *(_worker_row("script", each) for each in callers)])
 
 
 def _chosen(orders: Facts | None) -> list[str]:
@@ -167,11 +168,9 @@ def _chosen(orders: Facts | None) -> list[str]:
     return [f"schedule {name}{sized} since step {since}", "" if review is None else review["why"]]
 
 
-def _missing(facts: Facts) -> str:
-    """`worker 0, 1 and the script`; "" if all are there."""
-    workers = f"worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else ""
-    script = facts.get("script") and facts["phase"] == "waiting" and facts["script"]["standing"] == "missing"
-    return " and ".join(part for part in (workers, "the script" if script else "") if part)
+def _callers(facts: Facts) -> list[Facts]:
+    """Return the row of the script that calls the workers; none of a run without one."""
+    return list(filter(None, [facts.get("script")]))
 
 
 def _worker_row(name: object, worker: Facts) -> tuple[object, ...]:
@@ -248,21 +247,20 @@ def list_runs(folder: str | Path, as_json: bool) -> None:
     if not Path(folder).is_dir():
         raise CommandFailed(f"there is no folder {folder}: name the one in which the runs are", ExitCode.USAGE)
     rows = list(run_rows(Path(folder)))
-    if as_json:
-        click.echo(msgspec.json.encode({"schema": "run-ls/1", "folder": str(folder), "runs": rows}))
-        return
+    facts = {"schema": "run-ls/1", "folder": str(folder), "runs": rows}
     columns = ("run", "plan", "began", "state", "steps", "loss", "checkpoint", "weights", "reason")
-    show(f"runs in {folder}", columns, [_cells(each) for each in rows])
+    answer(facts, as_json, lambda: show(f"runs in {folder}", columns, [_cells(each) for each in rows]))
 
 
 def _cells(row: "RunRow") -> tuple[object, ...]:
     reason = (row.reason or "-").splitlines()[0]
+    unknown = {True: "", False: " of ?"}[row.script]  # a script may end anywhere
     return (
         row.run,
         row.name or "-",
         "-" if row.began is None else f"{datetime.fromtimestamp(row.began):%F %T}",
         row.state,
-        steps_of(row.steps, row.total, script=row.script),
+        f"{row.steps}{unknown}" if row.total is None else f"{row.steps} of {row.total}",
         "-" if row.loss is None else f"{row.loss:.4g}",
         "-" if row.checkpoint is None else row.checkpoint,
         (row.weights_sha256 or "-")[:12],

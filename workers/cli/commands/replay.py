@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from stageline.pipeline.errors import ExitCode, cause_of, traceback_text
 from stageline.workers.cli import options
-from stageline.workers.cli.output import CommandFailed, counted, say
+from stageline.workers.cli.output import CommandFailed, answer, say
 
 if TYPE_CHECKING:  # loads torch
     from stageline.workers.extras.replay.replay import Replayed
@@ -44,21 +43,25 @@ def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch:
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
     from stageline.pipeline.model.load import code_of
-    from stageline.workers.extras.replay.replay import ReplayTarget, recorded_plan
-    from stageline.workers.extras.replay.replay import replay as run_again
+    from stageline.workers.extras.replay import replay as again
 
     copy = int(stage) if stage.isdecimal() else _copy(folder, stage)
-    say(f"stageline: executes {', '.join(code_of(plan or recorded_plan(folder, copy)))}", err=True)
+    say(f"stageline: executes {', '.join(code_of(plan or again.recorded_plan(folder, copy)))}", err=True)
     with options.user_prints_to_stderr():
-        replayed = run_again(folder, ReplayTarget(copy, step, microbatch), plan)
-    _show_error(replayed)
-    if as_json:
-        place = {"stage": copy, "step": step, "microbatch": microbatch}
-        click.echo(msgspec.json.encode({"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}))
-    else:
-        say("\n  ".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
+        replayed = again.replay(folder, again.ReplayTarget(copy, step, microbatch), plan)
+    cause = cause_of(replayed.error) if replayed.error else None
+    if issubclass(type(cause), BdbQuit):  # `isinstance` may ask the exception, whose class may be the user's
+        raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)
+    if cause is not None:
+        say(traceback_text(cause), err=True)
+    place = {"stage": copy, "step": step, "microbatch": microbatch}
+    facts = {"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}
+    results = [f"{each.action}  {each.found}: {_SAME[each.same]}" for each in replayed.outcomes]
+    notes = [f"{when}: {text}" for when, text in replayed.notes.items()]
+    title = f"stage {stage}, step {step}, microbatch {microbatch} of run {replayed.run}"
+    answer(facts, as_json, lambda: say("\n  ".join([title, replayed.beginning, *results, *notes])))
     if not replayed.reproduced:
-        raise CommandFailed(_verdict(replayed), ExitCode.FAILED, answered=True)
+        raise CommandFailed(replayed.verdict, ExitCode.FAILED, answered=True)
 
 
 def _copy(folder: Path, label: str) -> int:
@@ -73,44 +76,12 @@ def _copy(folder: Path, label: str) -> int:
     return found
 
 
-def _show_error(replayed: "Replayed") -> None:
-    cause = None if replayed.error is None else cause_of(replayed.error)
-    if issubclass(type(cause), BdbQuit):  # `isinstance` may ask the exception, whose class may be the user's
-        raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)
-    if cause is not None:
-        say(traceback_text(cause), err=True)
-
-
 def _facts(replayed: "Replayed") -> dict[str, object]:
     return {
         "snapshot": replayed.start,
         "actions_before": replayed.before,
         "outcomes": [{"action": each.action, "gave": each.found, "same": each.same} for each in replayed.outcomes],
-        "stopped_the_run": None if replayed.reason is None else replayed.reason.reason,
-        "raised": None if replayed.error is None else str(replayed.error),
+        "stopped_the_run": replayed.notes.get("in the run"),
+        "raised": replayed.notes.get("now"),
         "reproduced": replayed.reproduced,
     }
-
-
-def _lines(replayed: "Replayed", place: str) -> list[str]:
-    results = [f"{each.action}  {each.found}: {_SAME[each.same]}" for each in replayed.outcomes]
-    before = [] if replayed.reason is None else [f"in the run: {replayed.reason.reason}"]
-    now = [] if replayed.error is None else [f"now: {replayed.error}"]
-    return [f"{place} of run {replayed.run}", _beginning(replayed), *results, *before, *now]
-
-
-def _beginning(replayed: "Replayed") -> str:
-    if replayed.start is None:
-        return "from the state in which the run stopped"
-    origin = f"the snapshot of step {replayed.start}" if replayed.start else "the weights that the run began with"
-    return f"from {origin}, after {counted(replayed.before, 'other action')} of the stage"
-
-
-def _verdict(replayed: "Replayed") -> str:
-    if replayed.error is not None:
-        return str(replayed.error)
-    if replayed.reason is not None and replayed.reason.raised:
-        return "it failed in the run and does not now: the code has changed, or it is not deterministic"
-    return (
-        "the bits are not the recorded ones: something is not deterministic, or the code, software or hardware differ"
-    )

@@ -1,13 +1,12 @@
 """`stageline schedule`: lists the schedules, and draws one for a shape."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from stageline.pipeline.plan.tables import LONGEST_SCHEDULE, FileUnreadable, read_text
 from stageline.pipeline.program import Costs, Verdict, check_schedule
@@ -25,7 +24,7 @@ from stageline.pipeline.schedule import (
     window_for,
 )
 from stageline.workers.cli import options
-from stageline.workers.cli.output import counted, share, show, suggestion
+from stageline.workers.cli.output import answer, counted, share, show, suggestion
 from stageline.workers.extras import drawing as timetable
 
 MAX_FORWARDS = 20_000  # drawing and measuring more takes minutes
@@ -72,10 +71,6 @@ def _is_plan(name: str) -> bool:
     return name.endswith(".toml") and Path(name).is_file()
 
 
-def _completed(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    return [name for name in ABOUT if name.startswith(begun)]
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
@@ -111,15 +106,18 @@ def schedule() -> None:
 @options.as_json
 def list_(as_json: bool) -> None:
     """List the schedules."""
-    if as_json:
-        rows = [{"name": name, "about": about} for name, about in ABOUT.items()]
-        click.echo(msgspec.json.encode({"schema": "schedules/1", "schedules": rows}))
-    else:
-        show("schedules", ("name", "description"), [*ABOUT.items()])
+    rows = [{"name": name, "about": about} for name, about in ABOUT.items()]
+    facts = {"schema": "schedules/1", "schedules": rows}
+    answer(facts, as_json, lambda: show("schedules", ("name", "description"), [*ABOUT.items()]))
 
 
 @schedule.command("show", epilog="Example: stageline schedule show 1f1b --stages 4 --microbatches 8")
-@click.argument("name", required=False, callback=_known, shell_complete=_completed)
+@click.argument(
+    "name",
+    required=False,
+    callback=_known,
+    shell_complete=lambda ctx, parameter, begun: [name for name in ABOUT if name.startswith(begun)],
+)
 @click.option(
     "--file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -190,7 +188,10 @@ def show_(
             _demand_alone(name, shape)
             found = options.plan_of(name, ()).make_schedule(first_trainable=first_trainable)
         else:
-            name, microbatches = _demanded(name, microbatches)
+            if name is None:
+                raise click.UsageError("give the NAME of a schedule, or a --file")
+            if microbatches is None:
+                raise click.UsageError("give the number of --microbatches")
             placed = _placed(name, stages, workers, placement, microbatches)
             found = make_schedule(
                 name, placed, microbatches, mode=mode, window=window, times=times, first_trainable=first_trainable
@@ -204,27 +205,14 @@ def show_(
     verdict = check_schedule(found, costs)
     if svg is not None:
         svg.write_text(timetable.draw_svg(verdict.timed, title=_title(found)), encoding="utf-8")
-    if as_json:
-        click.echo(msgspec.json.encode(_facts(found, verdict)))
-    else:
-        _print(found, verdict)
-        if latency:
-            window = window_for(costs.latency, forward, backward)
-            click.echo(f"smallest window that hides this latency: {','.join(map(str, window))}")
+    hiding = window_for(costs.latency, forward, backward) if latency else ()
+    answer(_facts(found, verdict), as_json, lambda: _print(found, verdict, hiding))
 
 
 def _demand_alone(file: str, given: Mapping[str, object]) -> None:
     """Raise `click.UsageError` for what `file` says itself."""
     if names := [name for name, value in given.items() if value is not None]:
         raise click.UsageError(f"{file} says {', '.join(names)} itself: leave one of the two out")
-
-
-def _demanded(name: str | None, microbatches: int | None) -> tuple[str, int]:
-    if name is None:
-        raise click.UsageError("give the NAME of a schedule, or a --file")
-    if microbatches is None:
-        raise click.UsageError("give the number of --microbatches")
-    return name, microbatches
 
 
 def _placed(
@@ -286,9 +274,11 @@ def _facts(found: Schedule, verdict: Verdict) -> dict[str, object]:
     }
 
 
-def _print(found: Schedule, verdict: Verdict) -> None:
+def _print(found: Schedule, verdict: Verdict, hiding: Sequence[int]) -> None:
     click.echo(_title(found))
     click.echo(timetable.draw_text(verdict.timed, width=options.width(), ascii_only=options.ascii_only()))
     bubble = f"bubble {verdict.bubble:g} of {verdict.span:g} ({share(verdict.bubble / verdict.span)})"
     peaks = ", ".join(f"{peak} on stage {stage}" for stage, peak in enumerate(verdict.stage_peak))
     click.echo(f"{bubble}; in flight at most {peaks}")
+    if hiding:
+        click.echo(f"smallest window that hides this latency: {','.join(map(str, hiding))}")

@@ -5,21 +5,21 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from stageline.pipeline.process.signals import as_interrupts
 from stageline.workers.cli import options
-from stageline.workers.cli.output import counted, say, show
+from stageline.workers.cli.output import answer, counted, say, show
 
 if TYPE_CHECKING:
     from stageline.workers.extras.exchange.load import RunModel
     from stageline.workers.extras.exchange.stored_weights import StoredWeights
     from stageline.workers.extras.forward.forward_run import Measured
-    from stageline.workers.script.arguments.arguments import Workers
+    from stageline.workers.script.arguments import Workers
 
 _plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
 _batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
@@ -112,12 +112,10 @@ def evaluate(
     wanted = Wanted(dataset, source, metrics or None, batch_size)
     with as_interrupts(), options.user_prints_to_stderr():
         data, measured = evaluate_run(model, wanted, workers, options.tell)
-    if as_json:
-        click.echo(msgspec.json.encode({"schema": "eval/1", **_facts(model, data, measured)}))
-        return
     found = {"rows": measured.rows, **_numbers(measured)}
     cells = [value if isinstance(value, int) else f"{value:.6g}" for value in found.values()]
-    show(f"{model.weights.title}, on {data}", list(found), [cells])
+    shown = partial(show, f"{model.weights.title}, on {data}", list(found), [cells])
+    answer({"schema": "eval/1", **_facts(model, data, measured)}, as_json, shown)
 
 
 def _model(run: str, step: int | None, plan: str | None, device: str | None, *, ema: bool) -> "RunModel":

@@ -41,8 +41,8 @@ from stageline.workers.checkpoint.regroup import Contents
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint, source_in
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.notes import hashes_of, read_code, recut_id
 from stageline.workers.runs.owner import read_owner
+from stageline.workers.runs.records import hashes_of, read_code, recut_id
 
 from .export import CONFIG
 from .stored_weights import StoredWeights, WeightsUnusable, take_weights

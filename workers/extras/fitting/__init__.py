@@ -6,10 +6,10 @@ worker takes; then `choosing.py`, which takes the cheapest combination that fits
 tight, and what stands in the way where none fits.
 """
 
-from .choosing import Shortfall, cheapest, shortfalls, tight_workers
 from .fit import ComparedWay, HostFit, HostFitStage, LayerTimes, NoFit, fit
 from .hosts import Hosts, read_hosts
-from .load import Moved, StageLoad, StageOption, Switches, WorkerRoom, added_nanoseconds, moved_bytes
+from .memory_choosing import Shortfall, cheapest, shortfalls, tight_workers
+from .memory_load import Moved, StageLoad, StageOption, Switches, WorkerRoom, added_nanoseconds, moved_bytes
 
 __all__ = [
     "ComparedWay",

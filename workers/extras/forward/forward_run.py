@@ -31,14 +31,13 @@ from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
-from stageline.workers.runtime.calls import AHEAD, CallKind
+from stageline.workers.runtime.calls import UNDER_WAY, CallKind
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.metric_value import Metric
-from stageline.workers.script.arguments.arguments import LineOptions, Workers
-from stageline.workers.script.arguments.checks import demand_batch
-from stageline.workers.script.arguments.script_plan import ModelWeights
-from stageline.workers.script.begin import InputsCheck, ScriptRun, begin_run
+from stageline.workers.script.arguments import LineCall, Workers
+from stageline.workers.script.begin import InputsCheck, ModelWeights, ScriptRun, begin_run
 from stageline.workers.script.calls.calls import Replies, only, total
+from stageline.workers.script.checks import demand_batch
 
 from .row_files import Inputs, JoinedOutputs, write_outputs
 
@@ -87,8 +86,8 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         self._model, self._titles, self._tell = model, list(metrics or ()), tell
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_run_folder()).path
-            options = _options(model.plan, folder, workers, loss or _no_loss, list((metrics or {}).values()))
-            _, self._check, self._run = _begun(model, options)
+            options = _options(model, folder, workers, loss or _no_loss, list((metrics or {}).values()))
+            _, self._check, self._run = _begun(options)
             stack.callback(self._run.discard)
             self._names, self._least = list(options.named_metrics), options.microbatches
             self._stack = stack.pop_all()
@@ -120,11 +119,11 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         return Measured(int(count), sums["loss"] / count if "loss" in sums else None, metrics)
 
     def _replies(self, kind: CallKind, batches: Iterable[Batch]) -> Iterator[Replies]:
-        """At most `AHEAD` calls are under way."""
+        """At most `UNDER_WAY` calls are under way."""
         waiting: deque[tuple[Tree, Future[Replies]]] = deque()
         for inputs, targets in batches:
             self._check(inputs, 1)
-            if len(waiting) >= AHEAD:
+            if len(waiting) >= UNDER_WAY:
                 yield self._result(*waiting.popleft())
             with self._explained(waiting[0][0] if waiting else inputs):  # an earlier one may have failed
                 waiting.append((inputs, self._run.submit(kind, inputs, targets)))
@@ -168,18 +167,19 @@ def _first(output: Tree, size: int, least: int) -> Tree:
     return map_tensors(lambda tensor: tensor[:size] if tensor.shape[:1] == (least,) else tensor, output)
 
 
-def _begun(model: RunModel, options: LineOptions) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+def _begun(options: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     try:
-        return begin_run(model.made, options)
+        return begin_run(options)
     except RunFailed as error:  # its folder is removed
         raise ForwardFailed(error.reason, error.exit_code) from error
 
 
-def _options(plan: Plan, folder: Path, workers: Workers, loss: Loss, metrics: list[Metric]) -> LineOptions:
+def _options(model: RunModel, folder: Path, workers: Workers, loss: Loss, metrics: list[Metric]) -> LineCall:
     """Evaluation is the same on every schedule; no update is made, so neither optimizer nor snapshots are needed."""
-    cut, stages = plan.model.cut, plan.model.stages
-    plan = plan.without_replicas()
-    return LineOptions(
+    cut, stages = model.plan.model.cut, model.plan.model.stages
+    plan = model.plan.without_replicas()
+    return LineCall(
+        model.made,
         loss=loss,
         optimizer=cast("OptimizerFactory", NoOptimizer),
         cut=None if cut is None or isinstance(cut, str) else cut,

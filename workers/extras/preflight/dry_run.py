@@ -38,10 +38,9 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.queue_keys import queue_key
 
 from .trial_result import StageEstimate
-from .trial_stages import LiveBytes, TrialStages, demand_changed
+from .trial_stages import LiveBytes, TrialStages, demand_changed, with_gradients
 
 _WORDS = {
     Kind.FORWARD: "forward",
@@ -143,9 +142,9 @@ class _DryRun:
         queue = self.job.program.queues[instruction.gives[0]]
         self.given[queue.flow] = result
         if not instruction.evaluates:
-            key, codec = queue_key(queue), Codec[queue.codec.upper()]
+            codec = Codec[queue.codec.upper()]
             payload = coded(result, codec) if codec else result
-            frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, payload))
+            frames = encode(Message("dry-run", queue.name, 0, 1, payload))
             same = [t for t in tensors(result) if t.data_ptr() in before and torch.equal(t, before[t.data_ptr()])]
             carried = Carried(sum(memoryview(frame).nbytes for frame in frames), total_bytes(same))
             self.messages |= dict.fromkeys(_queues_like(self.job, queue), carried)
@@ -214,9 +213,7 @@ class _StageTrial:
     def update(self) -> None:
         """Update, and make the estimate."""
         stage = self._stage
-        for parameter in trained_parameters(stage):
-            if parameter.grad is None:  # this microbatch did not use it; others may
-                parameter.grad = torch.zeros_like(parameter)
+        with_gradients(stage)
         self.run(Kind.UPDATE)
         self._gave_weights("after the update")
         self.estimate = self._estimated(stage).with_files(self._job.plan.offloaded_of(self.index))

@@ -16,15 +16,15 @@ from stageline.pipeline.model.layer_costs import CutWish, LayerCost, chosen_edge
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import check_schedule
 from stageline.pipeline.schedule import DELAYED, Action, Kind, ScheduleRefused, make_schedule
+from stageline.pipeline.stage.held import total_bytes
 from stageline.pipeline.stage.layers.memory import own_copy
-from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.losses import ComputeFailed
 
 from .trial_result import MeasuredCut, MeasuredLayers
-from .trial_stages import TrialStages
+from .trial_stages import TrialStages, with_gradients
 
 REPETITIONS = 5  # of which the median counts
 
@@ -112,30 +112,24 @@ class LayerRun:
 
         A tensor is named as in the first stage that has it: what layers share is there once where they are one stage.
         """
-        for parameter in _trained(self._stage):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        parameters = with_gradients(self._stage)
         self._carry_out(Kind.UPDATE, [])
         part, optimizer = self._job.segments[self._index], self._stage.optimizer
+        states = {} if optimizer is None else optimizer.state
         names = {id(tensor): part.copies.get(name, name) for name, tensor in part.variables.items()}
         weights = {part.copies.get(name, name): tensor.nbytes for name, tensor in self._stage.state_dict().items()}
-        trained = {names.get(id(each), str(id(each))): each for each in _trained(self._stage)}
+        trained = {names.get(id(each), str(id(each))): each for each in parameters}
         held = {
             **{f"weights {name}": size for name, size in weights.items()},
             **{f"gradient {name}": each.nbytes for name, each in trained.items()},
-            **{f"optimizer {name}": _state_bytes(optimizer, each) for name, each in trained.items()},
+            **{f"optimizer {name}": _state_bytes(states.get(each, {})) for name, each in trained.items()},
             **{f"average {name}": each.nbytes for name, each in trained.items() if self._job.plan.averages},
         }
         return held, {name: each.nbytes for name, each in trained.items()}
 
 
-def _trained(stage: Stage) -> list[torch.Tensor]:
-    return [] if stage.optimizer is None else [p for group in stage.optimizer.param_groups for p in group["params"]]
-
-
-def _state_bytes(optimizer: torch.optim.Optimizer | None, parameter: torch.Tensor) -> int:
-    state = {} if optimizer is None else optimizer.state.get(parameter, {})
-    return sum(each.nbytes for each in state.values() if isinstance(each, torch.Tensor))
+def _state_bytes(state: Mapping[str, object]) -> int:
+    return total_bytes(each for each in state.values() if isinstance(each, torch.Tensor))
 
 
 def _now(device: torch.device) -> int:

@@ -40,7 +40,7 @@ from stageline.workers.extras.fitting import (
 )
 from stageline.workers.runtime.job import Job, prepare
 
-from .dry_run import TrialWatch, dry_run, further_copies
+from .dry_run import Carried, TrialWatch, dry_run, further_copies
 from .trial_result import ChosenMemory, StageEstimate, StageMemory
 from .worker_memory import limit_key, queue_estimates, stage_load, worker_rooms
 
@@ -87,13 +87,17 @@ class _Trial:
 
 
 def chosen_memory(plan: Plan, doing: Callable[[str], None]) -> ChosenMemory:
-    """What `plan` leaves to be chosen. `doing` is told what is next.
+    """Choose what `plan` leaves open. `doing` is told the next action.
 
-    Raises `PlanRefused` if no combination fits, and if the plan cannot work; then also `ModelRefused` or `DataError`.
+    Raises:
+        PlanRefused: No combination fits, or the plan cannot work.
+        ModelRefused: The model cannot be trained.
+        DataError: The data cannot be read.
     """
     job = prepare(plan, doing)
     torch.set_num_threads(job.plan.workers[0].threads)
-    first, rooms = _first_trial(job, doing)
+    first, messages = _trial(job, "nothing", doing)
+    rooms = worker_rooms(job, first.stages, queue_estimates(job, messages))
     job = job.only(())  # without the layers, which the trial has used up
     trials, left_out = [first], []
     chosen = cheapest(_options(job, trials), rooms)
@@ -101,7 +105,9 @@ def chosen_memory(plan: Plan, doing: Callable[[str], None]) -> ChosenMemory:
         trials[0] = replace(first, working=_working_in_files(job, "nothing", doing))
         for form in _FORMS if _may_recompute(job) else ():
             try:
-                trials.append(_trial(job, form, doing))
+                gc.collect()  # the model before it: graphs of autograd may be in circles
+                tried, _ = _trial(prepare(_with_form(job.plan, form), doing), form, doing)
+                trials.append(replace(tried, working=_working_in_files(job, form, doing)))
             except ModelRefused as error:
                 left_out.append(f'recompute = "{form}" is not considered: {error}')
         chosen = cheapest(_options(job, trials), rooms)
@@ -110,41 +116,26 @@ def chosen_memory(plan: Plan, doing: Callable[[str], None]) -> ChosenMemory:
     return _chosen(job, chosen, tight_workers(chosen, rooms), first, left_out)
 
 
-def _first_trial(job: Job, doing: Callable[[str], None]) -> tuple[_Trial, list[WorkerRoom]]:
-    counts = _counts(job)
+def _trial(job: Job, form: str, doing: Callable[[str], None]) -> tuple[_Trial, Mapping[str, Carried]]:
+    """Return what stages take with the recomputation of `form`, which `job` has, and the bytes of messages by queue."""
+    owner = job.schedule.owner
+    counts = [WorkCount(job.plan.workers[owner(stage)].threads) for stage in range(job.schedule.stages)]
     stages, messages = dry_run(job, TrialWatch(doing), counts)
     every = [*stages, *further_copies(job, stages)]
-    return _Trial("nothing", every, _nanoseconds(counts)), worker_rooms(job, every, queue_estimates(job, messages))
-
-
-def _trial(of: Job, form: str, doing: Callable[[str], None]) -> _Trial:
-    gc.collect()  # the model before it: graphs of autograd may be in circles
-    job = prepare(_with_form(of.plan, form), doing)
-    counts = _counts(job)
-    stages, _ = dry_run(job, TrialWatch(doing), counts)
-    every = [*stages, *further_copies(job, stages)]
-    return _Trial(form, every, _nanoseconds(counts), _working_in_files(of, form, doing))
+    return _Trial(form, every, [round(each.nanoseconds) for each in counts]), messages
 
 
 def _working_in_files(of: Job, form: str, doing: Callable[[str], None]) -> list[int]:
     gc.collect()
-    parts = [part for part in _PARTS[1:] if part not in _stays(of)]
+    parts = [part for part in _PARTS[1:] if part not in _never_in_files(of)]
     job = prepare(_with_form(of.plan, form, parts), doing)
     stages, _ = dry_run(job, TrialWatch(doing))
     return [each.working for each in (*stages, *further_copies(job, stages))]
 
 
-def _stays(job: Job) -> tuple[str, ...]:
-    """What cannot be in files."""
+def _never_in_files(job: Job) -> tuple[str, ...]:
+    """Return the parts of stages that cannot be in files."""
     return ("weights",) if job.schedule.delays else ()
-
-
-def _counts(job: Job) -> list[WorkCount]:
-    return [WorkCount(job.plan.workers[job.schedule.owner(stage)].threads) for stage in range(job.schedule.stages)]
-
-
-def _nanoseconds(counts: Sequence[WorkCount]) -> list[int]:
-    return [round(each.nanoseconds) for each in counts]
 
 
 def _recompute_is_free(job: Job, stage: int) -> bool:
@@ -152,7 +143,8 @@ def _recompute_is_free(job: Job, stage: int) -> bool:
 
 
 def _may_recompute(job: Job) -> bool:
-    """Not in two halves of a backward: each would compute again."""
+    """Return True if some stage leaves recomputing open, and none splits its backward: both halves would compute the
+    forward again."""
     stages = range(job.schedule.stages)
     return not any(map(job.program.splits, range(job.schedule.copies))) and any(
         _recompute_is_free(job, stage) for stage in stages
@@ -160,7 +152,7 @@ def _may_recompute(job: Job) -> bool:
 
 
 def _with_form(plan: Plan, form: str, offload: Sequence[str] = ()) -> Plan:
-    """`plan` with what it leaves open decided so."""
+    """Return `plan` with this decision where it leaves one open."""
     values: Mapping[str, object] = {"recompute": form, "offload": [*offload]}
     keys = (key for stage in range(plan.model.stages or 0) for key in plan.undecided_memory(stage))
     return plan.with_memory({key: values[key.rpartition(".")[2]] for key in keys})
@@ -171,10 +163,10 @@ def _options(job: Job, trials: Sequence[_Trial]) -> list[list[StageOption]]:
 
 
 def _options_of(job: Job, stage: int, trials: Sequence[_Trial]) -> Iterator[StageOption]:
-    """In order: those that do least first."""
+    """Yield the options of a stage, those that do least first."""
     undecided, plan = job.plan.undecided_memory(stage), job.plan
     free = _recompute_is_free(job, stage)
-    possible = [each for each in _OFFLOADS if not {*each} & {*_stays(job)}]
+    possible = [each for each in _OFFLOADS if not {*each} & {*_never_in_files(job)}]
     offloads = possible if f"stage.{stage}.offload" in undecided else [plan.offloaded_of(stage)]
     microbatches = _microbatches(job, stage)
     for trial in trials if free else trials[:1]:
@@ -195,7 +187,8 @@ def _options_of(job: Job, stage: int, trials: Sequence[_Trial]) -> Iterator[Stag
 
 
 def _moving(stage: StageEstimate, trial: _Trial, offload: Sequence[str]) -> StageEstimate:
-    """With what it takes for a moment: where some of what could be is in files, the larger of the two."""
+    """Return the estimate with the bytes that are there for a moment: the larger ones, if only some parts are in
+    files."""
     in_files = {*offload} & {*_PARTS[1:]}
     if not in_files or not trial.working:
         return stage
@@ -204,7 +197,7 @@ def _moving(stage: StageEstimate, trial: _Trial, offload: Sequence[str]) -> Stag
 
 
 def _microbatches(job: Job, stage: int) -> int:
-    """How many of a step the copy has that has most."""
+    """Return the microbatches of a step that a copy of the stage has at most."""
     shares = job.plan.stage_plan(stage).shares
     return max(map(len, dealt(shares, job.schedule.microbatches)))
 

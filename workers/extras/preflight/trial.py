@@ -8,78 +8,132 @@ mark that the user's code does not know.
     a line that the user's code has printed
     MARK doing the trial of one microbatch: stage 0, forward
     MARK result {"type": "tried", ...}
+
+All stages train one microbatch, with an update and the metrics: errors of a user's model, loss, optimizer or metric
+show here, before the run begins. The bytes that stages and messages take are measured on the way.
 """
 
 import ctypes
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import torch
 from zlib_ng.zlib_ng import crc32
 
-from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.errors import DataError, StagelineError
 from stageline.pipeline.model.patterns import groups_of
 from stageline.pipeline.model.plan_stage import optimizer_of
 from stageline.pipeline.model.segment import layouts_of
-from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves
 from stageline.workers.runtime.job import Job, prepare
 
-from .dry_run import TrialWatch
-from .estimate import estimate_of
+from .dry_run import UNWATCHED, TrialWatch, dry_run, further_copies
 from .measure import measured_cut, measured_layers
-from .trial_result import (
-    DOING,
-    RESULT,
-    ROWS,
-    ChosenMemory,
-    LeafRecord,
-    MeasuredCut,
-    MeasuredLayers,
-    Transcript,
-    TrialRefusal,
-    TriedPlan,
-)
+from .memory_choice import chosen_memory
+from .pure_prefix import try_prefix
+from .trial_result import DOING, RESULT, ROWS, Estimate, LeafRecord, Outcome, Transcript, TrialRefusal, TriedPlan
+from .worker_memory import choosable, queue_estimates, refusals, spills, worker_estimates
+
+
+def estimate(plan: Plan) -> Estimate:
+    """Load model and data, run a microbatch, and return what the plan comes to.
+
+    Raises:
+        PlanRefused: The plan cannot work.
+        ModelRefused: The model cannot be trained.
+        DataError: The data cannot be read.
+    """
+    return estimate_of(prepare(plan))
+
+
+def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
+    """Return the estimate for a job that is loaded, whose stages are used up: see `dry_run`."""
+    plan = job.plan
+    _demand_last_batches(job, watch)
+    kept = try_prefix(job, watch.doing)
+    stages, messages = dry_run(job, watch)
+    queues = queue_estimates(job, messages)
+    replicas = [*further_copies(job, stages)]
+    workers = worker_estimates(job, [*stages, *replicas], queues)
+    if errors := [*refusals(job, stages, queues, workers)]:
+        raise PlanRefused(errors)
+    return Estimate(
+        digest=plan.digest(),
+        plan=plan.as_mapping(),
+        origins=dict(plan.origins),
+        warnings=(*plan.warnings, *spills(job, queues), *_unused(job)),
+        steps=job.steps,
+        stages=stages,
+        queues=queues,
+        workers=workers,
+        idle=job.verdict.idle,
+        prefix_cache=kept,
+        replicas=replicas,
+        schedules=tuple(choosable(job, stages)) if plan.schedule.is_auto else (),
+    )
+
+
+def _demand_last_batches(job: Job, watch: TrialWatch) -> None:
+    """Raise `DataError` if the model is known not to take a batch with fewer rows than the first, which is tried: the
+    last of an epoch, or the last that is evaluated."""
+    if not job.segments[0].refuses_inputs:
+        return
+    feed, choice, rounds = job.feed, job.plan.schedule, job.rounds.batches
+    held_out = "the last batch of the rows held out"
+    last = [(f"batch({feed.last_of_epoch})", partial(feed.batch, feed.last_of_epoch), choice.microbatches)]
+    if rounds:
+        last.append((held_out, partial(feed.held_out_batch, rounds - 1), choice.in_step))
+    for name, ask, microbatches in last:
+        watch.doing(f"{job.plan.data.origin}: {name}")
+        inputs, _ = ask()
+        try:
+            job.segments[0].check_inputs(inputs, microbatches)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
+
+
+def _unused(job: Job) -> Iterator[str]:
+    """Yield a warning of a cache that is never read."""
+    if job.plan.caches_prefix and job.replayed_from is None:
+        yield (
+            f"model.prefix_cache: the run has {job.steps} steps, an epoch has {job.known_length.epoch}: nothing would "
+            "be used a second time, so nothing is kept."
+        )
 
 
 def record(tree: Tree, name: str, *, by_row: bool = False) -> Iterator[LeafRecord]:
-    """Each leaf of `tree`, whose names begin with `name`."""
+    """Return the record of each leaf of `tree`, whose names begin with `name`; with `by_row`, checksums of rows."""
     return (_record(leaf, f"{name}{path}", by_row=by_row) for path, leaf in leaves(tree))
 
 
 def _record(leaf: Leaf, name: str, *, by_row: bool) -> LeafRecord:
     if not isinstance(leaf, torch.Tensor) or leaf.is_meta or leaf.layout != torch.strided:  # there are no bytes
         return LeafRecord(name, describe(leaf))
-    memory = _memory(leaf)
+    raw = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # in the order of the elements
+    held = (ctypes.c_ubyte * raw.numel()).from_address(raw.data_ptr())  # `raw` keeps the memory alive
+    memory = memoryview(held).cast("B")
     rows = leaf.shape[0] if by_row and leaf.dim() else 0
-    return LeafRecord(name, describe(leaf), crc32(memory), _rows(memory, rows))
-
-
-def _rows(memory: memoryview, rows: int) -> tuple[int, ...]:
     each = len(memory) // rows if rows else 0
-    return tuple(crc32(memory[row * each : (row + 1) * each]) for row in range(min(rows, ROWS)))
-
-
-def _memory(tensor: torch.Tensor) -> memoryview:
-    """Its bytes, in the order of its elements."""
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    held = (ctypes.c_ubyte * raw.numel()).from_address(raw.data_ptr())
-    held.tensor = raw  # type: ignore[attr-defined]  # keeps the memory alive
-    return memoryview(held).cast("B")
+    sums = tuple(crc32(memory[row * each : (row + 1) * each]) for row in range(min(rows, ROWS)))
+    return LeafRecord(name, describe(leaf), crc32(memory), sums)
 
 
 class TrialWriter:
-    """Writes the trial's own lines to stderr, which is this process's log."""
+    """Writer of the trial's own lines, which begin with `mark`, to stderr: this process's log."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
 
     def doing(self, what: str) -> None:
+        """Write the trial's next action."""
         self._write(DOING, what.replace("\n", " ").encode(errors="replace"))
 
-    def result(self, found: TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers | TrialRefusal) -> None:
+    def result(self, found: Outcome | TrialRefusal) -> None:
+        """Write the result, after which nothing counts."""
         self._write(RESULT, msgspec.json.encode(found))
 
     def _write(self, word: str, content: bytes) -> None:
@@ -91,26 +145,28 @@ class TrialWriter:
 
 
 def carry_out_trial(plan: Plan, writer: TrialWriter, *, layouts: bool = False, costs: bool = False) -> None:
-    """Writes the result, with `layouts` those of the stages; whatever the user's code raises is one. If where to cut
-    has yet to be measured, or what stages recompute and offload to be chosen, the result is that; with `costs`, it is
-    what each layer costs."""
+    """Try `plan` and write the result; an error of the user's code is one, too.
+
+    The result of a plan whose cut has yet to be measured is the cut; of one whose use of memory has yet to be chosen,
+    that choice.
+
+    Args:
+        plan: The plan to try.
+        writer: Gets actions and the result.
+        layouts: The result has the layouts of the stages.
+        costs: The result is the cost of each layer.
+    """
     try:
         if costs:
             writer.result(measured_layers(plan, writer.doing))
         elif plan.measures_cut:
             writer.result(measured_cut(plan, writer.doing))
         elif plan.chooses_memory:
-            writer.result(_chosen(plan, writer))
+            writer.result(chosen_memory(plan, writer.doing))
         else:
             writer.result(_tried(plan, writer, layouts))
     except StagelineError as error:
         writer.result(TrialRefusal.of(error))
-
-
-def _chosen(plan: Plan, writer: TrialWriter) -> ChosenMemory:
-    from .memory_choice import chosen_memory
-
-    return chosen_memory(plan, writer.doing)
 
 
 def _tried(plan: Plan, writer: TrialWriter, layouts: bool) -> TriedPlan:
@@ -119,22 +175,19 @@ def _tried(plan: Plan, writer: TrialWriter, layouts: bool) -> TriedPlan:
     def gave(name: str, tree: Tree) -> None:
         computed.extend(record(tree, name))
 
+    def drawn() -> tuple[LeafRecord, ...]:
+        writer.doing(f"{plan.data.origin}: batch(0)")
+        return _record_batch(job.feed.batch(0))
+
     job = prepare(plan, writer.doing)
     torch.set_num_threads(job.plan.workers[0].threads)
     of_stages = tuple(layouts_of(job.segments, optimizer_of(job.plan), groups_of(job.plan))) if layouts else ()
-    first = _batch(job, writer)
+    first = drawn()
     held_out = job.feed.held_out_sample
     kept = () if held_out is None else _record_batch(held_out)
-    estimate = estimate_of(job, TrialWatch(writer.doing, gave))
-    second = _batch(job, writer)
-    schedule = job.schedule
-    found = Transcript(first, second, kept, tuple(computed), plan.data.dataset is not None)
-    return TriedPlan(estimate, job.known_length, schedule.first_trainable, found, of_stages)
-
-
-def _batch(job: Job, writer: TrialWriter) -> tuple[LeafRecord, ...]:
-    writer.doing(f"{job.plan.data.origin}: batch(0)")
-    return _record_batch(job.feed.batch(0))
+    made = estimate_of(job, TrialWatch(writer.doing, gave))
+    found = Transcript(first, drawn(), kept, tuple(computed), plan.data.dataset is not None)
+    return TriedPlan(made, job.known_length, job.schedule.first_trainable, found, of_stages)
 
 
 def _record_batch(batch: tuple[Tree, Tree]) -> tuple[LeafRecord, ...]:

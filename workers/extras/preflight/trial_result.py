@@ -210,6 +210,11 @@ class WorkerEstimate(msgspec.Struct, frozen=True):
     tight: bool = False
     ample: int | None = None
 
+    @property
+    def limits(self) -> tuple[int, bool] | None:
+        """`limit` and `tight`; None without a limit."""
+        return None if self.limit is None else (self.limit, self.tight)
+
 
 class StageMemory(msgspec.Struct, frozen=True):
     """What `stage` recomputes and offloads, chosen for a limit; its part of a step takes longer by that `share`."""
@@ -218,6 +223,11 @@ class StageMemory(msgspec.Struct, frozen=True):
     recompute: str
     offload: tuple[str, ...]
     share: float
+
+    @property
+    def acts(self) -> bool:
+        """True if it recomputes or offloads anything."""
+        return self.recompute != "nothing" or bool(self.offload)
 
 
 class CacheEstimate(msgspec.Struct, frozen=True):
@@ -324,7 +334,7 @@ class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):
                 return ModelRefused("\n".join(self.texts))
 
 
-_Result = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers | TrialRefusal
+Outcome = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers
 
 
 class TrialLog:
@@ -335,7 +345,7 @@ class TrialLog:
 
     def __init__(self, mark: str, read: Callable[[int], bytes], printed: Callable[[bytes], None]) -> None:
         self.doing = "its start"
-        self.result: _Result | None = None
+        self.result: Outcome | TrialRefusal | None = None
         self._begin = f"{mark} ".encode()
         self._read = read
         self._printed = printed
@@ -376,7 +386,7 @@ class TrialLog:
         word, _, content = line.partition(b" ")
         if word == RESULT.encode():
             with suppress(msgspec.MsgspecError):  # then there is none
-                self.result = msgspec.json.decode(content, type=_Result)
+                self.result = msgspec.json.decode(content, type=Outcome | TrialRefusal)
             return True
         self.doing = content.decode(errors="replace")
         return False

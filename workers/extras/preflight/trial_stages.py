@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.stage.held import trained_parameters
+from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, leaves, tensors
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
@@ -82,6 +84,15 @@ def _executor(job: Job, stage: int) -> Executor:
         reason = str(error).partition("\n")[0]
         raise ModelRefused(f'workers.{worker}.device = "{device}" cannot be used here: {reason}') from error
     return job.executor([stage])
+
+
+def with_gradients(stage: Stage) -> list[torch.Tensor]:
+    """Return the parameters that a stage trains, with gradients: zeros if this microbatch did not use one."""
+    parameters = trained_parameters(stage)
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return parameters
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,20 +1,24 @@
-"""Bytes that each worker's process takes at most, and that queues carry and keep, from one tried microbatch."""
+"""Bytes that each worker's process takes at most, and that queues carry and keep, from one tried microbatch; limits.
+
+A plan that chooses its schedule lists those that accept its placement, and for which its workers have room.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from math import ceil
 
-from stageline.broker.codec.message import Flow
+from stageline.broker.queues.log import SPILL
 from stageline.pipeline.features.offload import AHEAD
 from stageline.pipeline.plan import PlanError
-from stageline.pipeline.program import Queue
+from stageline.pipeline.program import Queue, check_schedule
+from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names
 from stageline.workers.disk.memory import BACKLOG
 from stageline.workers.extras.fitting import StageLoad, WorkerRoom
-from stageline.workers.extras.fitting.load import ample_limit_for, limit_for
+from stageline.workers.extras.fitting.memory_load import ample_limit_for, limit_for
 from stageline.workers.runtime.job import Job
 
 from .dry_run import Carried
-from .trial_result import QueueEstimate, StageEstimate, WorkerEstimate
+from .trial_result import QueueEstimate, ScheduleEstimate, StageEstimate, WorkerEstimate
 
 _SAVED = ("weights", "optimizer", "averages")  # what a snapshot copies of what a stage holds
 
@@ -22,7 +26,7 @@ _SAVED = ("weights", "optimizer", "averages")  # what a snapshot copies of what 
 def worker_estimates(
     job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate]
 ) -> list[WorkerEstimate]:
-    """In the order of the workers. `stages` are those of the model, then their further replicas."""
+    """Return the estimates of the workers, in order. `stages` are those of the model, then their further replicas."""
     found = []
     for worker, room in enumerate(worker_rooms(job, stages, queues)):
         own, tight = [stages[stage] for stage in job.plan.placement[worker]], job.plan.is_tight(worker)
@@ -33,7 +37,7 @@ def worker_estimates(
 
 
 def worker_rooms(job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate]) -> list[WorkerRoom]:
-    """What each worker takes besides its stages, and how much it may take."""
+    """Return for each worker the bytes that it takes besides its stages, and its limit."""
     model = 0 if job.plan.loads_weights else sum(each.bytes["weights"] for each in stages[: job.schedule.stages])
     own = [[stages[stage] for stage in placed] for placed in job.plan.placement]
     return [
@@ -43,8 +47,15 @@ def worker_rooms(job: Job, stages: Sequence[StageEstimate], queues: Sequence[Que
 
 
 def stage_load(job: Job, stage: StageEstimate, offload: Collection[str], *, waits: bool) -> StageLoad:
-    """What a stage takes of its worker that has `offload` in files. One that `waits` does nothing else while a
-    snapshot is written: the copy is not beside what the update before it has cleared."""
+    """Return the bytes that a stage takes of its worker.
+
+    Args:
+        job: Plan and schedule.
+        stage: Estimate of the stage.
+        offload: Parts of the stage in files.
+        waits: The worker does nothing else while a snapshot is written, so the copy is not beside what the update
+            before it has cleared.
+    """
     in_files = stage.with_files(offload)
     copied = _copied(job, offload, stage)
     return StageLoad(
@@ -55,35 +66,145 @@ def stage_load(job: Job, stage: StageEstimate, offload: Collection[str], *, wait
     )
 
 
-def over_limit(job: Job, workers: Sequence[WorkerEstimate]) -> Iterator[PlanError]:
-    """The workers that would take more than they may, whatever was said of their stages."""
+def limit_key(job: Job, worker: int) -> str:
+    """Return the plan's key with the limit of a worker."""
+    return "memory.limit" if job.plan.workers[worker].memory is None else f"workers.{worker}.memory"
+
+
+def refusals(
+    job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate], workers: Sequence[WorkerEstimate]
+) -> Iterator[PlanError]:
+    """Yield each reason for which the run has no room: messages, stages, the first schedule, workers."""
+    yield from _overflows(job, queues)
+    limit = job.plan.model.stage_memory
+    for stage in stages:
+        if limit is not None and stage.group == 1 and stage.total > limit:  # of a group that is not known
+            yield PlanError(
+                "model.stage_memory",
+                f"stage {stage.stage}, of layers {stage.layers[0]} to {stage.layers[-1]}, takes {stage.total} bytes; "
+                f"raise the limit, cut elsewhere, or leave model.cut out, to be cut so that stages fit",
+                value=str(limit),
+            )
+    limit = job.plan.schedule.memory
+    _, taken = _room(job.schedule, stages)
+    if limit is not None and taken > limit:  # the schedule that a run begins with holds the fewest microbatches
+        yield PlanError(
+            "schedule.memory",
+            f"a worker takes {taken} bytes with {job.schedule.name}, with which the run begins, and which holds the "
+            f'fewest microbatches that keep every worker busy. Use "{-(-taken // 2**20)}MiB" or more, more stages, or '
+            f'smaller microbatches; or name = "window" with fewer of them in flight',
+            value=str(limit),
+        )
     for each in workers:
         if each.limit is not None and each.total > each.limit:
-            stages = ", ".join(str(job.schedule.label(stage)) for stage in job.plan.placement[each.worker])
+            placed = ", ".join(str(job.schedule.label(stage)) for stage in job.plan.placement[each.worker])
             yield PlanError(
                 limit_key(job, each.worker),
-                f"worker {each.worker} would take {each.total} bytes with what the plan says of stages {stages}. Use "
+                f"worker {each.worker} would take {each.total} bytes with what the plan says of stages {placed}. Use "
                 f'"{-(-limit_for(each.total) // 2**20)}MiB" or more, or leave recompute and offload to be chosen',
                 value=str(each.limit),
             )
 
 
-def limit_key(job: Job, worker: int) -> str:
-    """The key that says how much it may take."""
-    return "memory.limit" if job.plan.workers[worker].memory is None else f"workers.{worker}.memory"
+def choosable(job: Job, stages: Sequence[StageEstimate]) -> Iterator[ScheduleEstimate]:
+    """Yield every schedule of the catalogue but the window, which is made as large as the links need and memory allows.
+
+    The run measures how long the halves of a backward take.
+    """
+    limit = job.plan.schedule.memory or 0
+    placement, first = job.schedule.placement, job.schedule.first_trainable
+    for name in schedule_names():
+        if name == "window":
+            continue
+        try:
+            made = make_schedule(name, placement, job.schedule.microbatches, first_trainable=first)
+        except ScheduleRefused as refused:
+            yield ScheduleEstimate(name, (), 0, refused.reason)
+            continue
+        in_flight, taken = _room(made, stages)
+        reason = "" if taken <= limit else "takes more than schedule.memory"
+        halves = made.halves_backwards
+        yield ScheduleEstimate(name, in_flight, taken, (_unsplit(stages) if halves else "") or reason, halves)
 
 
-def _worker_load(job: Job, own: Sequence[StageEstimate], *, waits: bool) -> StageLoad:
-    """What the stages of one worker take, with what the plan says of them."""
-    offloads = (job.plan.offloaded_of(job.schedule.replicas.stage(each.stage)) for each in own)
-    return reduce(
-        StageLoad.beside,
-        (stage_load(job, each, offload, waits=waits) for each, offload in zip(own, offloads, strict=True)),
+def spills(job: Job, queues: Sequence[QueueEstimate]) -> Iterator[str]:
+    """Yield a warning for each worker whose messages have no room in memory: the rest goes to the disk."""
+    limit = job.plan.queues.retain_bytes
+    for worker, needed in enumerate(_by_worker(job, queues)):
+        if needed > limit:
+            yield (
+                f"worker {worker} keeps {needed} bytes of messages, {limit} of them in memory, the rest on disk. Use "
+                f'queues.retain_bytes = "{ceil(needed / 2**20)}MiB" or more if there is memory for it.'
+            )
+
+
+def queue_estimates(job: Job, messages: Mapping[str, Carried]) -> list[QueueEstimate]:
+    """Return the estimates of the queues, by flow, target and name. `messages` has the bytes of one, by queue."""
+    queues = sorted(
+        (job.program.queues[name] for name in messages), key=lambda queue: (queue.flow, queue.target, queue.name)
+    )
+    return [_estimate(job, queue, messages[queue.name]) for queue in queues]
+
+
+def _room(schedule: Schedule, stages: Sequence[StageEstimate]) -> tuple[tuple[int, ...], int]:
+    """Return the microbatches in flight, and the bytes of the worker that takes most."""
+    verdict = check_schedule(schedule)
+    peaks, halfway = verdict.stage_peak, verdict.halfway_peak
+    return peaks, max(
+        sum(stages[n].with_in_flight(peaks[n]).total + (stages[n].halfway or 0) * halfway[n] for n in owned)
+        for owned in schedule.placement
     )
 
 
+def _unsplit(stages: Sequence[StageEstimate]) -> str:
+    """Return why some stage cannot split a backward; "" if all can."""
+    whole = [str(each.stage) for each in stages if each.halfway is None]
+    if not whole:
+        return ""
+    named = f"stage {whole[0]}" if len(whole) == 1 else f"stages {', '.join(whole)}"
+    return f"splits backwards in two halves, and {named} cannot, since activations are recomputed there"
+
+
+def _overflows(job: Job, queues: Sequence[QueueEstimate]) -> Iterator[PlanError]:
+    """Yield an error for each worker without room for all messages since the last checkpoint, and the next step's.
+
+    Only a checkpoint lets messages go where snapshots are written, so every worker would wait for one that none comes
+    to write.
+    """
+    plan = job.plan
+    if plan.queues.in_one_process:
+        return
+    room = (1 + SPILL) * plan.queues.retain_bytes
+    for worker, needed in enumerate(_by_worker(job, queues)):
+        if needed > room:
+            steps = max(_steps_kept(job, stage) for stage in job.schedule.placement[worker])
+            every = plan.recovery.snapshot_every
+            of = f"{steps} steps (recovery.snapshot_every is {every})" if plan.recovery.on else "one step"
+            smaller = ", or a smaller recovery.snapshot_every" if plan.recovery.on else ""
+            yield PlanError(
+                "queues.retain_bytes",
+                f"worker {worker} keeps the messages of {of}, {needed} bytes, and has room for {room} in memory and on "
+                f'disk: it would wait for ever. Use "{ceil(needed / (1 + SPILL) / 2**20)}MiB" or more{smaller}',
+                value=str(plan.queues.retain_bytes),
+            )
+
+
+def _by_worker(job: Job, queues: Sequence[QueueEstimate]) -> list[int]:
+    """Return the bytes of messages that each worker keeps at most."""
+    return [sum(queue.retained for queue in queues if queue.producer in stages) for stages in job.plan.placement]
+
+
+def _worker_load(job: Job, own: Sequence[StageEstimate], *, waits: bool) -> StageLoad:
+    """Return the load of one worker's stages, as the plan offloads them."""
+    loads = (
+        stage_load(job, each, job.plan.offloaded_of(job.schedule.replicas.stage(each.stage)), waits=waits)
+        for each in own
+    )
+    return reduce(StageLoad.beside, loads)
+
+
 def _copied(job: Job, offload: Collection[str], stage: StageEstimate) -> int:
-    """What a snapshot takes, if its copy is in memory."""
+    """Return the bytes of a snapshot's copy in memory."""
     if not job.plan.recovery.on or job.plan.queues.in_one_process or {"weights", "optimizer"} & {*offload}:
         return 0
     there = job.plan.workers[stage.worker].device != "cpu"  # versions on the CPU are never written to, and not copied
@@ -91,68 +212,57 @@ def _copied(job: Job, offload: Collection[str], stage: StageEstimate) -> int:
 
 
 def _cleared(job: Job, stage: StageEstimate) -> int:
-    """What of a stage is not there after an update: gradients, and what is stashed, in memory and on its way to files.
-    In asynchronous mode, microbatches are in flight then; other stages of the worker may use the way to files."""
-    stashed = 0 if job.schedule.mode == "async" else stage.bytes["activations"] - stage.offloaded
-    alone = job.schedule.mode != "async" and len(job.plan.placement[stage.worker]) == 1
-    return stage.bytes["gradients"] + stashed + (min(stage.offloaded, BACKLOG + AHEAD) if alone else 0)
+    """Return the bytes of a stage that an update clears: gradients, and the stash, in memory and on its way to files.
+
+    In asynchronous mode, microbatches are in flight then. Other stages of the worker may use the way to files.
+    """
+    flushes = job.schedule.mode == "sync"
+    stashed = (stage.bytes["activations"] - stage.offloaded) * flushes
+    alone = flushes and len(job.plan.placement[stage.worker]) == 1
+    return stage.bytes["gradients"] + stashed + min(stage.offloaded, BACKLOG + AHEAD) * alone
 
 
 def _messages(job: Job, own: Sequence[StageEstimate], queues: Sequence[QueueEstimate]) -> int:
-    """Activations that are in flight count with the stage that has them stashed, not here."""
+    """Return the bytes of messages. Activations in flight count with the stage that has them stashed, not here."""
     numbers = {stage.stage: stage for stage in own}
     retained = 0
     for queue in queues:
         if queue.producer in numbers:
-            stashed = numbers[queue.producer].in_flight if queue.queue.startswith(f"{Flow.FORWARD}-") else 0
+            stashed = numbers[queue.producer].in_flight if queue.queue.startswith("forward-") else 0
             retained += max(0, queue.retained - stashed * queue.message)
     waiting = sum(queue.message * queue.in_flight for queue in queues if queue.consumer in numbers)
     return min(retained, job.plan.queues.retain_bytes) + waiting
 
 
-def queue_estimates(job: Job, messages: Mapping[str, Carried]) -> list[QueueEstimate]:
-    """By queue, in order of their names."""
-    queues = sorted(
-        (job.program.queues[name] for name in messages), key=lambda queue: (queue.flow, queue.target, queue.name)
-    )
-    return [_estimate(job, queue, messages[queue.name]) for queue in queues]
-
-
 def _estimate(job: Job, queue: Queue, message: Carried) -> QueueEstimate:
     if queue.source is None or queue.target is None:
         raise ValueError(f"{queue.name} carries no results of a stage: it has no estimate")
+    bound = job.verdict.queue_bound  # messages that are put and not yet taken; of a queue that is ahead, the credit is
+    credit = min(queue.window, job.steps * job.schedule.microbatches)
     return QueueEstimate(
         queue=queue.name,
         producer=queue.source,
         consumer=queue.target,
         message=message.bytes,
         passed_on=message.passed_on,
-        in_flight=_in_flight(job, queue),
-        retained=message.bytes * queue.count * steps_kept(job, queue.source),
+        in_flight=credit if queue.name in job.program.ahead else bound[queue.name],
+        retained=message.bytes * queue.count * _steps_kept(job, queue.source),
         ends=f"{job.schedule.label(queue.source)} to {job.schedule.label(queue.target)}",
         codec=queue.codec,
     )
 
 
-def steps_kept(job: Job, stage: int) -> int:
-    """How many steps' messages `stage` keeps at most: the next checkpoint is complete when all stages have come to it,
-    and the first stage is ahead of the last by less than a step; in asynchronous mode, by a microbatch for each stage.
-    A stage that runs forward only is ahead of the next by what that one grants."""
+def _steps_kept(job: Job, stage: int) -> int:
+    """Return the number of steps whose messages `stage` keeps at most.
+
+    The next checkpoint is complete when all stages have come to it. The first stage is ahead of the last by less than a
+    step; in asynchronous mode, by a microbatch for each stage. A forward-only stage may lead its successor by at most
+    the credit window.
+    """
     plan, microbatches, number = job.plan, job.schedule.microbatches, job.schedule.replicas.stage
-    ahead = (job.program.queues[name] for name in job.program.queues if name in job.program.ahead)
-    granted = [
-        ceil(queue.window / microbatches)
-        for queue in ahead
-        if queue.target is not None and number(queue.target) > number(stage)
-    ]
+    leads = (job.program.queues[name] for name in sorted(job.program.ahead & job.program.queues.keys()))
+    granted = sum(ceil(each.window / microbatches) for each in leads if number(each.target or 0) > number(stage))
     if plan.queues.in_one_process or not plan.recovery.on:
-        return min(1 + sum(granted), job.steps)
+        return min(1 + granted, job.steps)
     lead = 1 if job.schedule.mode == "sync" else max(1, ceil(job.program.last / microbatches))
-    return min(plan.recovery.snapshot_every + lead + sum(granted), job.steps)
-
-
-def _in_flight(job: Job, queue: Queue) -> int:
-    """The messages of a queue that are put and not yet taken, at most: what the schedule allows, or the credit."""
-    if queue.name not in job.program.ahead:
-        return job.verdict.queue_bound[queue.name]
-    return min(queue.window, job.steps * job.schedule.microbatches)
+    return min(plan.recovery.snapshot_every + lead + granted, job.steps)

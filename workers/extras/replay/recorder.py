@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from shlex import quote
 from time import monotonic
@@ -20,13 +19,13 @@ from typing import BinaryIO
 
 import structlog
 
-from stageline.broker.codec.message import Flow, Message, encode, message_number
+from stageline.broker.codec.message import Message, encode
 from stageline.broker.errors import BrokerError
-from stageline.broker.queues.base import QueueKey, Queues
+from stageline.broker.queues.base import Queues
 from stageline.pipeline.errors import GroupLost
 from stageline.pipeline.feature import Compute
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.program import CacheUse, Instruction
+from stageline.pipeline.program import CacheUse, Instruction, Queue
 from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.layers.memory import own_copy
@@ -37,9 +36,9 @@ from stageline.workers.disk.atomic_file import draft_of, publish, sync, write_js
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.disk.tensor_file import Unsaveable
 from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.losses import ComputeFailed, Culprit
-from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 
 from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
@@ -71,6 +70,7 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         self._incarnation = incarnation
         self._records = {stage: RecordDirectory(runs.folder(plan, run), stage) for stage in stages}
         self._start = start
+        self._microbatches = plan.schedule.in_step
         self._every = plan.recovery.snapshot_every  # a file holds the steps between two snapshots
         self._files: dict[Path, BinaryIO] = {}
         self._what = f"record messages in {runs.folder(plan, run)}"
@@ -98,7 +98,8 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
 
     def _write(self, stage: int, direction: Direction, message: Message) -> None:
         frames = encode(message)
-        begin = max(self._start, message.step - message.step % self._every)
+        step = message.number // self._microbatches
+        begin = max(self._start, step - step % self._every)
         path = self._records[stage].segment(begin, self._incarnation)
         if path not in self._files:
             self._files[path] = self._open(path)
@@ -137,19 +138,18 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
                 self._files.popitem()[1].close()
 
 
-def result_queue(action: Action) -> QueueKey | None:
-    """Under which queue an action's result is recorded: the loss as if a stage came after the last, and the gradient
-    of a stage whose producer does not train as if it did. None for the first stage's backward, which has no result."""
-    flow, _, stage = action.outbound.partition("-")
-    return QueueKey(Flow(flow), int(stage)) if flow else None
-
-
-def taken_keys(instruction: Instruction) -> tuple[QueueKey, ...]:
+def taken_queues(instruction: Instruction) -> tuple[str, ...]:
     """Return under which queues an instruction's inputs are recorded: rows that are replayed came from the stage before
-    once."""
+    once. Results are recorded under `Action.outbound`: the loss as if a stage came after the last, and the gradient of
+    a stage whose producer does not train as if it did."""
     replayed = CacheUse.REPLAYED in instruction.op.marks
     flows = ["forward"] if replayed else [name.partition("-")[0] for name in instruction.takes]
-    return tuple(QueueKey(Flow(flow), instruction.action.stage) for flow in flows)
+    return tuple(f"{flow}-{instruction.action.stage}" for flow in flows)
+
+
+def number_of(job: Job, step: int, action: Action) -> int:
+    """Return the number under which an action's messages are recorded."""
+    return step * job.schedule.microbatches + action.microbatch
 
 
 class Recorder(WorkerFeature):
@@ -173,12 +173,12 @@ class Recorder(WorkerFeature):
             if instruction.evaluates:
                 return compute(instruction, received)
             index = instruction.action.stage
-            for key, payload in zip(taken_keys(instruction), received, strict=True):
+            for queue, payload in zip(taken_queues(instruction), received, strict=True):
                 before = map_tensors(own_copy, payload)  # a layer may write to its input
-                writer.record(index, Direction.TAKEN, self._message(instruction, key, before))
+                writer.record(index, Direction.TAKEN, _recorded(self._place, queue, instruction, before))
             result = compute(instruction, received)
-            if (key_of_result := result_queue(instruction.action)) is not None:
-                writer.record(index, Direction.GIVEN, self._message(instruction, key_of_result, result))
+            if given := instruction.action.outbound:
+                writer.record(index, Direction.GIVEN, _recorded(self._place, given, instruction, result))
             return result
 
         return recorded
@@ -200,9 +200,10 @@ class Recorder(WorkerFeature):
         at = f"--stage {stage} --step {culprit.step} --microbatch {microbatch}"
         return f"It is recorded. To run it again, alone: stageline replay {quote(str(folder))} {at}"
 
-    def _message(self, instruction: Instruction, key: QueueKey, payload: Tree) -> Message:
-        at, place = (instruction.step, instruction.action.microbatch, key.stage), self._place
-        return Message(place.run, key.flow, *at, place.incarnation, 0, payload)
+
+def _recorded(place: WorkerPlace, queue: str, instruction: Instruction, payload: Tree) -> Message:
+    number = number_of(place.job, instruction.step, instruction.action)
+    return Message(place.run, queue, number, place.incarnation, payload)
 
 
 def recorder(place: WorkerPlace) -> Recorder | None:
@@ -230,9 +231,9 @@ def _record(place: WorkerPlace, culprit: Culprit, reason: str, features: Sequenc
         with (draft / MESSAGES).open("wb") as file:
             for taken in _inputs(place, culprit, features):
                 write_entry(file, Direction.TAKEN, encode(taken))
-            if culprit.gave is not None and (result := result_queue(culprit.action)) is not None:
-                number = message_number(step, microbatch, job.schedule.microbatches)
-                given = Message(run, result.flow, step, microbatch, result.stage, incarnation, number, culprit.gave)
+            if culprit.gave is not None and culprit.action.outbound:
+                number = number_of(job, step, culprit.action)
+                given = Message(run, culprit.action.outbound, number, incarnation, culprit.gave)
                 write_entry(file, Direction.GIVEN, encode(given)[:1])
         sync(draft / MESSAGES)
         write_json(draft / REASON, Reason(action=str(culprit.action), raised=culprit.gave is None, reason=reason))
@@ -251,19 +252,20 @@ def _inputs(place: WorkerPlace, culprit: Culprit, features: Sequence[WorkerFeatu
     forward = job.program.instruction(step, Action(Kind.FORWARD, action.stage, action.microbatch))
     for given in (feature.cached_input(forward) for feature in features):
         if given is not None:
-            (key,) = taken_keys(forward)
-            yield Message(place.run, key.flow, step, action.microbatch, key.stage, place.incarnation, 0, given)
-    later = [job.program.instruction(step, each).takes for each in action.way[1:]]
-    for name in (*forward.takes, *chain.from_iterable(later)):
-        yield _taken_again(place.queues, queue_key(job.program.queues[name]), step, action.microbatch, deadline)
+            yield _recorded(place, taken_queues(forward)[0], forward, given)
+    later = [job.program.instruction(step, each) for each in action.way[1:]]
+    for instruction in ((forward,) if forward.takes else ()) + tuple(later):
+        for name, queue in zip(instruction.takes, taken_queues(instruction), strict=True):
+            payload = _taken_again(place.queues, job.program.queues[name], step, action.microbatch, deadline)
+            yield _recorded(place, queue, instruction, payload)
 
 
-def _taken_again(queues: Queues, key: QueueKey, step: int, microbatch: int, deadline: float) -> Message:
+def _taken_again(queues: Queues, queue: Queue, step: int, microbatch: int, deadline: float) -> Tree:
     """Raises `TimeoutError` at `deadline` (monotonic, in seconds), and what `take` raises."""
-    inbound = queues.inbound(key)
+    inbound, number = queues.inbound(queue), queue.number(step, microbatch)
     inbound.rewind(step)
     while (left := deadline - monotonic()) > 0:
         message = inbound.take(min(left, PATIENCE))
-        if message is not None and (message.step, message.microbatch) == (step, microbatch):
-            return message
-    raise TimeoutError(f"{key} did not deliver it again within {LONGEST:g} s")
+        if message is not None and message.number == number:
+            return message.payload
+    raise TimeoutError(f"{queue.name} did not deliver it again within {LONGEST:g} s")

@@ -12,6 +12,8 @@ A file of messages holds those that the stage took in full, and those that it ga
                                                                                        (little-endian)
 The frames are a message's as they travel: its header has a checksum of its own and one for each tensor, so a header
 alone tells whether another message has the same bits. A killed writer leaves a last entry that is cut off.
+Queues are named as if stages had no replicas: "forward-2" brings the inputs of stage 2, each with the number
+`step * microbatches + microbatch`.
 """
 
 import re
@@ -27,7 +29,6 @@ from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.codec.message import Frame, Header, Message, decode, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.workers.disk.atomic_file import write_json
@@ -36,7 +37,7 @@ FOLDER = "recorded"
 ABOUT = "about.json"
 MESSAGES = "messages"  # in the folder of a bad microbatch
 REASON = "reason.json"  # likewise
-FORMAT = "record/1"
+FORMAT = "record/2"
 MAGIC = b"SLRE"
 
 _NAME = re.compile(r"step-(\d{10,})\.(\d+)")
@@ -84,7 +85,7 @@ class RecordedMessage:
             raise RecordDamaged(f"{self.file}, byte {self.offset}: {error}") from error
 
 
-Place = tuple[Direction, QueueKey, int, int]  # of a message: direction, queue, step, microbatch
+Place = tuple[Direction, str, int]  # of a message: direction, queue, number
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -181,8 +182,8 @@ def read_entries(path: Path) -> Iterator[RecordedMessage]:
 def messages_in(files: Iterable[Path]) -> dict[Place, RecordedMessage]:
     """The entries of `files`. Of a message that was recorded twice the later entry counts: a run may have been resumed
     with other software, and bits. Raises `RecordDamaged`."""
-    entries = ((entry, entry.header) for file in files for entry in read_entries(file))
-    return {(entry.direction, QueueKey(of.flow, of.stage), of.step, of.microbatch): entry for entry, of in entries}
+    entries = (entry for file in files for entry in read_entries(file))
+    return {(entry.direction, entry.header.queue, entry.header.number): entry for entry in entries}
 
 
 def _read(path: Path, kind: type[Description]) -> Description:

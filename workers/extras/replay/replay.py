@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 
 from stageline.broker.codec.message import Message, encode, fingerprint, read_header
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.pipeline.program import Instruction
@@ -30,7 +29,7 @@ from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.skipping import SkipLog, Skipping, leaves_out
 
-from .recorder import result_queue, taken_keys
+from .recorder import number_of, taken_queues
 from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in
 
 _NOT_REPLAYED = {Kind.TIED, *ONCE_PER_STEP}  # they compute nothing of a microbatch
@@ -96,6 +95,32 @@ class Replayed:
         if self.error is not None or raised is not None:
             return str(self.error) == raised
         return all(outcome.same is not False for outcome in self.outcomes)
+
+    @property
+    def beginning(self) -> str:
+        """The state from which it was run again, for people."""
+        if self.start is None:
+            return "from the state in which the run stopped"
+        origin = f"the snapshot of step {self.start}" if self.start else "the weights that the run began with"
+        return f"from {origin}, after {self.before} other action{'' if self.before == 1 else 's'} of the stage"
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Why the microbatch stopped the run ("in the run"), and what was raised this time ("now"), if it was."""
+        before = {} if self.reason is None else {"in the run": self.reason.reason}
+        return before if self.error is None else {**before, "now": str(self.error)}
+
+    @property
+    def verdict(self) -> str:
+        """Why it was not reproduced."""
+        if self.error is not None:
+            return str(self.error)
+        if self.reason is not None and self.reason.raised:
+            return "it failed in the run and does not now: the code has changed, or it is not deterministic"
+        return (
+            "the bits are not the recorded ones: something is not deterministic, or the code, software or hardware "
+            "differ"
+        )
 
 
 def recorded_plan(run: Path, stage: int) -> Plan:
@@ -163,7 +188,7 @@ def _find_path(job: Job, records: RecordDirectory, wanted: ReplayTarget, origin:
             damages.append(str(damage))
     if (reason := records.reason(wanted.step, wanted.microbatch)) is not None:
         return _path_of_bad(job, records, wanted, reason, origin)
-    raise NotRecorded("; ".join([_absence(records, wanted, messages), *damages]))
+    raise NotRecorded("; ".join([_absence(job, records, wanted, messages), *damages]))
 
 
 def _path_of_bad(
@@ -177,7 +202,7 @@ def _path_of_bad(
     instructions = [job.program.instruction(wanted.step, each) for each in failed.way]
     messages = messages_in([folder / MESSAGES])
     for instruction in instructions:
-        if not _is_recorded(instruction, messages):
+        if not _is_recorded(job, instruction, messages):
             raise NotRecorded(f"what {instruction} took is missing in {folder}")
     return ReplayPath(None, state, instructions, messages)
 
@@ -185,12 +210,12 @@ def _path_of_bad(
 def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
     """What the stage does from step `start` on, up to the last action on the microbatch whose inputs are all recorded;
     empty if its forward cannot be reached. Evaluation is left out: it changes no state, and is not recorded."""
-    program = job.calls.instructions(job.schedule.owner(wanted.stage), start)
-    of_the_stage = (each for each in program if each.action.stage == wanted.stage and each.counted)
+    program = job.program.instructions(job.schedule.owner(wanted.stage), range(start, job.steps))
+    of_the_stage = (each for each in program if each.action.stage == wanted.stage)
     last = ENDS_MICROBATCH if job.schedule.trains(wanted.stage) else (Kind.FORWARD,)
     reached: list[Instruction] = []
     end = 0
-    for instruction in takewhile(lambda each: _is_recorded(each, messages), of_the_stage):
+    for instruction in takewhile(lambda each: _is_recorded(job, each, messages), of_the_stage):
         reached.append(instruction)
         if wanted.is_of(instruction):
             end = len(reached)
@@ -199,17 +224,16 @@ def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, 
     return reached[:end]
 
 
-def _is_recorded(instruction: Instruction, messages: Mapping[Place, RecordedMessage]) -> bool:
-    return all(_place_of(Direction.TAKEN, key, instruction) in messages for key in taken_keys(instruction))
+def _is_recorded(job: Job, instruction: Instruction, messages: Mapping[Place, RecordedMessage]) -> bool:
+    number = number_of(job, instruction.step, instruction.action)
+    return all((Direction.TAKEN, queue, number) in messages for queue in taken_queues(instruction))
 
 
-def _place_of(direction: Direction, key: QueueKey, instruction: Instruction) -> Place:
-    return direction, key, instruction.step, instruction.action.microbatch
-
-
-def _absence(records: RecordDirectory, wanted: ReplayTarget, messages: Mapping[Place, RecordedMessage]) -> str:
+def _absence(
+    job: Job, records: RecordDirectory, wanted: ReplayTarget, messages: Mapping[Place, RecordedMessage]
+) -> str:
     what = f"microbatch {wanted.microbatch} of step {wanted.step} of stage {wanted.stage}"
-    steps = [step for _, _, step, _ in messages]
+    steps = [number // job.schedule.microbatches for _, _, number in messages]
     there = f"messages of the steps {min(steps)} to {max(steps)}" if steps else "no messages"
     bad = [path.name for path in sorted(records.folder.glob("bad-*"))]
     besides = f" and {', '.join(bad)}" if bad else ""
@@ -229,10 +253,9 @@ def _run(
     before = sum(not wanted.is_of(instruction) for instruction in path.instructions)
     outcomes: list[ReplayOutcome] = []
     for instruction in path.instructions:
-        received = [
-            path.messages[_place_of(Direction.TAKEN, key, instruction)].load().payload
-            for key in taken_keys(instruction)
-        ]
+        number = number_of(job, instruction.step, instruction.action)
+        taken = [path.messages[Direction.TAKEN, queue, number] for queue in taken_queues(instruction)]
+        received = [each.load().payload for each in taken]
         if not wanted.is_of(instruction):
             with _output_off():
                 carry_out(instruction, received)
@@ -241,21 +264,20 @@ def _run(
             result = carry_out(instruction, received)
         except ComputeFailed as error:
             return Replayed(run, path.start, before, outcomes, reason, error)
-        outcomes.append(_outcome(instruction, result, run, path.messages))
+        outcomes.append(_outcome(instruction, number, result, run, path.messages))
     return Replayed(run, path.start, before, outcomes, reason)
 
 
 def _outcome(
-    instruction: Instruction, result: Tree, run: str, messages: Mapping[Place, RecordedMessage]
+    instruction: Instruction, number: int, result: Tree, run: str, messages: Mapping[Place, RecordedMessage]
 ) -> ReplayOutcome:
-    key, action = result_queue(instruction.action), str(instruction.action)
-    if key is None:
+    queue, action = instruction.action.outbound, str(instruction.action)
+    if not queue:
         weights = instruction.action.kind is Kind.WEIGHT
         why = "gradients of weights stay in their stage" if weights else "no stage is before it"
         return ReplayOutcome(action, f"nothing: {why}", None)
-    entry = messages.get(_place_of(Direction.GIVEN, key, instruction))
-    place = run, key.flow, instruction.step, instruction.action.microbatch, key.stage, 0, 0
-    bits = fingerprint(read_header(encode(Message(*place, result))[0]))
+    entry = messages.get((Direction.GIVEN, queue, number))
+    bits = fingerprint(read_header(encode(Message(run, queue, number, 0, result))[0]))
     value = f" {result.item():.9g}" if isinstance(result, torch.Tensor) and result.numel() == 1 else ""
     same = None if entry is None else bits == fingerprint(entry.header)
     return ReplayOutcome(action, f"{describe(result)}{value}", same)

@@ -13,7 +13,6 @@ a generator without a seed would otherwise train some rows twice and others neve
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -71,11 +70,11 @@ class BatchRecord:
         if begun >= position:
             self._fits = {**self._fits, number: position}  # replaced, since another thread reads it
             self._write(msgspec.json.encode(FitBegun(number, position)) + b"\n")
-        return partial(self._differs, begun) if self._compares and begun < position else None
 
-    def _differs(self, begun: int, step: int, inputs: Tree, targets: Tree) -> str:
-        """Return how this batch differs from the one that `step` was trained on; "" if it does not or none is known."""
-        return _difference(self._kept.get(step) if step >= begun else None, inputs, targets)
+        def differs(step: int, inputs: Tree, targets: Tree) -> str:
+            return _difference(self._kept.get(step) if step >= begun else None, inputs, targets)
+
+        return differs if self._compares and begun < position else None
 
     def note(self, step: int, sums: tuple[int, ...]) -> None:
         """`step` is trained on the batch whose tensors have these checksums."""

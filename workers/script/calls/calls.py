@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.program import Program, Queue
 from stageline.pipeline.tree import Tree
@@ -73,8 +73,7 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
             None if call.state is None else {name: call.state[name] for name in sorted(names[worker])},
             call.ema,
         )
-        number = call.number
-        yield Message(run, Flow.CALL, number, 0, worker, incarnation, number, encode_call(addressed))
+        yield Message(run, f"call-{worker}", call.number, incarnation, encode_call(addressed))
 
 
 Replies = Mapping[int, Tree]  # to one call, by worker

@@ -5,7 +5,7 @@ broker.
     submit(call) ── deque ──> put ── CALL (retained until trimmed) ──> carried out in order
     Future       <─────────── take <─ LOSS, or a REPLY from each ──────
 
-At most `AHEAD` calls are under way; more may be submitted, and wait here. A script that leaves, or whose run is
+At most `UNDER_WAY` calls are under way; more may be submitted, and wait here. A script that leaves, or whose run is
 stopped, makes no more of them; it takes the replies to those that it has made, since its workers save the state after
 them. A call that was only run forward, and has all its replies, is forgotten but for its number and its checksums:
 however much is evaluated between two checkpoints, its batches take no memory.
@@ -19,7 +19,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from time import monotonic, time
 
 import msgspec
@@ -36,9 +38,8 @@ from stageline.pipeline.program import Per, Program
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.calls import AHEAD, LAST_REPLIES, Call, CallKind, Position, answers, settled_call
+from stageline.workers.runtime.calls import LAST_REPLIES, UNDER_WAY, Call, CallKind, Position, answers, settled_call
 from stageline.workers.runtime.progress import Doing, Progress
-from stageline.workers.runtime.queue_keys import queue_key
 
 from .batch_record import BatchRecord
 from .calls import CallLog, OpenCall, Replies, WeightNames, messages
@@ -136,8 +137,8 @@ class Driver:
         self._owners = list(dict.fromkeys([owner(0), owner(program.last)]))  # the workers that a batch goes to
         self._untold = False  # replies have come which the reports do not know of
         self._answers = program.inbound(program.script)
-        self._inbound = {queue.name: queues.inbound(queue_key(queue)) for queue in self._answers}
-        self._outbound = [queues.outbound(queue_key(program.queues[f"call-{each}"])) for each in range(program.script)]
+        self._inbound = {queue.name: queues.inbound(queue) for queue in self._answers}
+        self._outbound = {queue.name: queues.outbound(queue) for queue in program.outbound(program.script)}
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
 
     def begin(self) -> None:
@@ -161,7 +162,7 @@ class Driver:
         call = Call(kind, *_UNNUMBERED, inputs, targets, state, ema)
         opened = OpenCall(call, deque(answers(self._program, kind)))
         self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
-        if len(self._open) < AHEAD:  # else the thread looks for another once it has the replies to the oldest
+        if len(self._open) < UNDER_WAY:  # else the thread looks for another once it has the replies to the oldest
             self._queues.ring()
         if self.ended.is_set():  # the thread may have ended before it saw the call
             self.raise_failure()
@@ -229,7 +230,7 @@ class Driver:
             match self._commands.popleft():
                 case Peers(workers):
                     self._queues.admit(max(incarnation for incarnation, _ in workers.values()))
-                    self._queues.connect({queue_key(queue): workers[queue.producer][1] for queue in self._answers})
+                    self._queues.connect({queue: workers[queue.producer][1] for queue in self._answers})
                 case Trim(step):
                     self._trim(step)
                 case Stop(at_step_end=True, step=None):
@@ -247,23 +248,20 @@ class Driver:
         if self._batches is not None:
             self._batches.trim(step)
         if (position := self.calls.trim(step)) is not None:
-            for outbound in self._outbound:
+            for outbound in self._outbound.values():
                 outbound.trim(position.calls)
 
     def _put_calls(self) -> None:
         if not self._submitted and not self._untold:
             return
-        while self._submitted and len(self._open) < AHEAD and (opened := self._number_next()) is not None:
+        while self._submitted and len(self._open) < UNDER_WAY and (opened := self._number_next()) is not None:
             self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
-                self._outbound[message.stage].put(message)
+                self._outbound[message.queue].put(message)
             if self._batches is not None and opened.call.kind is CallKind.TRAIN:
-                self._batches.note(opened.call.step, self._checksums(opened.call.number))
+                sums = (self._outbound[f"call-{worker}"].checksums(opened.call.number) for worker in self._owners)
+                self._batches.note(opened.call.step, tuple(chain.from_iterable(sums)))
         self._tell()
-
-    def _checksums(self, number: int) -> tuple[int, ...]:
-        """Of the inputs and the targets that call `number` brings."""
-        return tuple(crc for worker in self._owners for crc in self._outbound[worker].checksums(number))
 
     def _number_next(self) -> OpenCall | None:
         with self._numbering:
@@ -271,11 +269,11 @@ class Driver:
                 return None
             opened = self._submitted.popleft()
             call = opened.call
-            opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state, ema=call.ema)
-        return opened
+            numbered = self.calls.call(call.kind, call.inputs, call.targets, call.state, ema=call.ema)
+        return replace(opened, call=numbered)
 
     def _take_replies(self) -> None:
-        """Waits for the next reply, or for something to do."""
+        """Wait for the next reply, or for something to do."""
         if self._open:
             self._take_reply(TURN)
         else:
@@ -288,24 +286,24 @@ class Driver:
             while self._open and not self._closing and monotonic() < deadline:
                 self._take_reply(TURN)
 
-    def _take_reply(self, timeout: float) -> bool:
-        """Takes the next reply to the oldest call; False if none comes in time."""
+    def _take_reply(self, timeout: float) -> None:
+        """Take the next reply to the oldest call, if it comes in time."""
         opened = self._open[0]
         queue = opened.missing[0]
         reply = self._inbound[queue.name].take(timeout)
         if reply is None:
-            return False
+            return
         if is_emptied(reply.payload):
             self._end(_gone(queue.producer, opened.call), ExitCode.SAVED)
-            return False
+            return
         opened.missing.popleft()
         opened.replies[queue.producer] = reply.payload
         if not opened.missing:
-            self._open.popleft()
-            self._settle(opened)
+            call = self._open.popleft().call
+            for worker in self._owners if call.kind.runs_forward_only else ():  # not needed again, whoever is lost
+                self._outbound[f"call-{worker}"].empty(call.number, settled_call(call, opened.replies[worker]))
             self._replied.append(opened)
         self._untold = True
-        return True
 
     def _hand_out(self) -> None:
         """Just before this thread sleeps: the script's, which this wakes, then finds the interpreter free."""
@@ -313,12 +311,6 @@ class Driver:
             opened = self._replied.popleft()
             if not opened.done.done():
                 opened.done.set_result(opened.replies)
-
-    def _settle(self, opened: OpenCall) -> None:
-        """All replies are here: what was only run forward is not needed again, whichever worker is lost."""
-        call = opened.call
-        for worker in self._owners if call.kind.runs_forward_only else ():
-            self._outbound[worker].empty(call.number, settled_call(call, opened.replies[worker]))
 
     def _tell(self) -> None:
         """Leaves what the script does for the reports."""

@@ -1,26 +1,39 @@
-"""News of a script's run for people: lost workers, what a run waits for, and its end before its time.
+"""News of a script's run for people: lost workers, what a run waits for, its end before its time, and its progress.
+
+Progress is a line that changes on a terminal, elsewhere a line every few seconds. A thread draws it from what the
+script has seen; the loop does not wait for that.
 
 Each line on stderr is marked as stageline's. Each question to the broker has a connection of its own, so any thread may
 ask; a broker that does not answer is gone, or busy: then nothing is known, which is no error.
 """
 
+import atexit
 import os
+import socket
 import sys
+import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from time import time
-from typing import Any, Protocol
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from stageline.broker.ledger.registry import worker_label
+from stageline.pipeline.addresses import EVERY_INTERFACE, host_of, masked
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.printable import printable_line
 from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.listing import ending_of
 from stageline.workers.runs.records import RecordedState, recorded_run
-from stageline.workers.runs.result import Facts
 from stageline.workers.runtime.progress import Progress
+
+from .page import Seen
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ANSWER_TIMEOUT = 2.0  # seconds for the broker to answer
 PATIENCE = 1.5  # seconds that a call or the script's own code may take before it is said what the run waits for
@@ -28,6 +41,9 @@ LONG = 5.0  # seconds that an empty place is waited for before it is told
 
 LostProcess = tuple[int, int]  # the worker's index, and the pid of the process that was lost
 GO_ON = "go on with: "
+INTERVAL = 5.0  # seconds between two lines where there is no terminal
+PERIOD = 0.25  # seconds between two looks
+WINDOW = 3.0  # seconds over which the rate is measured
 
 
 def say(*lines: str) -> None:
@@ -132,7 +148,8 @@ class LostWorkers:
     def _next(self, facts: Facts) -> str:
         """Where the replacement begins, and why the steps that are finished become fewer then."""
         step, finished = facts["checkpoint"] or 0, max(self._finished, facts["finished_floor"])
-        again = f", so that {_counted(finished - step)} done again" if finished > step else ""
+        steps = "1 step is" if finished == step + 1 else f"{finished - step} steps are"
+        again = f", so that {steps} done again" if finished > step else ""
         return f"; its replacement begins at step {step}{again}"
 
     def _waiting(self, row: dict[str, Any]) -> str:
@@ -143,16 +160,9 @@ class LostWorkers:
 
 
 def _replaced(row: dict[str, Any], facts: Facts) -> str:
-    process = next((f", in process {each['pid']}" for each in facts["workers"] if _has_place(each, row)), "")
+    there = (each for each in facts["workers"] if each["index"] == row["index"] and "pid" in each)
+    process = next((f", in process {each['pid']}" for each in there), "")
     return f"{_label(row)} computes again{process}, {row['since']:.1f} s after it was lost"
-
-
-def _has_place(worker: dict[str, Any], row: dict[str, Any]) -> bool:
-    return worker["index"] == row["index"] and "pid" in worker
-
-
-def _counted(steps: int) -> str:
-    return "1 step is" if steps == 1 else f"{steps} steps are"
 
 
 def _label(row: dict[str, Any]) -> str:
@@ -171,3 +181,168 @@ def early_end(folder: Path, store: str, *, knows_failure: bool = False) -> str:
         return where
     begins = f". It begins at step {complete}" if complete and GO_ON in ending.action else ""
     return f"{where}; {'' if knows_failure else failure}{ending.action}{begins}"
+
+
+class NewsAlone:
+    """Surface on which news is written to `stream`, and no progress is shown; other surfaces show it, too."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def show(self, text: str, waits: str) -> None:
+        """Show progress, at every look. `waits`: what the run waits for, "" for nothing."""
+
+    def say(self, line: str) -> None:
+        """Write what has happened, once."""
+        with suppress(OSError, ValueError):  # it may be closed
+            print(f"stageline: {line}", file=self._stream, flush=True)
+
+    def close(self, text: str) -> None:
+        """Show `text` for the last time."""
+
+
+class OnTerminal(NewsAlone):
+    """Draws one line again and again, and below it what the run waits for; what the script prints goes above it. The
+    cursor stays visible: a script that is killed leaves a terminal that works."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.live import Live
+
+        super().__init__(sys.stderr)
+        of_stdout = _is_terminal(sys.stdout)  # what goes to a file or pipe stays there
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=of_stdout)
+        self._live.start()
+        console.show_cursor(True)
+
+    def show(self, text: str, waits: str) -> None:
+        from rich.text import Text
+
+        with suppress(OSError):  # the terminal may be gone
+            self._live.update(Text(f"{text}\n  waits: {waits}" if waits else text), refresh=True)
+
+    def say(self, line: str) -> None:
+        with suppress(OSError):
+            self._live.console.print(f"stageline: {line}", markup=False, highlight=False, soft_wrap=True)
+
+    def close(self, text: str) -> None:
+        self.show(text, "")
+        with suppress(OSError):
+            self._live.stop()
+
+
+class InLines(NewsAlone):
+    """Writes a line of progress every few seconds, too, without any control characters."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._written = monotonic()
+
+    def show(self, text: str, waits: str) -> None:
+        if monotonic() - self._written >= INTERVAL:
+            self._written = monotonic()
+            self.say(f"{text}; waits: {waits}" if waits else text)
+
+    def close(self, text: str) -> None:
+        self.say(text)
+
+
+def surface_for_progress() -> NewsAlone:
+    """The terminal that stderr is, if no other bar is on it; else plain lines there."""
+    if is_free_terminal():
+        from rich.console import Console
+
+        console = Console(stderr=True, force_jupyter=False)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return OnTerminal(console)
+    return InLines(sys.stderr)
+
+
+def is_free_terminal() -> bool:
+    """Whether stderr is one, and no other bar of rich's is on it."""
+    rich = sys.modules.get("rich.file_proxy")
+    return _is_terminal(sys.stderr) and not (rich is not None and isinstance(sys.stderr, rich.FileProxy))
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+class Display(AbstractContextManager["Display"]):
+    """Shows what was `seen` of the run `name` until it is closed; `waits_for` says what it waits for, "" for nothing,
+    and may take its time; `news` gives what has happened since it was called."""
+
+    def __init__(
+        self, name: str, seen: Seen, waits_for: Callable[[], str], surface: NewsAlone, news: Callable[[], list[str]]
+    ) -> None:
+        self._name = name
+        self._seen = seen
+        self._waits_for = waits_for
+        self._surface = surface
+        self._news = news
+        self._history = deque([(monotonic(), seen.steps)])
+        self._began = monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # of a line that is never closed
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the drawing, and leaves the last of it."""
+        if not self._over.is_set():
+            self._over.set()
+            atexit.unregister(self.close)
+            self._thread.join(PERIOD)  # it may wait for the broker; then it draws no more
+            self._tell()
+            self._surface.close(self._text(self._seen.steps - self._seen.start, monotonic() - self._began))
+
+    def _draw(self) -> None:
+        while not self._over.wait(PERIOD):
+            self._tell()
+            waits = self._waits_for()
+            self._history.append((monotonic(), self._seen.steps))
+            while self._history[-1][0] - self._history[1][0] > WINDOW:
+                self._history.popleft()
+            (earlier, before), (later, after) = self._history[0], self._history[-1]
+            text = self._text(after - before, later - earlier)
+            if not self._over.is_set():
+                self._surface.show(text, waits)
+
+    def _tell(self) -> None:
+        for line in self._news():
+            self._surface.say(line)
+
+    def _text(self, steps: int, seconds: float) -> str:
+        """`line: 120 steps, loss 0.1234, 45.6 steps/s`; the rate is that of `steps` in `seconds`."""
+        loss = "" if self._seen.loss is None else f", loss {self._seen.loss:.4g}"
+        rate = f", {steps / seconds:.3g} steps/s" if steps and seconds else ""
+        return f"{self._name}: {self._seen.steps} steps{loss}{rate}"
+
+
+def display_of(
+    name: str,
+    seen: Seen,
+    waits_for: Callable[[], str],
+    progress: bool | None,
+    news: Callable[[], list[str]] | None = None,
+) -> Display | None:
+    """With `progress` None, progress is shown on a terminal alone, elsewhere the `news` alone, if there can be any;
+    with True all is shown in any case, with False nothing. A terminal on which another bar is drawn, of another line or
+    the script's own, is left to that."""
+    if progress is False or sys.stderr is None:
+        return None
+    if progress or is_free_terminal():
+        return Display(name, seen, waits_for, surface_for_progress(), news or list)
+    return None if news is None else Display(name, seen, lambda: "", NewsAlone(sys.stderr), news)
+
+
+def command_there(broker: str) -> str:
+    """Return the command to run on the other machines."""
+    shown = masked(broker)
+    if shown != broker:
+        return f"stageline worker --join, with STAGELINE_BROKER__URL={shown} and its password in the environment"
+    if host_of(broker) in EVERY_INTERFACE:
+        shown = f"tcp://{socket.gethostname()}:{broker.rpartition(':')[2]}"
+    return f"stageline worker --join {shown}"

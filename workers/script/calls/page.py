@@ -63,40 +63,35 @@ class LossCurve:
 
 def draw_losses(points: Sequence[Point]) -> str:
     """The points, of which there is at least one, as a standalone SVG image in the reader's light or dark theme."""
-    return "\n".join(_Picture(points).lines()) + "\n"
+    return "\n".join(_picture(points)) + "\n"
 
 
-class _Picture:
-    def __init__(self, points: Sequence[Point]) -> None:
-        self._points = points
-        steps, losses = [step for step, _ in points], [loss for _, loss in points]
-        self._steps = _ticks(min(steps), max(steps), most=8, whole=True)
-        self._losses = _ticks(min(losses), max(losses), most=5)
-        self._first, self._last = min(steps), max(max(steps), min(steps) + 1)
-        self._low, self._high = min(self._losses[0], min(losses)), max(self._losses[-1], max(losses))
+def _picture(points: Sequence[Point]) -> Iterator[str]:
+    steps, losses = [step for step, _ in points], [loss for _, loss in points]
+    marked = _ticks(min(losses), max(losses), most=5)
+    first, last = min(steps), max(max(steps), min(steps) + 1)
+    low, high = min(marked[0], min(losses)), max(marked[-1], max(losses))
 
-    def lines(self) -> Iterator[str]:
-        size = f'width="{_WIDTH}" height="{_HEIGHT}"'
-        yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
-        yield f'<title>loss by step</title><style>{_STYLE}</style><rect class="page" {size} rx="10"/>'
-        yield f'<text class="title" x="{_LEFT}" y="22">loss by step</text>'
-        for loss in self._losses:
-            y = self._y(loss)
-            yield f'<path class="tick" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
-            yield f'<text text-anchor="end" x="{_LEFT - 8}" y="{y + 4:.1f}">{loss:.4g}</text>'
-        for step in self._steps:
-            yield f'<text text-anchor="middle" x="{self._x(step):.1f}" y="{_HEIGHT - 12}">{step:.0f}</text>'
-        curve = " ".join(f"{self._x(step):.1f},{self._y(loss):.1f}" for step, loss in self._points)
-        yield f'<polyline class="curve" points="{curve}"/>'
-        step, loss = self._points[-1]
-        yield f'<circle class="newest" cx="{self._x(step):.1f}" cy="{self._y(loss):.1f}" r="3"/>'
-        yield f'<text text-anchor="end" x="{_WIDTH - _RIGHT}" y="22">step {step}: {loss:.4g}</text></svg>'
+    def x(step: float) -> float:
+        return _LEFT + (step - first) / (last - first) * (_WIDTH - _LEFT - _RIGHT)
 
-    def _x(self, step: float) -> float:
-        return _LEFT + (step - self._first) / (self._last - self._first) * (_WIDTH - _LEFT - _RIGHT)
+    def y(loss: float) -> float:
+        return _HEIGHT - _BOTTOM - (loss - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
-    def _y(self, loss: float) -> float:
-        return _HEIGHT - _BOTTOM - (loss - self._low) / (self._high - self._low) * (_HEIGHT - _TOP - _BOTTOM)
+    size = f'width="{_WIDTH}" height="{_HEIGHT}"'
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
+    yield f'<title>loss by step</title><style>{_STYLE}</style><rect class="page" {size} rx="10"/>'
+    yield f'<text class="title" x="{_LEFT}" y="22">loss by step</text>'
+    for loss in marked:
+        yield f'<path class="tick" d="M{_LEFT} {y(loss):.1f}H{_WIDTH - _RIGHT}"/>'
+        yield f'<text text-anchor="end" x="{_LEFT - 8}" y="{y(loss) + 4:.1f}">{loss:.4g}</text>'
+    for step in _ticks(min(steps), max(steps), most=8, whole=True):
+        yield f'<text text-anchor="middle" x="{x(step):.1f}" y="{_HEIGHT - 12}">{step:.0f}</text>'
+    curve = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in points)
+    yield f'<polyline class="curve" points="{curve}"/>'
+    step, loss = points[-1]
+    yield f'<circle class="newest" cx="{x(step):.1f}" cy="{y(loss):.1f}" r="3"/>'
+    yield f'<text text-anchor="end" x="{_WIDTH - _RIGHT}" y="22">step {step}: {loss:.4g}</text></svg>'
 
 
 def _ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[float]:
@@ -149,7 +144,9 @@ class Timetable:
         return draw_svg(self.timed, title=self.title, seconds=self.measured)
 
     def __str__(self) -> str:
-        drawn = draw_text(self.timed, width=WIDTH, ascii_only=not _shows_blocks(), seconds=self.measured)
+        encoding = getattr(sys.stdout, "encoding", "") or ""
+        ascii_only = encoding.lower().replace("-", "") != "utf8"
+        drawn = draw_text(self.timed, width=WIDTH, ascii_only=ascii_only, seconds=self.measured)
         return f"{self.title}:\n{drawn}"
 
     def __repr__(self) -> str:
@@ -189,10 +186,6 @@ def as_image(svg: str, about: str) -> str:
     """An SVG image as HTML whose page it shares no style with: a notebook has many drawings on one page."""
     data = base64.b64encode(svg.encode()).decode()
     return f'<img alt="{escape(about)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
-
-
-def _shows_blocks() -> bool:
-    return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "") == "utf8"
 
 
 def page(name: str, state: str, seen: Seen, workers: Sequence[str], timetable: Timetable) -> str:

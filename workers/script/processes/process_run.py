@@ -11,9 +11,9 @@ import secrets
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -23,31 +23,28 @@ from torch import Tensor
 
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
 from stageline.broker.coordinator.run import RunPhase
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program
 from stageline.pipeline.tree import Tree
-from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
+from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.saved import load_weights
-from stageline.workers.checkpoint.snapshot import Origin
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.errors import RunFailed
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.store import measured_timetable
+from stageline.workers.runs.records import measured_timetable
 from stageline.workers.runtime.calls import CallKind, Position
-from stageline.workers.runtime.queue_keys import queue_key
 from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
 from stageline.workers.script.calls.news import ask, early_end, say, waits_for, watch_for_close, worker_lines
 from stageline.workers.script.calls.page import Timetable, timed_in, timetable_of
 
-from .local_processes import LauncherLifeline, LocalProcesses, start_processes
+from .launcher import LauncherLifeline, LocalProcesses, start_processes
 from .saving import await_former_processes, save_checkpoint
 
 BEGIN_TIMEOUT = 5.0  # seconds, as the workers have for the steps themselves
@@ -59,7 +56,6 @@ END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by 
 DISCARD_TIMEOUT = 2.0  # seconds for the processes of a run of which nothing is wanted, before they are killed
 QUIET = 2.0  # seconds that a run may take to end before that is said
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
-REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
 
 
 def await_beginning(broker: str, ended: threading.Event) -> None:
@@ -72,25 +68,28 @@ def await_beginning(broker: str, ended: threading.Event) -> None:
         ended.wait(_LOOK)
 
 
-class ScriptLog(AbstractContextManager["ScriptLog"]):
-    """Log in the file `script.log` of `folder`; of no effect where the user has configured structlog."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = None
+@contextmanager
+def script_log(folder: Path) -> Iterator[None]:
+    """A context with a log in the file `script.log` of `folder`, unless the user has configured structlog."""
+    with ExitStack() as stack:
         if not structlog.is_configured():
-            self._file = (folder / NAME).open("a", buffering=1)
-            structlog.configure(logger_factory=structlog.WriteLoggerFactory(self._file))
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            structlog.reset_defaults()
-            self._file.close()
-            self._file = None
+            file = stack.enter_context((folder / NAME).open("a", buffering=1))
+            stack.callback(structlog.reset_defaults)
+            structlog.configure(logger_factory=structlog.WriteLoggerFactory(file))
+        yield
 
 
 class ProcessRun:
     """A run of `plan`, whose number of stages is known and whose workers run `program`; or, with `resume`,
-    continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
+    continues the run of that id. Its methods are for the script's thread alone, unless they say otherwise.
+
+    Attributes:
+        size: The number of its workers.
+        folder: Of its files.
+        batches: What its steps were trained on; None if it cannot be resumed.
+        cannot_save: Why it saves no checkpoints; "" if it does.
+
+    Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
     """
 
     cannot_save = ""
@@ -110,7 +109,7 @@ class ProcessRun:
             await_former_processes(self.folder, plan.recovery.lease)
         with ExitStack() as stack:  # whatever fails ends what was started, in reverse order
             self._processes = stack.enter_context(self._start(run, resume=resume is not None))
-            stack.enter_context(ScriptLog(self.folder))
+            stack.enter_context(script_log(self.folder))
             broker = self._processes.broker
             self._control = ControlThread(
                 broker,
@@ -129,6 +128,7 @@ class ProcessRun:
 
     @property
     def position(self) -> int:
+        """The number of training steps that have been called."""
         return self._driver.position.step
 
     def submit(
@@ -140,11 +140,23 @@ class ProcessRun:
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
+        """Call the workers, in order; return their replies.
+
+        Args:
+            kind: Of the call.
+            inputs: Of its batch. Tensors must not be written to afterwards.
+            targets: Likewise.
+            state: Weights to load.
+            ema: True if averages stand for weights.
+
+        Raises `RunFailed` if the run is over.
+        """
         if kind is CallKind.TRAIN and self.batches is not None:
             self.batches.check(self.position, inputs, targets)
         return self._driver.submit(kind, inputs, targets, state, ema=ema)
 
     def close(self) -> None:
+        """End the run well: every call is carried out, the weights are kept. Raises `RunFailed` if that fails."""
         self._open.detach()
         with self._stack:
             last = self._driver.submit(CallKind.STOP)
@@ -159,7 +171,8 @@ class ProcessRun:
             self._wanted = False
 
     def timetable(self) -> Timetable:
-        """Asked of the broker; once that is gone, read from its records."""
+        """Return that of the newest step whose times are known; as it is planned while there is none. The broker is
+        asked; once that is gone, its records tell."""
         schedule = self._program.schedule
         facts = None if self._driver.ended.is_set() else ask(self._processes.broker, "timetable")
         if facts is None:
@@ -167,21 +180,29 @@ class ProcessRun:
         return timetable_of(schedule, timed_in(schedule, facts))
 
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        """Save a checkpoint; `call` has the workers write it into the folder that it is given. Raises `NotSaved`."""
         save_checkpoint(folder, self._plan, self.folder.name, lambda: self.position, call)
 
     def waits_for(self) -> str:
+        """Return what the run has waited for longer than a moment; "" for nothing. For any thread; it may take
+        seconds."""
         return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._processes.broker)
 
     def news(self) -> list[str]:
+        """Return what has happened to the workers since the last call, as lines for people. For any thread."""
         return self._processes.news()
 
     def workers(self) -> list[str]:
+        """Return what each worker is and does, one line for each; none once they have ended."""
         return [] if self._driver.ended.is_set() else worker_lines(self._processes.broker)
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """Return the weights of a run that was closed, or their averages, under the unsplit model's names."""
         return load_weights(self.folder, ema=ema and self.position > 0)
 
     def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
+        """End the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows.
+        `interrupted`: by Ctrl-C, so that another one may come."""
         self._open.detach()
         self._knows_failure = knows_failure
         with self._stack:
@@ -192,26 +213,20 @@ class ProcessRun:
                     await_beginning(self._processes.broker, self._driver.ended)
                 self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
                 what = "the workers finish their step and save it" if saves else "the run ends"
-                self._await_end(f"{what}; another Ctrl-C ends all at once" if interrupted else f"{reason}: {what}")
+                if self._processes.wait(QUIET) is None:
+                    say(f"{what}; another Ctrl-C ends all at once" if interrupted else f"{reason}: {what}")
+                    self._processes.wait(END_TIMEOUT)
             except KeyboardInterrupt:  # once more: nothing is saved any longer
                 self._processes.abandon()
                 raise
 
     def discard(self) -> None:
+        """End the run as it is; nothing of it is of use any more, and nothing is said of it."""
         self._wanted = False
         self._open.detach()
         with self._stack:
             self._driver.leave()
-            for seconds in (DISCARD_TIMEOUT, END_TIMEOUT):  # the second time its processes are killed
-                self._processes.stop()
-                if self._processes.wait(seconds) is not None:
-                    break
-
-    def _await_end(self, doing: str) -> None:
-        """Wait for the processes to end, and say what they are `doing` if that takes a while."""
-        if self._processes.wait(QUIET) is None:
-            say(doing)
-            self._processes.wait(END_TIMEOUT)
+            self._processes.close(DISCARD_TIMEOUT, END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
         say(*(f"warning: {warning}" for warning in self._plan.warnings))
@@ -241,7 +256,7 @@ class ProcessRun:
             if driver is not None:
                 driver.lack_room(reason)
 
-        queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, waiting, wakes_at_once=True)
+        queues = open_queues(self._plan, self._program, assigned, folder, waiting, wakes_at_once=True)
         start = self._position_of(assigned)
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
@@ -271,14 +286,11 @@ class ProcessRun:
         """Return the position of the checkpoint, as one of its snapshots tells it. Raises `SnapshotDamaged`."""
         if not assigned.step:
             return Position()
-        origin = Origin(assigned.run, self._plan.digest())
-        return SnapshotDirectory(runs.folder(self._plan, assigned.run) / FOLDER, origin).load(0, assigned.step).position
+        snapshots = SnapshotDirectory.of(runs.folder(self._plan, assigned.run), assigned.run, self._plan)
+        return snapshots.load(0, assigned.step).position
 
     def _reachable(self, endpoint: str) -> str:
         return reachable(endpoint, self._processes.broker)
-
-    def _windows(self) -> dict[QueueKey, int]:
-        return dict.fromkeys(map(queue_key, self._program.inbound(self._program.script)), REPLIES_AHEAD)
 
     def _failure(self, reason: str, code: int) -> RunFailed:
         return RunFailed(self._processes.killed or reason, code, self.folder)

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import structlog
@@ -36,11 +36,11 @@ from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.disk.atomic_file import persist_json, write_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import CallKind, Position
-from stageline.workers.script.arguments.checks import command_there
 from stageline.workers.script.calls.calls import Replies, WeightNames
-from stageline.workers.script.calls.news import say
-from stageline.workers.script.processes.local_processes import LocalProcesses, start_processes
+from stageline.workers.script.calls.news import command_there, say
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
+
+from .launcher import LocalProcesses, start_processes
 
 log = structlog.get_logger()
 
@@ -136,17 +136,14 @@ def await_workers(
             if status["phase"] != RunPhase.WAITING:
                 return None
             missing, unreachable = status["missing"], ""
-            for line in (_declined_line(row) for row in status["declined"]):
+            for row in status["declined"]:  # whose words come from the network
+                who = f"a worker (process {row['pid']} on {row['host']})"
+                line = printable_line(f"{who} cannot join: {row['reason']}")
                 if line not in told:
                     told[line] = None
                     tell(line)
         ended.wait(LOOK)
     return None if ended.is_set() else Absence(missing, unreachable, tuple(told))
-
-
-def _declined_line(row: Mapping[str, Any]) -> str:
-    """Return the script's line on a process that cannot join, whose words come from the network."""
-    return printable_line(f"a worker (process {row['pid']} on {row['host']}) cannot join: {row['reason']}")
 
 
 def missing_line(missing: list[int], broker: str) -> str:

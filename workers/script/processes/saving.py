@@ -27,7 +27,7 @@ from stageline.workers.checkpoint.source import source_in
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import read_broker_url
-from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
+from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
 from stageline.workers.runs.owner import RunGoesOn, require_free
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches
@@ -76,8 +76,7 @@ def save_checkpoint(
     draft = draft_folder(folder.absolute())
     try:
         call(str(draft))
-        if (evaluations := runs.folder(plan, run) / EVALUATIONS).exists():
-            keep_lines(evaluations, position(), draft / EVALUATIONS)
+        carry_lines(runs.folder(plan, run), position(), draft, EVALUATIONS)
         keep_batches(runs.folder(plan, run), position(), draft)
         complete_draft(draft, folder.absolute(), plan, SavedRun(run, position(), sum(map(len, plan.placement))))
     finally:
@@ -91,7 +90,7 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     """
     saved = is_saved(folder)
     kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
-    if not runs.has_other_plan(plan, kept):
+    if not runs.differences_from(plan, kept):
         return _begun_from_saved(plan, folder) if saved else kept.name
     source = source_in(kept)
     if not needs_recut(plan, source):

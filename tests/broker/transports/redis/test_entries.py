@@ -8,11 +8,10 @@ import hiredis
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Frame
+from stageline.broker.codec.message import Frame
 from stageline.broker.codec.structure import FormerFingerprint, digest_of
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import BadMessage, Fenced
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Retention
 from stageline.broker.transports.redis.entries import (
     PIECE,
@@ -26,7 +25,7 @@ from stageline.broker.transports.redis.entries import (
     read_entry,
     read_retention,
 )
-from support.queue_pair import KEY
+from support.queue_pair import KEY, queue_of
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all
 from support.redis_server import shared_server
 
@@ -157,13 +156,13 @@ def test_both_ends_of_a_queue_give_each_whole_step_the_same_digest(stack: ExitSt
     take_all(line, tensors)
     assert steps(line.producer.digests) == [0, 1]  # two messages of step 2 are not all
     assert list(line.producer.digests) == list(line.consumer.digests)
-    assert {queue for queue, _, _ in line.consumer.digests} == {str(KEY)}
+    assert {queue for queue, _, _ in line.consumer.digests} == {KEY.name}
 
 
 def test_a_digest_tells_other_numbers_and_another_order_apart() -> None:
     found: deque[StepDigest] = deque()
     for tensors in ([1, 2], [2, 1], [1, 3]):
-        end = StepDigests(KEY, 2, found)
+        end = StepDigests(queue_of("forward-1", count=2), found)
         for number, value in enumerate(tensors):
             end.add(number, value)
     assert len({digest for _, _, digest in found}) == 3
@@ -171,7 +170,7 @@ def test_a_digest_tells_other_numbers_and_another_order_apart() -> None:
 
 def test_messages_from_the_middle_of_a_step_on_and_without_content_have_none() -> None:
     found: deque[StepDigest] = deque()
-    end = StepDigests(KEY, 2, found)
+    end = StepDigests(queue_of("forward-1", count=2), found)
     for number in (1, 2, 3, 5, 6, 8, 9):  # of step 0 the end, step 1 whole, of 2 the end, of 3 the beginning, 4 whole
         end.add(number, number)
     end.add(10, FormerFingerprint(None))
@@ -182,7 +181,7 @@ def test_messages_from_the_middle_of_a_step_on_and_without_content_have_none() -
 def test_what_is_left_of_a_message_without_content_has_the_digest_that_it_had() -> None:
     found: deque[StepDigest] = deque()
     fingerprint = (7, "float32", (3,), (1,), False)
-    end = StepDigests(QueueKey(Flow.CALL, 0), 4, found)
+    end = StepDigests(queue_of("call-0", count=1), found)
     end.add(0, fingerprint)
     end.add(0, FormerFingerprint(digest_of(fingerprint)))
     assert found[0] == found[1]

@@ -11,6 +11,7 @@ from time import monotonic
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from stageline.broker.errors import Disagreement, Fenced, QueueFull
 from stageline.broker.queues.ends import QueueOptions
@@ -39,7 +40,7 @@ def test_a_killed_producer_is_replaced_and_the_consumer_goes_on(
     stack: ExitStack, fork_server: ForkServer, server: RedisServer
 ) -> None:
     consumer = worker(stack, 2, server.url)
-    line = QueuePair(consumer, consumer, 4)
+    line = QueuePair(consumer, consumer)
     with producer_process(fork_server, server.url, incarnation=1, step=0, end=2000) as process:
         taken = line.take_numbers(100)
         process.send_signal(signal.SIGKILL)
@@ -55,7 +56,7 @@ def test_a_replacement_with_other_bits_is_found_out(stack: ExitStack) -> None:
     line.put(*range(8))
     line.take_numbers(8)
     line.producer.close()
-    replacement = QueuePair(worker(stack, 3, url), line.consumer, 4)
+    replacement = QueuePair(worker(stack, 3, url), line.consumer)
     replacement.put(4, 5)
     replacement.outbound.put(replacement.message(6, -torch.full((3,), 6.0)))
     with pytest.raises(Disagreement, match=r"message 6 of forward-1 \(step 1, microbatch 2\) lies in Redis with diff"):
@@ -69,7 +70,7 @@ def test_a_replacement_that_puts_the_same_again_adds_nothing(stack: ExitStack) -
     line.put(*range(10))
     line.take_numbers(10)
     line.producer.close()
-    replacement = QueuePair(worker(stack, 3, server.url_of(number)), line.consumer, 4)
+    replacement = QueuePair(worker(stack, 3, server.url_of(number)), line.consumer)
     for message in range(4, 12):
         replacement.outbound.put(replacement.message(message, incarnation=3))
     assert replacement.take_numbers(2) == [10, 11]
@@ -82,7 +83,7 @@ def test_a_replacement_takes_over_and_the_stale_consumer_is_fenced(stack: ExitSt
     old = line_at(stack, url)
     old.put(*range(30))
     assert old.take_numbers(6) == list(range(6))
-    new = QueuePair(old.producer, worker(stack, 3, url), 4)
+    new = QueuePair(old.producer, worker(stack, 3, url))
     new.inbound.rewind(1)
     assert new.take_numbers(10) == list(range(4, 14))
     with pytest.raises(Fenced, match="forward-1 is taken by incarnation 3 now; this worker is incarnation 2"):
@@ -96,7 +97,7 @@ def test_a_stale_producer_changes_nothing(stack: ExitStack, hasty: None) -> None
     stale = line_at(stack, server.url_of(number))
     stale.put(*range(10))
     stale.take_numbers(6)
-    new = QueuePair(worker(stack, 3, server.url_of(number)), stale.consumer, 4)
+    new = QueuePair(worker(stack, 3, server.url_of(number)), stale.consumer)
     client = stack.enter_context(closing(server.client(number)))
     dice = random.Random(9)
     at = {"stale": 10, "new": 4}
@@ -159,8 +160,8 @@ def test_a_key_that_stays_replaced_ends_the_run_by_its_name(stack: ExitStack, se
 def test_a_queue_within_one_worker_needs_no_server(stack: ExitStack) -> None:
     server = shared_server()
     number = server.own_number()
-    queues = worker(stack, 1, server.url_of(number), local={KEY})
-    line = QueuePair(queues, queues, 4)
+    queues = worker(stack, 1, server.url_of(number))
+    line = QueuePair(queues, queues, replace(KEY, consumer=0))
     line.put(*range(5))
     assert line.take_numbers(5) == list(range(5))
     queues.ring()
@@ -170,15 +171,15 @@ def test_a_queue_within_one_worker_needs_no_server(stack: ExitStack) -> None:
 
 def test_a_full_queue_within_one_worker_is_named(stack: ExitStack) -> None:
     options = {"retain_bytes": 1000, "spill_bytes": 0, "patience": 0.3}
-    queues = worker(stack, 1, shared_server().own_database(), local={KEY}, **options)
-    line = QueuePair(queues, queues, 4)
+    queues = worker(stack, 1, shared_server().own_database(), **options)
+    line = QueuePair(queues, queues, replace(KEY, consumer=0))
     with pytest.raises(QueueFull, match=r"retains \d+ messages"):
         put_all(line, payloads(8, 100))
 
 
 def test_what_was_spilled_to_the_disk_is_put_again(stack: ExitStack, server: RedisServer, tmp_path: Path) -> None:
     terms = {"retain_bytes": 10_000, "spill_bytes": 10**6, "spill_folder": str(tmp_path)}
-    line = QueuePair(worker(stack, 1, server.url, **terms), worker(stack, 2, server.url), 4)
+    line = QueuePair(worker(stack, 1, server.url, **terms), worker(stack, 2, server.url))
     tensors = payloads(40, 700)
     put_all(line, tensors)
     take_all(line, tensors)
@@ -194,7 +195,7 @@ def test_closing_sends_what_was_put(stack: ExitStack) -> None:
     line.take()
     line.put(*range(1, 8))
     line.producer.close()
-    assert QueuePair(line.consumer, line.consumer, 4).take_numbers(7) == list(range(1, 8))
+    assert QueuePair(line.consumer, line.consumer).take_numbers(7) == list(range(1, 8))
 
 
 def test_queues_leave_nothing_open() -> None:
@@ -215,7 +216,7 @@ def test_only_the_queues_of_the_run_that_is_named_are_forgotten(stack: ExitStack
     number = server.own_number()
     client = stack.enter_context(closing(server.client(number)))
     for run in ["a*", "ab"]:
-        terms = QueueOptions(microbatches=4, windows={KEY: 4})
+        terms = QueueOptions()
         queues = stack.enter_context(closing(RedisQueues(run, 1, server.url_of(number), terms)))
         queues.inbound(KEY)
         assert queues.flush(20)
@@ -238,7 +239,7 @@ def test_a_run_that_was_resumed_as_a_whole_may_put_other_messages_than_before(st
     until = monotonic() + 0.5
     while monotonic() < until:
         assert consumer.inbound(KEY).take(0.1) is None  # though the messages of before are there
-    resumed = QueuePair(worker(stack, 3, url, since=2), consumer, 4)
+    resumed = QueuePair(worker(stack, 3, url, since=2), consumer)
     tensors = payloads(12)
     for number, tensor in enumerate(tensors, start=4):
         resumed.outbound.put(resumed.message(number, tensor, incarnation=3))
@@ -251,7 +252,7 @@ def test_what_a_worker_of_before_still_adds_to_a_run_that_was_resumed_is_removed
     before = line_at(stack, url)
     before.put(*range(4))
     assert before.take_numbers(4) == list(range(4))
-    resumed = QueuePair(worker(stack, 3, url, since=2), worker(stack, 4, url, since=2), 4)
+    resumed = QueuePair(worker(stack, 3, url, since=2), worker(stack, 4, url, since=2))
     tensors = payloads(12)
     for number, tensor in enumerate(tensors, start=4):
         with suppress(Fenced):

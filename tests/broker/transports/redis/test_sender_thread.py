@@ -12,7 +12,7 @@ from stageline.broker.transports.redis import sender_thread
 from stageline.broker.transports.redis.answers import RedisAway, RedisUnfit
 from stageline.broker.transports.redis.sender_thread import SenderThread
 from support.proxy import Proxy
-from support.queue_pair import KEY, QueuePair, wait_for
+from support.queue_pair import QueuePair, queue_of, wait_for
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all, use, worker
 from support.redis_server import RedisServer, shared_server
 
@@ -95,7 +95,7 @@ def test_a_stream_that_is_flushed_again_and_again_loses_nothing(
         if dice.random() < 0.1:
             client.flushall()
         if number >= 4:
-            assert line.take().sequence == number - 4
+            assert line.take().number == number - 4
 
 
 def test_a_server_that_was_rolled_back_is_filled_again(stack: ExitStack, server: RedisServer, hasty: None) -> None:
@@ -130,7 +130,7 @@ def test_a_server_that_begins_to_throw_keys_away_is_noticed(stack: ExitStack, se
 
 def test_a_full_server_is_waited_for(stack: ExitStack, server: RedisServer, hasty: None) -> None:
     client = stack.enter_context(closing(server.client()))
-    line = line_at(stack, server.url, windows={KEY: 40})
+    line = line_at(stack, server.url, queue_of("forward-1", window=40))
     line.put(0)
     line.take()
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 2**22)
@@ -160,23 +160,24 @@ def test_what_a_broken_connection_lost_is_sent_again_without_a_call(
     proxy = stack.enter_context(Proxy(f"tcp://127.0.0.1:{shared_server().port}"))
     database = shared_server().own_number()
     producer = worker(stack, 1, f"{proxy.endpoint.replace('tcp', 'redis')}/{database}")
-    line = QueuePair(producer, worker(stack, 2, shared_server().tcp_url_of(database)), 4)
+    line = QueuePair(producer, worker(stack, 2, shared_server().tcp_url_of(database)))
     line.put(0)
     line.take()
     line.settle()
     proxy.cut()
     line.outbound.put(line.message(1))
     message = wait_for(lambda: line.producer.pump(0.01) or line.inbound.take(0.01))  # a pump finds that it is broken
-    assert message.sequence == 1
+    assert message.number == 1
 
 
-def test_a_worker_of_another_plan_is_refused(stack: ExitStack) -> None:
-    url = shared_server().own_database()
-    assert worker(stack, 1, url).flush(20)
-    other = worker(stack, 2, url, microbatches=6)
-    other.flush(20)
-    with pytest.raises(RedisUnfit, match=r"is kept at .* in layout b'1 4', this worker uses b'1 6'"):
-        other.pump(0)
+def test_a_run_in_another_layout_is_refused(stack: ExitStack) -> None:
+    server = shared_server()
+    database = server.own_number()
+    stack.enter_context(closing(server.client(database))).set("stageline:{line-run}:layout", "1 4")
+    queues = worker(stack, 1, server.url_of(database))
+    queues.flush(20)
+    with pytest.raises(RedisUnfit, match=r"is kept at .* in layout b'1 4', this worker uses b'2'"):
+        queues.pump(0)
 
 
 def test_what_a_put_is_answered_is_read_while_messages_are_waited_for(

@@ -6,7 +6,7 @@ from time import monotonic
 import pytest
 
 from stageline.broker.errors import QueueGap
-from support.queue_pair import KEY, QueuePair, wait_for
+from support.queue_pair import KEY, QueuePair, queue_of, wait_for
 from support.redis_queues import STREAM, line_at, worker
 from support.redis_server import shared_server
 
@@ -34,7 +34,7 @@ def test_a_run_that_goes_back_finds_a_queue_that_was_trimmed_further(stack: Exit
     until = monotonic() + 0.5
     while monotonic() < until:
         assert consumer.inbound(KEY).take(0.1) is None
-    line = QueuePair(producer or worker(stack, 3, url), consumer, 4)
+    line = QueuePair(producer or worker(stack, 3, url), consumer)
     line.outbound.trim(2)
     for number in range(8, 40):
         line.outbound.put(line.message(number, incarnation=3))
@@ -54,12 +54,12 @@ def test_without_going_back_a_queue_that_was_trimmed_further_is_an_error(stack: 
 def test_a_producer_does_not_run_ahead_of_its_consumers_window(stack: ExitStack) -> None:
     server = shared_server()
     database = server.own_number()
-    line = line_at(stack, server.url_of(database), windows={KEY: 3})
+    line = line_at(stack, server.url_of(database), queue_of("forward-1", window=3))
     line.settle()
     line.put(*range(20))
     client = stack.enter_context(closing(server.client(database)))
     lengths = []
     for number in range(20):
-        assert line.take().sequence == number
+        assert line.take().number == number
         lengths.append(client.xlen(STREAM) - number)
     assert max(lengths) <= 1 + 3

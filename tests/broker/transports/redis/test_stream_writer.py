@@ -7,15 +7,15 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.errors import Disagreement
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.broker.transports.redis.stream_writer import StreamWriter
 from stageline.broker.transports.redis.units import Exchange
+from support.queue_pair import queue_of
 
-KEY = QueueKey(Flow.FORWARD, 1)
+KEY = queue_of("forward-1", count=2)
 
 
 class StreamServer:
@@ -67,10 +67,10 @@ def read_commands(packed: Sequence[bytes | memoryview]) -> list[list[bytes]]:
 
 
 def writer(count: int, incarnation: int = 3, *, scale: float = 1.0, since: int = 0) -> StreamWriter:
-    log = Log("run", KEY, 2, RetentionBudget())
+    log = Log("run", KEY, RetentionBudget())
     for number in range(count):
         payload = torch.full((2,), scale * number)
-        log.put(Message("run", KEY.flow, number // 2, number % 2, KEY.stage, incarnation, number, payload), now=0.0)
+        log.put(Message("run", KEY.name, number, incarnation, payload), now=0.0)
     return StreamWriter(Sender(log), incarnation, since)
 
 

@@ -8,21 +8,21 @@ from contextlib import ExitStack, closing
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Limits, Message, messages_per_step
+from stageline.broker.codec.message import Limits, Message
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues import delivery as looking
 from stageline.broker.queues import ends
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.transports.redis import connection as redis_connection
 from stageline.broker.transports.redis import queues, stream_reader, threads
 from stageline.broker.transports.redis.answers import RedisGarbled, RedisUnfit
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.sender_thread import SenderThread
 from stageline.broker.transports.redis.threads import ReceiverThread
+from stageline.pipeline.program import Queue
 from support.false_redis import FalseRedis
 from support.proxy import Flip, Proxy
-from support.queue_pair import KEY, LIMIT, RUN, QueuePair, wait_for
-from support.redis_queues import BACK, STREAM, line_at, payloads, put_all, take_all, use, worker
+from support.queue_pair import BACK, KEY, LIMIT, RUN, QueuePair, queue_of, wait_for
+from support.redis_queues import STREAM, line_at, payloads, put_all, take_all, use, worker
 from support.redis_server import RedisServer, shared_server
 
 ARRAY = b"*4294967295\r\n"  # of 34 GB
@@ -36,7 +36,7 @@ def test_a_waiting_computing_thread_reads_itself(stack: ExitStack, monkeypatch: 
     monkeypatch.setattr(ReceiverThread, "_take_lead", lambda thread: not thread._ends.over.wait())
     for number in range(1, 8):  # the window: the producer does not wait for messages, so no more credit is read
         line.put(number)
-        assert line.take().sequence == number
+        assert line.take().number == number
 
 
 def test_a_worker_looks_for_a_message_before_it_sleeps_and_a_ring_ends_that(
@@ -52,7 +52,7 @@ def test_a_worker_looks_for_a_message_before_it_sleeps_and_a_ring_ends_that(
     monkeypatch.setattr(queues, "_milliseconds", None)  # what it would sleep for
     line.consumer._looking = looking.Looking(2)
     line.put(1)
-    assert line.inbound.take(60).sequence == 1
+    assert line.inbound.take(60).number == 1
     threading.Timer(0.05, line.consumer.ring).start()
     assert line.inbound.take(60) is None
 
@@ -71,19 +71,19 @@ def test_a_message_that_comes_while_a_worker_computes_is_not_asked_for_only_then
     line.take()
     receiver = line.consumer._receiver
     wait_for(lambda: None if receiver.lead.locked() else True)
-    line.consumer.outbound(BACK).put(Message(RUN, BACK.flow, 0, 0, BACK.stage, 2, 0, torch.ones(3)))
+    line.consumer.outbound(BACK).put(Message(RUN, BACK.name, 0, 2, torch.ones(3)))
     line.put(1)
     poll = select.poll()
     poll.register(receiver.link.fd, select.POLLIN)
     assert poll.poll(1000 * LIMIT)
-    assert line.take().sequence == 1
+    assert line.take().number == 1
 
 
 def test_a_consumer_with_a_window_of_one_does_not_wait_for_a_thread_that_has_nothing_to_ask_for(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread slept in the lead, so that neither was credit sent nor the next message read: 10 ms for each."""
-    line = line_at(stack, shared_server().own_database(), windows={KEY: 1})
+    line = line_at(stack, shared_server().own_database(), queue_of("forward-1", window=1))
     line.put(0)
     line.take()
     monkeypatch.setattr(threads, "BLOCK_BRIEFLY", 3 * LIMIT)
@@ -103,7 +103,7 @@ def test_a_consumer_that_waits_often_and_briefly_is_connected_and_reads(
     line = line_at(stack, server.tcp_url_of(database))
     for number in range(2):
         line.put(number)
-        assert wait_for(lambda: line.inbound.take(0.001)).sequence == number
+        assert wait_for(lambda: line.inbound.take(0.001)).number == number
         server.client().client_kill_filter(_type="normal", skipme=True)
 
 
@@ -131,7 +131,7 @@ def test_a_thread_takes_over_a_connection_without_answers(stack: ExitStack, monk
     line = line_at(stack, shared_server().own_database())
     for number in range(20):
         line.put(number)
-        assert line.take().sequence == number
+        assert line.take().number == number
 
 
 def test_a_frozen_server_stops_no_computation(
@@ -165,7 +165,7 @@ def test_cut_answers_make_no_gap_and_no_duplicate(stack: ExitStack, hasty: None,
         return passing[: dice.randrange(len(passing))]
 
     url = f"redis://{proxy.endpoint.removeprefix('tcp://')}/{database}"
-    line = QueuePair(worker(stack, 1, url), worker(stack, 2, url), 4)
+    line = QueuePair(worker(stack, 1, url), worker(stack, 2, url))
     proxy.change = cut
     tensors = payloads(60, dice.choice([10, 5_000, 400_000]))
     for number, tensor in enumerate(tensors):
@@ -231,22 +231,20 @@ def test_a_message_that_stays_damaged_is_named(stack: ExitStack, server: RedisSe
     line.producer.close()
     client.xadd(STREAM, {**fields, b"h": fields[b"h"][:-1] + b"?"}, id="1-1")
     with pytest.raises(BadMessage, match="message 1 of forward-1 arrived damaged 9 times in a row"):
-        consumer.inbound(KEY).rewind(0), QueuePair(consumer, consumer, 4).take_numbers(2)
+        consumer.inbound(KEY).rewind(0), QueuePair(consumer, consumer).take_numbers(2)
 
 
 def test_several_queues_share_one_connection(stack: ExitStack) -> None:
     url = shared_server().own_database()
-    keys = [QueueKey(flow, stage) for flow in Flow for stage in range(3)]
-    windows = dict.fromkeys(keys, 3)
-    producer, consumer = worker(stack, 1, url), worker(stack, 2, url, windows=windows)
+    keys = [queue_of(f"{what}-{stage}", window=3) for what in ("forward", "loss", "call") for stage in range(14)]
+    producer, consumer = worker(stack, 1, url), worker(stack, 2, url)
     for number in range(20):
         for key in keys:
-            step, microbatch = divmod(number, messages_per_step(key.flow, 4))
             payload = torch.full((4,), float(number))
-            producer.outbound(key).put(Message(RUN, key.flow, step, microbatch, key.stage, 1, number, payload))
-    taken: dict[QueueKey, list[int]] = {key: [] for key in keys}
+            producer.outbound(key).put(Message(RUN, key.name, number, 1, payload))
+    taken: dict[Queue, list[int]] = {key: [] for key in keys}
     for key in random.Random(1).sample(keys * 20, len(keys) * 20):
-        taken[key].append(wait_for(lambda key=key: consumer.inbound(key).take(0.1)).sequence)
+        taken[key].append(wait_for(lambda key=key: consumer.inbound(key).take(0.1)).number)
     assert all(numbers == list(range(20)) for numbers in taken.values())
 
 

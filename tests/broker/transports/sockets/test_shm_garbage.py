@@ -34,7 +34,7 @@ from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair
 
 SIZE = 2**20  # of the shared memory that is good
-TERMS = QueueOptions(microbatches=4, windows={KEY: 8}, patience=0.0)
+TERMS = QueueOptions(patience=0.0)
 
 
 def worker(stack: ExitStack, incarnation: int, path: Path) -> ShmQueues:
@@ -68,7 +68,7 @@ def empty_file() -> int:
 
 
 def all_frames(queues: ShmQueues, number: int) -> list[Frame]:
-    return encode(QueuePair(queues, queues, 4).message(number, torch.arange(20_000)))
+    return encode(QueuePair(queues, queues).message(number, torch.arange(20_000)))
 
 
 # --------------------------------------------------------------------------------- from a consumer, to a producer
@@ -93,7 +93,7 @@ def test_garbage_of_a_consumer_harms_no_other(
     nothing_left_open: None, stack: ExitStack, tmp_path: Path, packet: bytes, descriptors: int
 ) -> None:
     producer, consumer = worker(stack, 1, tmp_path / "1"), worker(stack, 2, tmp_path / "2")
-    line = QueuePair(producer, consumer, 4)
+    line = QueuePair(producer, consumer)
     raw = dial(stack, producer)
     consumer.connect({KEY: producer.endpoint})
     line.put(0)
@@ -185,7 +185,7 @@ def test_garbage_of_a_producer_is_refused_and_a_good_one_in_its_place_is_believe
             send(raw, content, [open_one(letter) for letter in descriptors])
         assert consumer.inbound(KEY).take(0.03) is None
     producer = worker(stack, 1, tmp_path / "1")
-    line = QueuePair(producer, consumer, 4)
+    line = QueuePair(producer, consumer)
     line.outbound.put(line.message(0, torch.arange(20_000)))
     assert torch.equal(line.take().payload, torch.arange(20_000))
 
@@ -203,7 +203,7 @@ def test_garbage_without_end_is_an_error_that_names_the_worker(stack: ExitStack,
 
 def test_a_damaged_message_in_shared_memory_is_sent_again(stack: ExitStack, tmp_path: Path, hasty: None) -> None:
     producer, consumer = worker(stack, 1, tmp_path / "1"), worker(stack, 2, tmp_path / "2")
-    line = QueuePair(producer, consumer, 4)
+    line = QueuePair(producer, consumer)
     consumer.connect({KEY: producer.endpoint})
     producer.outbound(KEY)
     line.settle()
@@ -263,7 +263,7 @@ def test_no_packets_of_a_producer_raise_anything_but_bad_message(
 def test_no_packets_of_a_consumer_raise_anything(nothing_left_open: None, tmp_path: Path, packets: list[bytes]) -> None:
     with ExitStack() as stack:
         producer = worker(stack, 1, tmp_path / "1")
-        line = QueuePair(producer, producer, 4)
+        line = QueuePair(producer, producer)
         raw = dial(stack, producer)
         for number, packet in enumerate(packets):
             send(raw, packet)

@@ -26,23 +26,24 @@ from stageline.broker.transports.sockets.shm_packets import MEMORY, NUMBER, REQU
 from stageline.broker.transports.sockets.shm_producer import ConsumerConnection
 from stageline.broker.transports.sockets.shm_queues import Dialer, ShmQueues
 from support.fork_server import ForkServer
-from support.queue_pair import KEY, LIMIT, RUN, QueuePair, wait_for
+from support.queue_pair import KEY, LIMIT, RUN, QueuePair, queue_of, wait_for
 from support.shm_processes import payload_of, process
 
 FEW = 6  # polls of a wait that sleeps
 
 
 def worker(stack: ExitStack, incarnation: int, path: Path, **changed: Any) -> ShmQueues:
-    terms = QueueOptions(**{"microbatches": 4, "windows": {KEY: 8}, "patience": 0.0, **changed})
+    terms = QueueOptions(**{"patience": 0.0, **changed})
     return stack.enter_context(closing(ShmQueues(RUN, incarnation, f"shm://{path}", terms)))
 
 
-def line_in(stack: ExitStack, folder: Path, **changed: Any) -> QueuePair:
+def line_in(stack: ExitStack, folder: Path, *, window: int = 8, **changed: Any) -> QueuePair:
     """A line whose consumer has granted its credit."""
     producer, consumer = worker(stack, 1, folder / "1"), worker(stack, 2, folder / "2", **changed)
-    consumer.connect({KEY: producer.endpoint})
-    line = QueuePair(producer, consumer, 4)
-    assert isinstance(producer.outbound(KEY).depth().ready, int)  # made: credit for it is not kept, but used
+    queue = queue_of("forward-1", window=window)
+    consumer.connect({queue: producer.endpoint})
+    line = QueuePair(producer, consumer, queue)
+    assert isinstance(producer.outbound(queue).depth().ready, int)  # made: credit for it is not kept, but used
     line.settle()
     return line
 
@@ -62,7 +63,7 @@ def take_sizes(line: QueuePair, sizes: list[int]) -> None:
     """Checks the messages of `put_sizes`: order and every bit."""
     for number, size in enumerate(sizes):
         message = line.take()
-        assert message.sequence == number
+        assert message.number == number
         assert torch.equal(message.payload, payload_of(number, size // 4))
 
 
@@ -84,7 +85,7 @@ SIZES = {
 def test_messages_of_all_sizes_arrive_with_the_same_bits_and_in_order(
     stack: ExitStack, tmp_path: Path, sizes: list[int], window: int
 ) -> None:
-    line = line_in(stack, tmp_path, windows={KEY: window})
+    line = line_in(stack, tmp_path, window=window)
     put_sizes(line, sizes)
     take_sizes(line, sizes)
 
@@ -140,7 +141,7 @@ def test_a_consumer_that_takes_nothing_does_not_block_its_producer(
     stack: ExitStack, tmp_path: Path, polls: list[float], size: int
 ) -> None:
     """Its socket, or its memory, is full: what is due stays due, and loses nothing."""
-    line = line_in(stack, tmp_path, windows={KEY: 64})
+    line = line_in(stack, tmp_path, window=64)
     sizes = [size] * 40
     put_sizes(line, sizes)
     depth = line.outbound.depth()
@@ -158,10 +159,10 @@ def test_a_producer_that_has_nothing_to_send_any_more_does_not_wait_for_room(
 ) -> None:
     """Its socket was full, and then had room: each wait ended at once, since nothing more was sent."""
     producer = worker(stack, 1, tmp_path / "1")
-    line = QueuePair(producer, producer, 4)
+    line = QueuePair(producer, producer)
     with raw_consumer(producer) as raw:
         raw.send(
-            bytes([REQUEST]) + pack(CreditRequest(RUN, *KEY.wire, 2, 1, next=0, credit=64, resend=False, ask=False))
+            bytes([REQUEST]) + pack(CreditRequest(RUN, KEY.name, 2, 1, next=0, credit=64, resend=False, ask=False))
         )
         put_sizes(line, [30 * KB] * 40)
         assert line.outbound.depth().ready > 0
@@ -239,8 +240,8 @@ def test_a_ring_ends_a_wait_at_once(stack: ExitStack, tmp_path: Path) -> None:
 
 def take_from_process(consumer: ShmQueues, count: int, elements: int) -> list[int]:
     messages = [wait_for(lambda: consumer.inbound(KEY).take(1)) for _ in range(count)]
-    assert all(torch.equal(message.payload, payload_of(message.sequence, elements)) for message in messages)
-    return [message.sequence for message in messages]
+    assert all(torch.equal(message.payload, payload_of(message.number, elements)) for message in messages)
+    return [message.number for message in messages]
 
 
 @pytest.mark.slow
@@ -267,7 +268,7 @@ def test_a_killed_consumer_is_replaced_and_gets_everything_from_its_step_on(
     stack: ExitStack, fork_server: ForkServer, tmp_path: Path, elements: int
 ) -> None:
     producer, replacement = worker(stack, 1, tmp_path / "1"), worker(stack, 3, tmp_path / "3")
-    line = QueuePair(producer, replacement, 4)
+    line = QueuePair(producer, replacement)
     put_sizes(line, [4 * elements] * 40)
     with process(fork_server, "consume", f"shm://{tmp_path}/2", 2, producer.endpoint) as consumer:
         while producer.outbound(KEY).depth().ready > 25:
@@ -301,9 +302,9 @@ def test_a_producer_that_comes_back_at_its_path_is_found_again(stack: ExitStack,
     put_sizes(line, [100 * KB] * 4)
     take_sizes(line, [100 * KB] * 2)
     line.producer.close()
-    again = QueuePair(worker(stack, 3, tmp_path / "1"), line.consumer, 4)
+    again = QueuePair(worker(stack, 3, tmp_path / "1"), line.consumer)
     put_sizes(again, [100 * KB] * 8)
-    assert [again.take().sequence for _ in range(6)] == [2, 3, 4, 5, 6, 7]
+    assert [again.take().number for _ in range(6)] == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_consumer_that_moves_leaves_no_connection_behind(stack: ExitStack, tmp_path: Path) -> None:
@@ -314,7 +315,7 @@ def test_a_consumer_that_moves_leaves_no_connection_behind(stack: ExitStack, tmp
     line.consumer.connect({KEY: other.endpoint})
     line.producer.pump(0)
     assert not line.producer._listener._connections
-    moved = QueuePair(other, line.consumer, 4)
+    moved = QueuePair(other, line.consumer)
     put_sizes(moved, [100 * KB] * 4)
     assert moved.take_numbers(2) == [2, 3]
 
@@ -360,7 +361,7 @@ def test_an_endpoint_of_other_queues_is_refused_by_name_and_changes_nothing(stac
 
 def test_only_this_user_may_connect(stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = worker(stack, 1, tmp_path / "1"), worker(stack, 2, tmp_path / "2")
-    line = QueuePair(producer, consumer, 4)
+    line = QueuePair(producer, consumer)
     line.put(0)
     with monkeypatch.context() as patched:
         patched.setattr(listener, "user_of", lambda socket: os.geteuid() + 1)
@@ -376,7 +377,7 @@ def test_a_worker_takes_nothing_from_a_process_of_another_user(
     stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer, consumer = worker(stack, 1, tmp_path / "1"), worker(stack, 2, tmp_path / "2")
-    line = QueuePair(producer, consumer, 4)
+    line = QueuePair(producer, consumer)
     line.put(0)
     with monkeypatch.context() as patched, capture_logs() as logs:
         patched.setattr(dialer, "user_of", lambda socket: 12345)
@@ -424,7 +425,7 @@ def test_a_producer_without_descriptors_accepts_later_and_sleeps_until_then(
     nothing_left_open: None, stack: ExitStack, tmp_path: Path, polls: list[float]
 ) -> None:
     producer, consumer = worker(stack, 1, tmp_path / "1"), worker(stack, 2, tmp_path / "2")
-    line = QueuePair(producer, consumer, 4)
+    line = QueuePair(producer, consumer)
     line.put(0)
     consumer.connect({KEY: producer.endpoint})
     with no_descriptors():
@@ -440,7 +441,7 @@ def test_a_consumer_without_descriptors_connects_later(
     nothing_left_open: None, stack: ExitStack, tmp_path: Path, polls: list[float]
 ) -> None:
     producer, consumer = worker(stack, 1, tmp_path / "1"), worker(stack, 2, tmp_path / "2")
-    line = QueuePair(producer, consumer, 4)
+    line = QueuePair(producer, consumer)
     line.put(0)
     with no_descriptors():
         consumer.connect({KEY: producer.endpoint})
@@ -459,11 +460,11 @@ def test_a_consumer_that_gets_no_descriptor_of_the_memory_gets_it_over_a_new_con
     with no_descriptors():
         message = line.inbound.take(1)
         assert message is not None
-        assert message.sequence == 0
+        assert message.number == 0
         assert line.inbound.take(0.1) is None
     for number, size in [*enumerate(sizes)][1:]:
         message = line.take()
-        assert message.sequence == number
+        assert message.number == number
         assert torch.equal(message.payload, payload_of(number, size // 4))
 
 
@@ -515,7 +516,7 @@ def test_old_memory_serves_when_there_is_no_larger(
     monkeypatch.setattr(os, "memfd_create", refuse)
     for number in (1, 2):
         line.outbound.put(line.message(number, payload_of(number, sizes[number] // 4)))
-    assert [line.take().sequence for _ in range(2)] == [1, 2]
+    assert [line.take().number for _ in range(2)] == [1, 2]
     assert line.producer.trouble is None
 
 
@@ -549,7 +550,7 @@ def raw_consumer(producer: ShmQueues) -> Iterator[socket.socket]:
 
 def test_another_run_at_the_same_path_is_told_so(stack: ExitStack, tmp_path: Path) -> None:
     producer = worker(stack, 1, tmp_path / "1")
-    terms = QueueOptions(microbatches=4, windows={KEY: 8})
+    terms = QueueOptions()
     with closing(ShmQueues("other-run", 2, f"shm://{tmp_path}/2", terms)) as consumer:
         consumer.connect({KEY: producer.endpoint})
         producer.pump(LIMIT)

@@ -10,22 +10,23 @@ from typing import Any
 import pytest
 import torch
 import zmq
+from msgspec.structs import replace
 
 from stageline.broker.codec.message import Message
 from stageline.broker.errors import Fenced
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.transports.sockets.zeromq_queues import OPTIONS, ZeroMQQueues
+from stageline.pipeline.program import Queue
 from support.fork_server import ForkServer
-from support.queue_pair import KEY, RUN, QueuePair, wait_for
+from support.queue_pair import BACK, KEY, RUN, QueuePair, wait_for
 from support.workspace import free_port
-from support.zeromq_queues import BACK, LOOPBACK, line_of, producer_process, worker
+from support.zeromq_queues import LOOPBACK, line_of, producer_process, worker
 
 
 def take_numbers(consumer: ZeroMQQueues, count: int) -> list[int]:
     """Takes from a producer in another process, and checks that each payload belongs to its number."""
     messages = [wait_for(lambda: consumer.inbound(KEY).take(1)) for _ in range(count)]
-    assert all(torch.equal(message.payload, torch.full((3,), float(message.sequence))) for message in messages)
-    return [message.sequence for message in messages]
+    assert all(torch.equal(message.payload, torch.full((3,), float(message.number))) for message in messages)
+    return [message.number for message in messages]
 
 
 @pytest.mark.slow
@@ -84,7 +85,7 @@ def test_a_replacement_takes_over_and_the_stale_consumer_is_fenced(stack: ExitSt
 
 def test_what_was_put_before_a_consumer_connects_arrives(stack: ExitStack) -> None:
     producer, consumer = worker(stack, 1), worker(stack, 2)
-    QueuePair(producer, consumer, 4).put(*range(20))
+    QueuePair(producer, consumer).put(*range(20))
     assert line_of(producer, consumer).take_numbers(20) == list(range(20))
 
 
@@ -110,11 +111,10 @@ def test_a_worker_that_waits_serves_its_other_queues(stack: ExitStack) -> None:
     left.connect({BACK: right.endpoint})
     right.connect({KEY: left.endpoint})
 
-    def play(me: ZeroMQQueues, mine: QueueKey, other: QueueKey) -> list[int]:
+    def play(me: ZeroMQQueues, mine: Queue, other: Queue) -> list[int]:
         for number in range(60):
-            step, microbatch = divmod(number, 4)
-            me.outbound(mine).put(Message(RUN, mine.flow, step, microbatch, mine.stage, 1, number, torch.ones(9)))
-        return [wait_for(lambda: me.inbound(other).take(5)).sequence for _ in range(60)]
+            me.outbound(mine).put(Message(RUN, mine.name, number, 1, torch.ones(9)))
+        return [wait_for(lambda: me.inbound(other).take(5)).number for _ in range(60)]
 
     results: list[list[int]] = []
     left_has_all = threading.Event()
@@ -134,8 +134,8 @@ def test_a_worker_that_waits_serves_its_other_queues(stack: ExitStack) -> None:
 
 
 def test_a_queue_within_one_worker_needs_no_socket(stack: ExitStack) -> None:
-    queues = worker(stack, 1, local={KEY})
-    line = QueuePair(queues, queues, 4)
+    queues = worker(stack, 1)
+    line = QueuePair(queues, queues, replace(KEY, consumer=0))
     line.put(*range(5))
     assert line.take_numbers(5) == list(range(5))
     queues.ring()

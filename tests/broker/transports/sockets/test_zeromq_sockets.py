@@ -10,17 +10,17 @@ import torch
 import zmq
 from structlog.testing import capture_logs
 
-from stageline.broker.codec.message import Flow, Message, messages_per_step
+from stageline.broker.codec.message import Message
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues import links as inbound_link
 from stageline.broker.queues import requests
-from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.requests import CreditRequest, RetentionReply, pack, run_named_in, unpack
 from stageline.broker.transports.sockets import zeromq_queues as dealer
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
+from stageline.pipeline.program import Queue
 from support.proxy import Flip, Proxy
-from support.queue_pair import KEY, RUN, QueuePair, wait_for
+from support.queue_pair import KEY, RUN, QueuePair, queue_of, wait_for
 from support.zeromq_queues import LOOPBACK, line_of, proxied, worker
 
 
@@ -38,7 +38,7 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(stack: ExitStack
     producer, consumer = worker(stack, 1), worker(stack, 2)
     proxy = stack.enter_context(Proxy(producer.endpoint))
     consumer.connect({KEY: proxy.endpoint})
-    line = QueuePair(producer, consumer, 4)
+    line = QueuePair(producer, consumer)
     payloads = [torch.randn(elements) for _ in range(12)]
     for number, payload in enumerate(payloads):
         line.outbound.put(line.message(number, payload))
@@ -57,7 +57,7 @@ def test_a_damaged_byte_is_never_accepted_and_asked_for_again(
     producer, consumer = worker(stack, 1), worker(stack, 2)
     proxy = stack.enter_context(Proxy(producer.endpoint))
     consumer.connect({KEY: proxy.endpoint})
-    line = QueuePair(producer, consumer, 4)
+    line = QueuePair(producer, consumer)
     line.put(0)
     line.take()
     proxy.change = flip = Flip(dice.randrange(2000), dice.randrange(8))
@@ -90,7 +90,7 @@ def test_a_connection_without_any_answer_is_replaced(
 
 def test_a_producer_of_another_run_is_refused_with_both_names(stack: ExitStack) -> None:
     consumer = worker(stack, 2)
-    other = stack.enter_context(closing(ZeroMQQueues("other", 1, LOOPBACK, QueueOptions(microbatches=4, windows={}))))
+    other = stack.enter_context(closing(ZeroMQQueues("other", 1, LOOPBACK, QueueOptions())))
     other.outbound(KEY)
     with pytest.raises(ForeignMessage, match="belongs to run 'other', this one to run 'line-run'"):
         line_of(other, consumer).take()
@@ -102,17 +102,7 @@ def test_a_producer_of_another_version_is_refused_with_both_versions(
     producer, consumer = worker(stack, 1), worker(stack, 2)
     line = line_of(producer, consumer)
     monkeypatch.setattr(requests, "_VERSION", b"\x09")
-    with pytest.raises(ForeignMessage, match="has version 9 of its requests, this one 2"):
-        line.take()
-
-
-def test_a_producer_of_another_plan_is_refused(stack: ExitStack) -> None:
-    producer, consumer = worker(stack, 1, microbatches=6), worker(stack, 2)
-    line = line_of(producer, consumer)
-    for microbatch in range(5):
-        producer.outbound(KEY).put(Message(RUN, KEY.flow, 0, microbatch, KEY.stage, 1, microbatch, None))
-    line.take_numbers(4)
-    with pytest.raises(ForeignMessage, match="not of this plan, in which a step has 4 of them"):
+    with pytest.raises(ForeignMessage, match="has version 9 of its requests, this one 3"):
         line.take()
 
 
@@ -134,7 +124,7 @@ def test_garbage_from_a_stranger_changes_nothing(stack: ExitStack) -> None:
 
 
 QUEUE_KEY = b"q" * 32
-OF_NOW = CreditRequest(RUN, KEY.flow, KEY.stage, 2, 2**40, 0, 10**6, resend=True, ask=True)  # 2: the consumer's
+OF_NOW = CreditRequest(RUN, KEY.name, 2, 2**40, 0, 10**6, resend=True, ask=True)  # 2: the consumer's
 OF_LATER = msgspec.structs.replace(OF_NOW, incarnation=2**53 - 1)
 
 
@@ -192,7 +182,7 @@ def test_a_forged_reply_is_damage(stack: ExitStack) -> None:
     consumer.connect({KEY: impostor.get_string(zmq.LAST_ENDPOINT)})
     wait_for(lambda: consumer.pump(0.01) or impostor.poll(0) or None)
     peer, _ = impostor.recv_multipart()
-    fenced = RetentionReply(RUN, KEY.flow, KEY.stage, 2**53 - 1, 1, 0, 0)
+    fenced = RetentionReply(RUN, KEY.name, 2**53 - 1, 1, 0, 0)
     for key in (b"", b"x" * 32):
         impostor.send_multipart([peer, b"", pack(fenced, key)])
         wait_for(lambda: consumer.pump(0.01) or impostor.poll(0) or None)
@@ -217,38 +207,36 @@ def stranger_at(stack: ExitStack, endpoint: str) -> "zmq.Socket[bytes]":
 
 
 def test_several_queues_share_one_connection(stack: ExitStack) -> None:
-    keys = [QueueKey(flow, stage) for flow in Flow for stage in range(3)]
-    windows = dict.fromkeys(keys, 3)
-    producer, consumer = worker(stack, 1), worker(stack, 2, windows=windows)
+    keys = [queue_of(f"{what}-{stage}", window=3) for what in ("forward", "loss", "call") for stage in range(14)]
+    producer, consumer = worker(stack, 1), worker(stack, 2)
     consumer.connect(dict.fromkeys(keys, producer.endpoint))
     for number in range(20):
         for key in keys:
             payload = torch.full((4,), float(number))
-            step, microbatch = divmod(number, messages_per_step(key.flow, 4))
-            producer.outbound(key).put(Message(RUN, key.flow, step, microbatch, key.stage, 1, number, payload))
+            producer.outbound(key).put(Message(RUN, key.name, number, 1, payload))
     lines = {key: consumer.inbound(key) for key in keys}
     dice = random.Random(1)
     order = dice.sample(keys * 20, len(keys) * 20)
-    taken: dict[QueueKey, list[int]] = {key: [] for key in keys}
+    taken: dict[Queue, list[int]] = {key: [] for key in keys}
     for key in order:
 
-        def look(key: QueueKey = key) -> Message | None:
+        def look(key: Queue = key) -> Message | None:
             producer.pump(0)
             return lines[key].take(0.01)
 
-        taken[key].append(wait_for(look).sequence)
+        taken[key].append(wait_for(look).number)
     assert all(numbers == list(range(20)) for numbers in taken.values())
 
 
 def test_what_a_full_connection_does_not_take_is_sent_later(stack: ExitStack) -> None:
-    producer = worker(stack, 1, windows={})  # with room for few messages on a connection
-    consumer = worker(stack, 2, windows={KEY: 400})
+    producer = worker(stack, 1, ahead=0)  # with room for few messages on a connection
+    consumer, queue = worker(stack, 2, ahead=400), queue_of("forward-1", window=400)
     passing = threading.Event()
     passing.set()
     proxy = stack.enter_context(Proxy(producer.endpoint))
     proxy.change = lambda data: data if passing.wait(60) else b""
-    consumer.connect({KEY: proxy.endpoint})
-    line = QueuePair(producer, consumer, 4)
+    consumer.connect({queue: proxy.endpoint})
+    line = QueuePair(producer, consumer, queue)
     line.settle()
     passing.clear()
     payload = torch.randn(50_000)

@@ -12,7 +12,8 @@ from torch import nn
 
 from stageline import Line, ModelRefused, NoSuchRun, WeightsUnusable, load, load_weights
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.workers.runs.notes import hashes_of, write_code
+from stageline.workers.disk.atomic_file import persist_json
+from stageline.workers.runs.records import CODE, hashes_of
 from support.workspace import MODEL, Workspace
 
 LAYERS = """
@@ -197,7 +198,7 @@ def test_the_code_of_a_script_whose_workers_joined_by_names_must_be_that_of_the_
     (run / "plan.json").write_text(json.dumps(plan))
     for folder in run.glob("checkpoints"):
         shutil.rmtree(folder)  # they are those of the plan that it had
-    write_code(run, ScriptCode(str(torch.__version__), hashes_of(workspace.folder, ["joined_model.py"])))
+    persist_json(run / CODE, ScriptCode(str(torch.__version__), hashes_of(workspace.folder, ["joined_model.py"])))
     with pytest.raises(ModelRefused, match=r"code of run small-.*, joined_model\.py, is not here: go to"):
         load(run)
     monkeypatch.chdir(workspace.folder)

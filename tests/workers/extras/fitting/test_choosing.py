@@ -16,7 +16,7 @@ from stageline.workers.extras.fitting import (
     shortfalls,
     tight_workers,
 )
-from stageline.workers.extras.fitting.load import ample_limit_for, foreseen_within, limit_for
+from stageline.workers.extras.fitting.memory_load import ample_limit_for, foreseen_within, limit_for
 
 MIB = 1 << 20
 NOTHING, RECOMPUTES, OFFLOADS = Switches(), Switches("stage"), Switches("nothing", ("activations",))

@@ -3,7 +3,7 @@
 import pytest
 
 from stageline.workers.extras.fitting import Moved, added_nanoseconds, moved_bytes
-from stageline.workers.extras.fitting.load import COPYING, DISK
+from stageline.workers.extras.fitting.memory_load import COPYING, DISK
 
 STAGE = Moved(activations=1000, weights=100, gradients=100, averages=50, optimizer=200)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from stageline.pipeline.plan import PlanRefused, read_plan
-from stageline.workers.extras.preflight.estimate import estimate
+from stageline.workers.extras.preflight.trial import estimate
 from stageline.workers.extras.preflight.trial_result import ScheduleEstimate
 from support.workspace import Workspace
 

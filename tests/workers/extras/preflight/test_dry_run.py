@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import read_plan
+from stageline.pipeline.program import Queue
 from stageline.workers.extras.preflight.dry_run import Carried, TrialWatch, dry_run
 from stageline.workers.extras.preflight.trial import record
 from stageline.workers.extras.preflight.trial_result import StageEstimate
@@ -19,7 +19,7 @@ from support.workspace import DATA, MODEL, Workspace
 TIED = Path(reference.__file__).parent / "tied"
 
 
-def tried(workspace: Workspace, *sets: str) -> tuple[list[StageEstimate], dict[QueueKey, Carried]]:
+def tried(workspace: Workspace, *sets: str) -> tuple[list[StageEstimate], dict[Queue, Carried]]:
     return dry_run(prepare(read_plan(workspace.folder, sets=sets)))
 
 

@@ -10,7 +10,7 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.disk import memory as mapped_files
 from stageline.workers.disk.background_writer import WriteFailed
-from stageline.workers.extras.preflight.estimate import estimate
+from stageline.workers.extras.preflight.trial import estimate
 from support import reference
 from support.workspace import Workspace
 

@@ -9,8 +9,8 @@ import pytest
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused, read_plan
-from stageline.workers.extras.preflight.estimate import estimate
 from stageline.workers.extras.preflight.measure import measured_cut
+from stageline.workers.extras.preflight.trial import estimate
 from stageline.workers.launch import template
 from stageline.workers.launch.launch import prepare_launch
 from stageline.workers.runtime.job import prepare

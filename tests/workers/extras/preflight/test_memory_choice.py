@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.plan import Plan, PlanRefused, read_plan
-from stageline.workers.extras.preflight.estimate import estimate
 from stageline.workers.extras.preflight.memory_choice import chosen_memory
+from stageline.workers.extras.preflight.trial import estimate
 from stageline.workers.extras.preflight.trial_result import ChosenMemory
 from support import reference
 from support.workspace import Workspace

@@ -8,7 +8,7 @@ import pytest
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import read_plan
-from stageline.workers.extras.preflight.estimate import estimate
+from stageline.workers.extras.preflight.trial import estimate
 from stageline.workers.extras.preflight.trial_result import Estimate
 from support import reference
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Message
 from stageline.pipeline.plan import Plan, read_plan
 from stageline.pipeline.retry import ResourceFault
 from stageline.workers.extras.replay.recorder import RecordWriter
@@ -20,7 +20,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def message(step: int) -> Message:
-    return Message("run-1", Flow.FORWARD, step, 0, 1, 3, step, torch.full((2,), float(step)))
+    return Message("run-1", "forward-1", step, 3, torch.full((2,), float(step)))
 
 
 def test_what_was_recorded_is_there_once_the_writer_is_closed(plan):
@@ -83,7 +83,7 @@ def test_what_a_full_disk_cut_off_is_written_again_whole(plan):
         notes[0].told(notes[0].since).startswith(f"cannot record messages in {plan.run.dir / 'run-1'}: File too large")
     )
     assert notes[-1] is None
-    assert [entry.header.step for entry in read_entries(file)] == list(range(6))
+    assert [entry.header.number for entry in read_entries(file)] == list(range(6))
 
 
 def until_it_holds(file: Path, entries: int) -> None:

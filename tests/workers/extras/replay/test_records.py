@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Message, encode, fingerprint, read_header
+from stageline.broker.codec.message import Message, encode, fingerprint, read_header
 from stageline.workers.extras.replay.records import Direction, RecordDamaged, read_entries, write_entry
 
 
 def message(microbatch: int) -> Message:
     payload = (torch.arange(12.0).reshape(3, 4).t() + microbatch, {"mask": torch.ones(0, dtype=torch.bool)}, "word")
-    return Message("run", Flow.FORWARD, 7, microbatch, 2, 1, 28 + microbatch, payload)
+    return Message("run", "forward-2", 28 + microbatch, 1, payload)
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ import pytest
 from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.coordinator.records import OBSERVED
 from stageline.pipeline.plan import read_plan
-from stageline.workers.runs.listing import ending_of, run_rows
+from stageline.workers.runs.listing import ending_of, recorded_answer, run_rows
 from stageline.workers.runs.owner import RunOwner, read_owner, write_owner
-from stageline.workers.runs.recorded_answer import recorded_answer
 from stageline.workers.runs.records import RecordsDamaged, recorded_run
 from support.conversation import name
 from support.scripted import SCRIPT, reach, script_says, scripted

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from stageline.broker.codec.message import Flow, Message
-from stageline.broker.queues.base import QueueKey
+from stageline.broker.codec.message import Message
 from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree
 from stageline.workers.script.calls import batch_record
 from stageline.workers.script.calls.batch_record import NAME, BatchRecord, keep_batches
+from support.queue_pair import queue_of
 
 
 def batch(step: int) -> tuple[Tree, Tensor]:
@@ -21,8 +21,8 @@ def batch(step: int) -> tuple[Tree, Tensor]:
 
 def sums(step: int) -> tuple[int, ...]:
     """As the queue of calls has them."""
-    log = Log("run", QueueKey(Flow.CALL, 0), 2, RetentionBudget())
-    log.put(Message("run", Flow.CALL, 0, 0, 0, 1, 0, ("train", *batch(step))), now=0.0)
+    log = Log("run", queue_of("call-0", count=1), RetentionBudget())
+    log.put(Message("run", "call-0", 0, 1, ("train", *batch(step))), now=0.0)
     return log.checksums(0)
 
 

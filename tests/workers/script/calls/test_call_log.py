@@ -7,9 +7,8 @@ import torch
 from stageline.broker.codec.message import Message, encode
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.calls import CallKind, Position
-from stageline.workers.runtime.plan_calls import ENDLESS
 from stageline.workers.script.calls.calls import CallLog, messages
-from support.programs import calls_of
+from support.programs import queued_calls
 
 MIXED = [
     CallKind.TRAIN, CallKind.TRAIN, CallKind.EVALUATE, CallKind.PREDICT, CallKind.TRAIN, CallKind.STATE, CallKind.TRAIN,
@@ -53,7 +52,7 @@ def test_the_bytes_of_a_call_are_those_of_the_same_call_in_another_process():
     """Weights went in the order of a set of their names, which differs between two processes of one script."""
     names = frozenset(f"{layer}.{name}" for layer in range(8) for name in ("weight", "bias"))
     state = {name: torch.full((2,), float(len(name))) for name in names}
-    program = calls_of(make_schedule("1f1b", [[0]], 2), ENDLESS, scripted=True).program
+    program = queued_calls(make_schedule("1f1b", [[0]], 2)).program
 
     def sent(order: frozenset[str]) -> list[bytes]:
         call = CallLog(Position(0, 0, 0)).call(CallKind.LOAD, state=state)

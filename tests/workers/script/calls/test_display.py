@@ -13,7 +13,7 @@ from torch import nn
 
 from stageline import Line
 from stageline.workers.script.calls.calls import StepLoss
-from stageline.workers.script.calls.display import display_of
+from stageline.workers.script.calls.news import display_of
 from stageline.workers.script.calls.page import Seen
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor

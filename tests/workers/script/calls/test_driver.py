@@ -15,9 +15,8 @@ from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import CallKind, Position
-from stageline.workers.runtime.plan_calls import ENDLESS
 from stageline.workers.script.calls.driver import Driver
-from support.programs import calls_of, queue_named
+from support.programs import queue_named, queued_calls
 
 RUN = "driven-run"
 
@@ -39,12 +38,12 @@ class InterruptedQueues(MemoryQueues):
 
 @pytest.fixture
 def queues() -> InterruptedQueues:
-    return InterruptedQueues(RUN, 2)
+    return InterruptedQueues(RUN)
 
 
 @pytest.fixture
 def driver(queues: InterruptedQueues) -> Driver:
-    program = calls_of(make_schedule("1f1b", ((0,), (1,)), 2), ENDLESS, scripted=True).program
+    program = queued_calls(make_schedule("1f1b", ((0,), (1,)), 2)).program
     assigned = Assigned(RUN, 2, 1, 0, b"", b"")
     names = [frozenset[str]()] * 2
     fail = partial(RunFailed, folder=Path("runs/line-1"))
@@ -55,14 +54,14 @@ def reply(driver: Driver, queues: MemoryQueues, number: int, *payloads: Tree) ->
     """Both workers'; or the loss alone."""
     for worker, payload in enumerate(payloads):
         key = queue_named(f"reply-{worker}") if len(payloads) == 2 else queue_named("loss-1")
-        queues.outbound(key).put(Message(RUN, key.flow, number, 0, key.stage, 1, number, payload))
+        queues.outbound(key).put(Message(RUN, key.name, number, 1, payload))
         driver._take_replies()
         driver._hand_out()
 
 
 def put(queues: MemoryQueues) -> list[int]:
     """The numbers of the calls to worker 0."""
-    return [message.step for message in queues.outbound(queue_named("call-0")).peek(9)]
+    return [message.number for message in queues.outbound(queue_named("call-0")).peek(9)]
 
 
 def test_ctrl_c_while_a_call_is_submitted_loses_no_number(driver: Driver, queues: InterruptedQueues) -> None:
@@ -86,7 +85,7 @@ def test_a_third_call_waits_until_the_first_has_its_replies(driver: Driver, queu
     assert done[0].result(0) == {1: {"rows": 2}, 0: None}
     driver._put_calls()
     first, *others = queues.outbound(queue_named("call-1")).peek(9)
-    assert [message.step for message in others] == [1, 2]
+    assert [message.number for message in others] == [1, 2]
     assert is_emptied(first.payload)  # it is settled
     assert not any(is_emptied(other.payload) for other in others)
 
@@ -128,11 +127,9 @@ def test_replies_that_arrive_late_are_taken_when_the_run_is_over(driver: Driver,
     loss, end = driver.submit(CallKind.TRAIN), driver.submit(CallKind.STOP)
     driver._put_calls()
     answers = {queue_named("loss-1"): 0.5, queue_named("reply-0"): None, queue_named("reply-1"): None}
-    (first, *later) = [Message(RUN, key.flow, 0, 0, key.stage, 1, 0, payload) for key, payload in answers.items()]
+    (first, *later) = [Message(RUN, key.name, 0, 1, payload) for key, payload in answers.items()]
     queues.outbound(queue_named("loss-1")).put(first)
-    late = threading.Timer(
-        0.3, lambda: [queues.outbound(queue_named(f"reply-{reply.stage}")).put(reply) for reply in later]
-    )
+    late = threading.Timer(0.3, lambda: [queues.outbound(queue_named(reply.queue)).put(reply) for reply in later])
     late.start()
     driver._commands.append(Stop("all steps are done", 0))
     driver._obey()

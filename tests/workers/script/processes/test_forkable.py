@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from stageline.pipeline.model.traced.apart import has_backward_threads
-from stageline.workers.script.processes.launcher import gpu_obstacle
-from stageline.workers.script.processes.local_processes import CannotFork, demand_forkable
+from stageline.workers.script.processes.launcher import CannotFork, demand_forkable, gpu_obstacle
 
 _SET_NAME = 15  # of prctl(2)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.script.processes.names import files_of
+from stageline.workers.script.names import files_of
 
 FILES = {
     "graph_model.py": "import torch\nfrom graph_parts import blocks\n\ndef build():\n    import graph_late\n",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stageline.workers.runs.result import LaunchOutcome
+from stageline.workers.runs.folder import LaunchOutcome
 from stageline.workers.script.processes.launcher import LauncherReport, LaunchStarted
 
 

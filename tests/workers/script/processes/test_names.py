@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.workers.script.processes.names import code_of_names, named
+from stageline.workers.script.names import code_of_names, named
 
 MODULE = """
 import helpers_of_{0}

@@ -36,7 +36,7 @@ def test_without_arguments_the_newest_run_is_looked_at_even_if_it_is_over(worksp
 def test_without_a_run_or_a_plan_a_question_names_what_to_do(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STAGELINE_BROKER__URL", raising=False)
-    monkeypatch.setattr("stageline.workers.cli.asking.Client", None)  # no broker is asked
+    monkeypatch.setattr("stageline.workers.cli.options.Client", None)  # no broker is asked
     assert run([*words, "--json"]) == 3
     printed = capsys.readouterr()
     assert "no run is in ./runs, and no plan is here: name the folder of a run" in printed.err

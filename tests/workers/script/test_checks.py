@@ -34,9 +34,7 @@ def test_what_cannot_work_is_refused_with_its_argument_its_value_and_the_way_out
 
 def test_a_text_for_the_model_is_refused_before_it_is_called(tmp_path):
     """Python's own error was "'str' object is not callable"."""
-    with pytest.raises(
-        ModelRefused, match=r"^model = 'model.py:build' is a str: expected a torch module, Layers, a list"
-    ):
+    with pytest.raises(ModelRefused, match=r"^model = 'model.py:build': expected a torch module, Layers, a list"):
         Line("model.py:build", **GOOD, folder=tmp_path)
 
 

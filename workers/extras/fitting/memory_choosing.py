@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-from .load import (
+from .memory_load import (
     Loads,
     Options,
     StageLoad,
@@ -66,7 +66,8 @@ class Bounds:
         }
         prices = [cls(None, price, room) for price in _PRICES]
         best = max(prices, key=lambda each: each.least(0, {}, stages))
-        fitting = [each.nanoseconds_at(stages) for each in prices if fit(each.loads_at(stages), workers)]
+        taken = [[min(options, key=each._priced) for options in stages] for each in prices]
+        fitting = [sum(each.nanoseconds for each in one) for one in taken if fit(_loads(one), workers)]
         return cls(min(fitting, default=None), best.price, room)
 
     def may_be_cheapest(self, nanoseconds: int, loads: Loads, rest: Sequence[Options]) -> bool:
@@ -75,20 +76,10 @@ class Bounds:
         return self.known is None or self.least(nanoseconds, loads, rest) <= self.known * _ROUNDING + 1
 
     def least(self, nanoseconds: int, loads: Loads, rest: Sequence[Options]) -> float:
-        """Return what it takes at least with all stages."""
+        """Return the nanoseconds that all stages take at least."""
         left = sum(room - loads.get(worker, StageLoad()).held for worker, room in self.room.items())
         priced = sum(min(map(self._priced, options)) for options in rest)
         return nanoseconds + priced - self.price * left
-
-    def nanoseconds_at(self, stages: Sequence[Options]) -> int:
-        return sum(option.nanoseconds for option in self._taken(stages))
-
-    def loads_at(self, stages: Sequence[Options]) -> Loads:
-        """At this price, what workers take with the options that are best at it."""
-        return reduce(beside, (option.loads for option in self._taken(stages)), {})
-
-    def _taken(self, stages: Sequence[Options]) -> list[StageOption]:
-        return [min(options, key=self._priced) for options in stages]
 
     def _priced(self, option: StageOption) -> float:
         held = sum(load.held for worker, load in option.loads.items() if worker in self.room)
@@ -109,44 +100,43 @@ class _Combination:
 
     @property
     def order(self) -> tuple[int, tuple[int, ...]]:
-        """The cheaper first; of two as cheap, that with the earlier options."""
+        """Sort key: the cheaper first; of two as cheap, that with the earlier options."""
         return self.nanoseconds, self.places
 
     def beats(self, other: "_Combination") -> bool:
-        """Of the same stages, and not later in order."""
+        """Return True if no load is larger. The other has options of the same stages, and is not earlier in order."""
         return all(load.within(other.loads[worker]) for worker, load in self.loads.items())
 
 
 def cheapest(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> tuple[StageOption, ...] | None:
-    """For each stage one of its options; None if no combination fits. Of two that take as long, the one whose options
-    come first."""
+    """Return one option for each stage; None if no combination fits. Of two that take as long, the one whose options
+    come first is returned."""
     found: dict[int, StageOption] = {}
-    for group in sharing(stages):
-        choose = _cheapest_of if len(group) <= MOST_FREE else _cheapest_alike
-        places = choose([stages[stage] for stage in group], workers)
+    for members in sharing(stages):
+        choose = _cheapest_of if len(members) <= MOST_FREE else _cheapest_alike
+        places = choose([stages[stage] for stage in members], workers)
         if places is None:
             return None
-        found |= {stage: stages[stage][place] for stage, place in zip(group, places, strict=True)}
+        found |= {stage: stages[stage][place] for stage, place in zip(members, places, strict=True)}
     return tuple(found[stage] for stage in range(len(stages)))
 
 
 def tight_workers(chosen: Iterable[StageOption], workers: Sequence[WorkerRoom]) -> list[int]:
-    """Those that keep to their limit only if they give back what they free, and wait for their snapshots."""
-    nothing: Loads = {}
-    loads = reduce(beside, (option.ample for option in chosen), nothing)
+    """Return the workers that keep to their limit only if they give back what they free, and wait for snapshots."""
+    loads: Loads = reduce(beside, (option.ample for option in chosen), {})
     return [worker for worker, load in sorted(loads.items()) if workers[worker].is_tight(load)]
 
 
 def sharing(stages: Sequence[Options]) -> list[list[int]]:
-    """The stages in groups: what one of a group takes matters to the others of it, which are on the same workers."""
-    groups: list[tuple[list[int], set[int]]] = []
+    """Return the stages in sets: the load of one of a set matters to its others, which are on the same workers."""
+    found: list[tuple[list[int], set[int]]] = []
     for stage, options in enumerate(stages):
         workers = set(options[0].loads)
-        near = [group for group in groups if group[1] & workers]
-        merged = sorted([stage, *(each for group, _ in near for each in group)])
-        groups = [group for group in groups if group not in near]
-        groups.append((merged, workers.union(*(others for _, others in near))))
-    return sorted(group for group, _ in groups)
+        near = [each for each in found if each[1] & workers]
+        merged = sorted([stage, *(each for others, _ in near for each in others)])
+        found = [each for each in found if each not in near]
+        found.append((merged, workers.union(*(others for _, others in near))))
+    return sorted(members for members, _ in found)
 
 
 def _cheapest_of(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> tuple[int, ...] | None:
@@ -167,7 +157,7 @@ def _cheapest_of(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> tu
 
 
 def _cheapest_alike(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> tuple[int, ...] | None:
-    """Where all stages do the same, as far as they may."""
+    """Return the cheapest options with the same switches for all stages, as far as each has them."""
     wishes = dict.fromkeys(option.switches for options in stages for option in options)
     fitting = [each for each in (_alike(stages, wish) for wish in wishes) if fit(each.loads, workers)]
     return min(fitting, key=lambda each: each.order).places if fitting else None
@@ -182,7 +172,7 @@ def _alike(stages: Sequence[Options], wish: Switches) -> _Combination:
 
 
 def _plain(option: StageOption, workers: Sequence[WorkerRoom]) -> StageOption:
-    """As large, with fewer sizes, by which more combinations beat others."""
+    """Return an option that is as large, with fewer sizes, by which more combinations beat others."""
     loads = {
         worker: replace(load, offloaded=min(load.offloaded, workers[worker].under_way))
         for worker, load in option.loads.items()
@@ -191,7 +181,7 @@ def _plain(option: StageOption, workers: Sequence[WorkerRoom]) -> StageOption:
 
 
 def _unbeaten(combinations: Iterable[_Combination]) -> Iterator[_Combination]:
-    """In their order."""
+    """Yield the combinations that no other beats, in their order."""
     kept: list[_Combination] = []
     for each in sorted(combinations, key=lambda each: each.order):
         if not any(other.beats(each) for other in kept):
@@ -223,15 +213,16 @@ class Shortfall:
 
 
 def shortfalls(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> Iterator[Shortfall]:
-    """One of each group of stages and workers that no combination of options fits."""
-    for group in sharing(stages):
-        options = [stages[stage] for stage in group]
+    """Yield a shortfall for each set of stages, as in `sharing`, that no combination of options fits."""
+    for members in sharing(stages):
+        options = [stages[stage] for stage in members]
         if cheapest(options, workers) is None:
-            yield _closest(group, [[replace(each, nanoseconds=0) for each in own] for own in options], workers)
+            yield _closest(members, [[replace(each, nanoseconds=0) for each in own] for own in options], workers)
 
 
-def _closest(group: Sequence[int], options: Sequence[Options], workers: Sequence[WorkerRoom]) -> Shortfall:
-    """By the least that would have to be added to the limit of each worker: without its last byte, one is too small."""
+def _closest(members: Sequence[int], options: Sequence[Options], workers: Sequence[WorkerRoom]) -> Shortfall:
+    """Return the shortfall of the choice that needs least more memory on each worker: without the last byte of that,
+    the limit of some worker is too small."""
     low, high = 0, 1
     while cheapest(options, _with_more(workers, high)) is None:
         low, high = high, 2 * high
@@ -246,7 +237,7 @@ def _closest(group: Sequence[int], options: Sequence[Options], workers: Sequence
     own = [place for place, each in enumerate(chosen) if worker in each.loads]
     return Shortfall(
         worker,
-        tuple(group[place] for place in own),
+        tuple(members[place] for place in own),
         tuple(chosen[place].switches for place in own),
         room.peak(load),
         "model" if room.model > sum(parts.values()) else max(parts, key=lambda name: parts[name]),
@@ -258,10 +249,6 @@ def _with_more(workers: Sequence[WorkerRoom], more: int) -> list[WorkerRoom]:
     return [each if each.limit is None else replace(each, limit=each.limit + more) for each in workers]
 
 
-def _loads(chosen: Iterable[StageOption]) -> dict[int, StageLoad]:
-    """Return what each worker takes with these."""
-    found: dict[int, StageLoad] = {}
-    for option in chosen:
-        for worker, load in option.loads.items():
-            found[worker] = load.beside(found.get(worker, StageLoad()))
-    return found
+def _loads(chosen: Iterable[StageOption]) -> Loads:
+    """Return the load of each worker with these options."""
+    return reduce(beside, (option.loads for option in chosen), {})

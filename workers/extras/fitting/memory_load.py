@@ -1,4 +1,4 @@
-"""What the process of a worker takes at most, beyond its program: the sum of what its stages and its messages take.
+"""Bytes that the process of a worker takes at most, beyond its program: the sum of its stages and its messages.
 
 stages      weights, gradients, optimizer, and what is stashed of the microbatches in flight
 working     what operations make and free again: of one stage at a time
@@ -69,7 +69,7 @@ class WorkerRoom:
     limit: int | None = None
 
     def parts(self, load: StageLoad) -> dict[str, int]:
-        """Bytes, by what they are for."""
+        """Return bytes, by what they are for."""
         return {
             "stages": load.held,
             "working": load.working,
@@ -79,7 +79,7 @@ class WorkerRoom:
         }
 
     def peak(self, load: StageLoad) -> int:
-        """Bytes at most."""
+        """Return the bytes that the worker takes at most."""
         return max(self.model, sum(self.parts(load).values()))
 
     def fits(self, load: StageLoad) -> bool:
@@ -104,30 +104,30 @@ def reserve_of(limit: int) -> int:
 
 
 def limit_for(foreseen: int) -> int:
-    """The least limit with which so many bytes may be foreseen."""
+    """Return the least limit with which so many bytes may be foreseen."""
     return max(foreseen + LEAST_RESERVE, 8 * (foreseen - 1) // 7 + 1)
 
 
 def foreseen_in_ample(limit: int) -> int:
-    """The same of a worker that keeps what it frees, and goes on while a snapshot is written: a third, and 32 MiB at
-    least, are left to the gaps of an allocator that keeps memory."""
+    """Return the bytes that may be foreseen of a worker that keeps what it frees, and goes on while a snapshot is
+    written: a third, and 32 MiB at least, are left to the gaps of an allocator that keeps memory."""
     return limit - max(limit // 3, _LEAST_SPARE)
 
 
 def ample_limit_for(foreseen: int) -> int:
-    """The least limit with which so many bytes may be foreseen of such a worker."""
+    """Return the least limit with which so many bytes may be foreseen of a worker that keeps what it frees."""
     return max(foreseen + _LEAST_SPARE, 3 * (foreseen - 1) // 2 + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What a stage does to take less: the values of `stage.N.recompute` and `stage.N.offload`."""
+    """Ways in which a stage takes less: the values of `stage.N.recompute` and `stage.N.offload`."""
 
     recompute: str | tuple[str, ...] = "nothing"
     offload: tuple[str, ...] = ()
 
     def unlike(self, other: "Switches") -> int:
-        """In how many of the two they differ."""
+        """Return how many of the two differ."""
         return (self.recompute != other.recompute) + (self.offload != other.offload)
 
     def __str__(self) -> str:
@@ -178,23 +178,23 @@ class Moved:
 
     @classmethod
     def of(cls, movable: Mapping[str, int], in_flight: int) -> "Moved":
-        """Of a stage that keeps `movable` bytes, of activations those of all microbatches `in_flight`."""
+        """Make it of a stage's `movable` bytes, which count the activations of all microbatches `in_flight`."""
         kept = {name: movable.get(name, 0) for name in cls.__dataclass_fields__}
         return cls(**{**kept, "activations": kept["activations"] // max(1, in_flight)})
 
 
 def moved_bytes(stage: Moved, offload: Collection[str], microbatches: int) -> int:
-    """Return how many go to files and come back in a step. Weights are read for each forward and each backward, which
-    adds to the gradients; an update reads and writes all."""
-    of_microbatch = of_update = 0
-    if "activations" in offload:
-        of_microbatch += 2 * stage.activations
-    if "weights" in offload:
-        of_microbatch += 2 * stage.weights + 2 * stage.gradients
-        of_update += 2 * stage.weights + stage.gradients + 2 * stage.averages
-    if "optimizer" in offload:
-        of_update += 2 * stage.optimizer
-    return microbatches * of_microbatch + of_update
+    """Return the bytes of the parts `offload` that go to files and come back in a step.
+
+    Weights are read for each forward and each backward, which adds to the gradients; an update reads and writes all.
+    """
+    updated = 2 * stage.weights + stage.gradients + 2 * stage.averages
+    moved = {
+        "activations": 2 * stage.activations * microbatches,
+        "weights": 2 * (stage.weights + stage.gradients) * microbatches + updated,
+        "optimizer": 2 * stage.optimizer,
+    }
+    return sum(moved[part] for part in offload)
 
 
 def added_nanoseconds(computing: int, least: int, moved: int) -> int:

@@ -25,9 +25,10 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.object_names import defines, torch_name
-from stageline.workers.runs.notes import hashes_of
-from stageline.workers.script.arguments.arguments import FeatureMaker, LineOptions, Model
-from stageline.workers.script.arguments.checks import check_address, queues_beside
+from stageline.workers.runs.records import hashes_of
+
+from .arguments import FeatureMaker, LineOptions, Model
+from .checks import check_address, queues_beside
 
 INSTALLED = ("site-packages", "dist-packages")  # folders in which packages are
 _FUNCTIONS = {  # of torch's losses, by their classes

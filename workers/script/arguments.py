@@ -129,7 +129,8 @@ _RECOMPUTE = ValueKind(
 
 _FEATURES = ValueKind(
     lambda value: _is_list(value) and all(isinstance(each, Feature) or callable(each) for each in value),
-    "a list of features or of functions that make them, such as [GradientNoise()]",
+    "a list of features, their classes or functions that make them, such as [GradientNoise()]; a text such as "
+    '"noise.py:GradientNoise" names one in a plan only: import the class, and give that',
 )
 
 
@@ -260,7 +261,15 @@ class LineOptions:
 class LineCall(LineOptions):
     """All arguments of a `Line`; `resume` is what `Line.resume` passes on: the folder of the run to go on with."""
 
-    model: Model
+    model: Annotated[
+        Model,
+        Argument(
+            kind=ValueKind(
+                lambda value: callable(value) or isinstance(value, Layers | list | tuple),
+                "a torch module, Layers, a list with one module for each stage, or a function that returns one",
+            )
+        ),
+    ]
     resume: Annotated[
         str | Path | None, Argument(kind=_one_of(_PATH, "the folder of a run, or of what save has saved"))
     ] = field(default=None, kw_only=True)

@@ -6,7 +6,7 @@ from torch import nn
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import cut_model
-from stageline.workers.script.arguments.script_plan import weights_of
+from stageline.workers.script.begin import weights_of
 
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
 WEIGHTS = weights_of(MODEL, cut_model(MODEL, [2], None))

@@ -10,7 +10,7 @@ from stageline.pipeline.plan import PlanRefused
 from stageline.pipeline.plan.errors import Setting
 from stageline.workers.checkpoint.recut import needs_recut
 from stageline.workers.checkpoint.source import CheckpointSource
-from stageline.workers.script.arguments.arguments import ARGUMENTS, argument_of, in_arguments_words
+from stageline.workers.script.arguments import ARGUMENTS, argument_of, in_arguments_words
 from support.paths import ROOT
 from support.small_plans import plan
 
@@ -32,11 +32,11 @@ def test_what_a_run_was_begun_with_is_told_by_the_names_of_arguments() -> None:
     tied = CheckpointSource(Path("runs/line-1"), "line-1", plan(schedule__tied="step").resolved(2))
     with pytest.raises(PlanRefused) as refused, in_arguments_words():
         needs_recut(plan(model__cut=[3], schedule__tied="step").resolved(2), tied)
-    assert "this plan cuts the model in another way: cut: [3] here, [5] there" in str(refused.value)
+    assert "these arguments cut the model in another way: cut: [3] here, [5] there" in str(refused.value)
     coded = CheckpointSource(Path("runs/line-1"), "line-1", plan(queues__codec="int8").resolved(2))
     with pytest.raises(PlanRefused) as refused, in_arguments_words():
         needs_recut(plan(model__cut=[3], queues__codec="int8").resolved(2), coded)
-    assert 'has queues.codec = "int8", and this plan cuts the model in another way: cut: [3]' in str(refused.value)
+    assert ' = "int8", and these arguments cut the model in another way: cut: [3]' in str(refused.value)
 
 
 def test_another_number_of_microbatches_is_told_once() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from stageline.workers.runtime.job import Job
-from stageline.workers.script.arguments.arguments import LineOptions
-from stageline.workers.script.arguments.script_plan import plan_of, registered
-from stageline.workers.script.processes.names import remote_plan
+from stageline.workers.script.arguments import LineOptions
+from stageline.workers.script.begin import plan_of, registered
+from stageline.workers.script.names import remote_plan
 
 
 @pytest.mark.parametrize("value", [False, "false"])
@@ -29,7 +29,7 @@ def test_metrics_have_the_same_names_wherever_the_workers_are(tmp_path: Path, mo
     )
     remote = remote_plan(first.build, options, "tcp://0.0.0.0:7000")
     names = []
-    for tables in (None, remote.tables):
+    for tables in ({}, remote.tables):
         plan = plan_of(options, 2, tables)
         with registered(first.build, options):
             names.append(list(Job(plan, (), None, (), None, None).metrics))  # type: ignore[arg-type]

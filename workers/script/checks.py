@@ -15,24 +15,22 @@ import torch
 from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, broker_schemes, fault, host_of, masked, transport_of
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.tree import Tree, tensors
 
-from .arguments import ARGUMENTS, MEASURE, LineOptions
+from .arguments import ARGUMENTS, MEASURE, LineCall
 
 _SETTING = '{"recovery.lease": "30s"}'
 
 
-def _misfits(options: LineOptions) -> Iterator[str]:
+def _misfits(options: LineCall) -> Iterator[str]:
     """Yield what is of a wrong kind: the argument, its value, and what is expected."""
     settings: object = options.settings or {}  # whose values may hold a password
     if not isinstance(settings, Mapping):
         yield f"settings is {a_kind(settings)}: expected a dict of a plan's keys, such as {_SETTING}"
         return
-    defaults = {each.name: each.default for each in fields(LineOptions)}
-    for name, default in defaults.items():
-        value, kind = getattr(options, name), ARGUMENTS[name].kind
-        if kind is not None and value is not default and not kind.has(value):
+    for each in fields(LineCall):
+        name, value, kind = each.name, getattr(options, each.name), ARGUMENTS[each.name].kind
+        if kind is not None and value is not each.default and not kind.has(value):
             called = f" is {a_kind(value)}, which cannot be called; expected" if kind.has is callable else ": expected"
             yield f"{name} = {short(value)}{called} {kind.wanted}"
     for key, value in settings.items():
@@ -40,24 +38,6 @@ def _misfits(options: LineOptions) -> Iterator[str]:
             yield f"settings: the key {short(key)} is {a_kind(key)}: expected a plan's keys, such as {_SETTING}"
         if isinstance(value, Mapping):
             yield f"settings[{key!r}] is {a_kind(value)}: expected single keys, such as {_SETTING}"
-
-
-def _resume_misfit(resume: object) -> str:
-    """Return why `resume` is of a wrong kind; "" if it is not."""
-    kind = ARGUMENTS["resume"].kind
-    if resume is None or kind is None or kind.has(resume):
-        return ""
-    return f"resume = {short(resume)}: expected {kind.wanted}"
-
-
-def _model_misfit(model: object) -> str:
-    """Return why `model` is of a wrong kind; "" if it is not, as far as its kind tells."""
-    if callable(model) or isinstance(model, Layers | list | tuple):
-        return ""
-    return (
-        f"model = {short(model)} is {a_kind(model)}: expected a torch module, Layers, a list with one module for each "
-        "stage, or a function that returns one of these"
-    )
 
 
 def short(value: object) -> str:
@@ -72,9 +52,9 @@ def a_kind(value: object) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def demand_usable(model: object, options: LineOptions, *, inline: bool, resume: object = None) -> None:
-    """Raises `ModelRefused`, which names the argument, its value and what would be right."""
-    if wrong := _resume_misfit(resume) or _model_misfit(model) or next(_complaints(options, inline=inline), None):
+def demand_usable(call: LineCall) -> None:
+    """Raise `ModelRefused`, which names the argument, its value and what would be right."""
+    if wrong := next(_complaints(call), None):
         raise ModelRefused(wrong)
     demand_default_device()
 
@@ -91,7 +71,7 @@ def demand_default_device() -> None:
         )
 
 
-def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
+def _complaints(options: LineCall) -> Iterator[str]:
     yield from _misfits(options)
     if options.cut is not None and options.stages is not None:
         yield (
@@ -109,7 +89,7 @@ def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
     if reason := _device_complaint(str(options.device)):
         yield f'device = "{options.device}": {reason}; expected one that this torch has, such as "cpu" or "cuda:0"'
     url = str(options.other_keys.get("queues.url", ""))
-    if not inline and transport_of(url).reach is Reach.PROCESS:
+    if options.workers != "inline" and transport_of(url).reach is Reach.PROCESS:
         yield (
             f'settings["queues.url"] = "{url}": queues in memory do not reach from one process to another. Leave '
             'it out, or pass workers="inline" to compute in this process'
@@ -200,13 +180,3 @@ def _is_own(host: str) -> bool:
 def queues_beside(broker: str) -> str:
     """Where the script's own queues are: at the same server, or at another port of the same interface."""
     return broker.partition("#")[0] if transport_of(broker).has_server else f"{broker.rpartition(':')[0]}:0"
-
-
-def command_there(broker: str) -> str:
-    """What to run on the other machines."""
-    shown = masked(broker)
-    if shown != broker:
-        return f"stageline worker --join, with STAGELINE_BROKER__URL={shown} and its password in the environment"
-    if host_of(broker) in EVERY_INTERFACE:
-        shown = f"tcp://{socket.gethostname()}:{broker.rpartition(':')[2]}"
-    return f"stageline worker --join {shown}"

@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from stageline.workers.script.arguments.checks import check_address, command_there, queues_beside
+from stageline.workers.script.calls.news import command_there
+from stageline.workers.script.checks import check_address, queues_beside
 
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:7000", "tcp://[::1]:7000", "redis://host:6379/0", "unix:///r.sock"])

@@ -1,0 +1,110 @@
+"""Where a worker's calls come from: a plan's are made from its steps and rounds, a script's come in a queue.
+
+    next call ──> its instructions ──> computed by the loop ──> next call ...
+
+A call may have to be waited for: a step for the broker's order, a step after a round for the verdict on that, and each
+call of a script for the script.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stageline.broker.codec.message import Message
+from stageline.broker.control.records import ScheduleOrder
+from stageline.broker.queues.base import Inbound
+from stageline.pipeline.program import Instruction
+from stageline.pipeline.tree import Tree
+from stageline.workers.runs.metrics import MetricsLine
+
+from .calls import Position
+from .executor import Executor
+from .outbound_queues import OutboundQueues
+from .progress import Progress
+
+SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
+Keep = Callable[[int], object]  # saves the state after so many steps
+Measured = Callable[[MetricsLine], object]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """Parts of a worker's loop that its source of calls works with.
+
+    Attributes:
+        worker: Place of the worker.
+        start: Training steps before the loop begins.
+        executor: Computes what a call asks for.
+        inbound: Return a queue that the worker takes from, by its name.
+        outbound: Queues that it puts into.
+        progress: Is told which call is waited for.
+        now: Return the seconds since the epoch.
+        pump: Move messages of all queues, for so many seconds.
+        measured: Take the metrics of a round of evaluation.
+        keep: Save the state after so many steps.
+        save: Write the worker's stages into a folder.
+    """
+
+    worker: int
+    start: int
+    executor: Executor
+    inbound: Callable[[str], Inbound]
+    outbound: OutboundQueues
+    progress: Progress
+    now: Callable[[], float]
+    pump: Callable[[float], None]
+    measured: Measured
+    keep: Keep
+    save: SaveStages
+
+
+class CallSource:
+    """Calls to one worker, in order. The methods with a body are for sources that need no other."""
+
+    @property
+    def over(self) -> bool:
+        """True if no call is left, and none is open."""
+        raise NotImplementedError
+
+    @property
+    def doing(self) -> str:
+        """The state between two calls, in words."""
+        raise NotImplementedError
+
+    @property
+    def done(self) -> int:
+        """The calls of a script that have been carried out."""
+        return 0
+
+    def next(self, timeout: float) -> Iterator[Instruction] | None:
+        """Return what the next call has the worker compute, or nothing more once the open one is answered.
+
+        Returns None if no call has come within about `timeout` seconds, or all are over.
+        """
+        raise NotImplementedError
+
+    def step(self, instruction: Instruction | None) -> int | None:
+        """Return how many training steps come before `instruction`; without one, before the next call.
+
+        Returns None if all calls are over.
+        """
+        raise NotImplementedError
+
+    def take(self, inbound: Inbound, timeout: float) -> Message | None:
+        """Return the next message of `inbound` that an instruction of the open call needs, or None after `timeout`."""
+        return inbound.take(timeout)
+
+    def evaluated(self, stage: int, output: Tree) -> None:
+        """Note that `stage` has run a microbatch of the open call forward."""
+
+    def begin_at(self, position: Position) -> None:
+        """Go on from `position`: its checkpoint has been restored."""
+
+    def note_answered(self) -> None:
+        """Note which replies have arrived at the script."""
+
+    def lacks_room(self, now: float) -> None:
+        """Note that a message of the source itself cannot be put yet."""
+
+    def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
+        """Note the broker's orders; steps from `closed` on wait for another one."""
