@@ -1,9 +1,11 @@
 """What stages recompute changes no bit of a run, whatever else it does: freezes, stashes weights, loses a worker."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from stageline import Line, PlanRefused
 from stageline.pipeline.plan import read_plan
@@ -18,6 +20,7 @@ from support.whole_models import WHOLE_MODELS, mean_loss, train_whole
 
 SUPPORT = Path(reference.__file__).parent
 ADAM = partial(torch.optim.AdamW, lr=0.02)
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
