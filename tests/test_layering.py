@@ -124,7 +124,7 @@ PUBLIC = (
     "workers/runs/folder.py",  # the folder of a run
     "workers/runs/records.py",
     "workers/runs/owner.py",
-    "workers/runtime/metric_value.py",
+    "workers/runtime/executor.py",
     "workers/runtime/worker_feature.py",  # the protocol of a worker's features
 )
 

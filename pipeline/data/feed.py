@@ -40,17 +40,17 @@ class Feed:
         self._of_held_out = lru_cache(maxsize=keep)(self._cut_held_out)
 
     @cached_property
-    def _evaluated(self) -> Source | None:
-        """The rows held out as a source, in their own order; None if there are none."""
+    def _evaluated(self) -> "Source | _NoRows":
+        """The rows held out as a source, in their own order."""
         kept = self.held_out
-        if not isinstance(kept, tuple | list):
-            return kept
-        return Rows(*kept, self._batch_size, 0, shuffle=False) if rows(kept) else None
+        if isinstance(kept, tuple | list):
+            return Rows(*kept, self._batch_size, 0, shuffle=False) if rows(kept) else _NoRows()
+        return _NoRows() if kept is None else kept
 
     @property
     def batches_held_out(self) -> int:
         """Count the batches that the rows held out make; 0 if the source holds nothing back."""
-        return 0 if self._evaluated is None else self._evaluated.steps_per_epoch
+        return self._evaluated.steps_per_epoch
 
     @property
     def numbered(self) -> NumberedSource | None:
@@ -93,8 +93,7 @@ class Feed:
     def held_out_samples(self, batch: int, microbatch: int) -> torch.Tensor | None:
         """Return the numbers of an evaluated microbatch's rows: rows held out have numbers of their own."""
         number = self._held_out_number(batch)
-        source = None if self._evaluated is None else _numbered(self._evaluated)
-        if source is None:
+        if (source := _numbered(self._evaluated)) is None:
             return None
         own = samples_of(source, number).tensor_split(self._microbatches * self._accumulate)[microbatch]
         count = self.held_out_microbatch(batch, microbatch).rows
@@ -111,8 +110,6 @@ class Feed:
 
     def held_out_batch(self, number: int) -> Batch:
         """Return a batch of the rows held out, likewise."""
-        if self._evaluated is None:
-            raise DataError(f"there is no batch {number} of rows held out: the source holds nothing back")
         return _asked(self._evaluated, number, "the held-out source")
 
     def _held_out_number(self, batch: int) -> int:
@@ -135,7 +132,16 @@ class Feed:
         return cut_step(batches, self._microbatches)
 
 
-def _asked(source: Source, step: int, name: str) -> Batch:
+class _NoRows:
+    """The source of a run that holds no rows out."""
+
+    steps_per_epoch = 0
+
+    def batch(self, step: int) -> Batch:
+        raise DataError(f"there is no batch {step} of rows held out: the source holds nothing back")
+
+
+def _asked(source: "Source | _NoRows", step: int, name: str) -> Batch:
     what = f"{name}'s batch({step})"
     batch = called(partial(source.batch, step), what)
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
@@ -144,7 +150,7 @@ def _asked(source: Source, step: int, name: str) -> Batch:
     return inputs, targets
 
 
-def _numbered(source: Source) -> NumberedSource | None:
+def _numbered(source: object) -> NumberedSource | None:
     return cast(NumberedSource, source) if callable(getattr(source, "samples", None)) else None
 
 

@@ -3,12 +3,15 @@
     def reverse(placement, microbatches):      the stages of each worker, and how many microbatches a step has
         return [["0F0", ...], ["1F0", ...]]    for each worker its actions, in order
 
-The function is called where a plan is read. Its rows are then part of the plan, as those of a CSV file are.
+The function is called where a plan is read, and has `LONGEST` seconds. Its rows are then part of the plan, as those of
+a CSV file are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +21,7 @@ from stageline.pipeline.schedule import Action, Placement
 
 ScheduleFunction = Callable[[Placement, int], Sequence[Sequence[str | Action]]]
 
+LONGEST = 60.0  # seconds that the function may take: every process that reads the plan calls it
 _WANTED = 'expected a list with one list of actions for each worker, such as [["0F0", "0B0"], ["1F0", "1B0"]]'
 _UNKNOWN = (
     "it is called when the plan is read, and the number of stages is not known then; set model.stages, or model.cut to "
@@ -54,7 +58,15 @@ def rows_by(function: Any, plan: "plans.Plan") -> list[str]:
     if not placement:
         raise plan.refused("schedule.name", _UNKNOWN)
     try:
-        returned = call(partial(function, placement, microbatches), f"called for {placement} and {microbatches}")
+        returned = _within_time(
+            partial(call, partial(function, placement, microbatches), f"called for {placement} and {microbatches}")
+        )
+    except TimeoutError:
+        raise _refused(
+            plan,
+            f"called for {placement} and {microbatches}, it has not returned for {LONGEST:g} s, and every process that "
+            "reads the plan calls it: make it faster, or write its rows into a CSV file",
+        ) from None
     except ModelRefused as error:
         raise _refused(plan, str(error)) from error.__cause__
     if not isinstance(returned, list | tuple):
@@ -62,6 +74,22 @@ def rows_by(function: Any, plan: "plans.Plan") -> list[str]:
     if len(returned) != len(placement):
         raise _refused(plan, f"it returned {len(returned)} lists for {len(placement)} workers; {_WANTED}")
     return [_row(plan, worker, actions) for worker, actions in enumerate(returned)]
+
+
+def _within_time(function: Callable[[], Any]) -> Any:
+    """Return what `function` returns, or raise what it raises. Raises `TimeoutError` if it goes on after `LONGEST`."""
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(function())
+        except BaseException as error:  # noqa: BLE001  # told to the caller
+            made.set_exception(error)
+
+    thread = Thread(target=run, name="schedule", daemon=True)
+    thread.start()
+    thread.join(LONGEST)
+    return made.result(0)
 
 
 def _row(plan: "plans.Plan", worker: int, actions: object) -> str:

@@ -25,14 +25,11 @@ _EVAL = "call eval() on it in model.factory"
 
 def demand_replicable(plan: Plan, segments: Sequence[Segment]) -> None:
     """Raises `PlanRefused` if a stage with replicas has such a module, or stages share parameters beside it."""
-    replicated = [
-        part for part in segments if (table := (plan.stage or {}).get(str(part.index))) and table.replicas > 1
-    ]
-    tied = list(_tied(segments)) if replicated else []
     wrong = [
         plan.refused(f"stage.{part.index}.replicas", reason)
-        for part in replicated
-        for reason in (*tied, *_counting(part))
+        for part in segments
+        if plan.stage_plan(part.index).replicas > 1
+        for reason in (*_tied(segments), *_counting(part))
     ]
     if wrong:
         raise PlanRefused([error for each in wrong for error in each.errors])

@@ -40,7 +40,7 @@ with atheris.instrument_imports(include=["stageline"]):
         unpack,
     )
     from stageline.broker.transports.redis.entries import read_credit
-    from stageline.broker.transports.sockets.shm_packets import (
+    from stageline.broker.transports.sockets.shm_producer import (
         COPIED,
         MEMORY,
         MESSAGE,
@@ -49,13 +49,14 @@ with atheris.instrument_imports(include=["stageline"]):
         RANGE,
         REPLY,
         REQUEST,
+        ConsumerConnection,
+        Listener,
         SharedMemory,
         new_descriptor,
         preamble,
     )
-    from stageline.broker.transports.sockets.shm_packets import split as split_content
-    from stageline.broker.transports.sockets.shm_producer import ConsumerConnection, Listener
     from stageline.broker.transports.sockets.shm_queues import Dialer
+    from stageline.broker.transports.sockets.shm_queues import split as split_content
     from stageline.pipeline.program import Queue
 
 KEPT = Path("runs") / "fuzz"

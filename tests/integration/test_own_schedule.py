@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from stageline import Line, ModelRefused, PlanRefused
+from stageline.pipeline.model import own_schedule
 from stageline.pipeline.model.own_schedule import read_plan
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.pipeline.schedule import Action
@@ -52,6 +53,15 @@ def sets(url: str = "memory://") -> list[str]:
 
 def read(workspace: Workspace, *further: str) -> Plan:
     return read_plan(workspace.folder / "stageline.toml", sets=[*sets(), *further], environment={})
+
+
+def test_a_function_that_does_not_return_is_refused_and_named(mine, monkeypatch) -> None:
+    mine.write(
+        "mine.py", "from threading import Event\n\n\ndef reverse(placement, microbatches):\n    Event().wait()\n"
+    )
+    monkeypatch.setattr(own_schedule, "LONGEST", 0.01)
+    with pytest.raises(ModelRefused, match=r'"mine.py:reverse": called for .* has not returned for 0.01 s'):
+        read(mine)
 
 
 def expected(workspace: Workspace, *, descending: bool) -> str:

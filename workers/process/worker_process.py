@@ -9,10 +9,12 @@ import secrets
 import signal
 import socket
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
@@ -92,7 +94,12 @@ def _anchored(plan: Plan) -> Plan:
 def _run(plan: Plan, options: WorkerOptions) -> int:
     lifeline = Lifeline(options.lifeline, ends_run=not options.standing_in)
     lifeline.end_process_when_cut()
-    _require_claim(plan, options)
+    if plan.data.stays is not None and options.claim is None and options.lifeline == NONE:
+        raise Stopped(  # a process for any place opens all data; those that `train` starts are on its own machine
+            f"the plan has data.stays = {list(plan.data.stays)}: say which worker this process is, with --index, so "
+            "that it opens no data but that worker's",
+            ExitCode.USAGE,
+        )
     plan.demand_memory()
     job = prepare(plan, worker=options.claim)
     if options.spare:
@@ -101,7 +108,10 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     if options.claim is not None and options.claim >= count:
         raise Stopped(f"there is no worker {options.claim}: the plan has workers 0 to {count - 1}", ExitCode.USAGE)
     _require_weights(job, options.claim)
-    control = ControlThread(options.broker, _identity(job, options), lifeline=lifeline)
+    length = {"length": job.length, "needs_length": job.length is None and not plan.scripted}
+    why_not = partial(why_not_own, job.plan) if options.joined else (lambda run: None)
+    identity = identity_of(job.plan, options.name, options.claim, why_not, spare=options.spare, **length)
+    control = ControlThread(options.broker, identity, lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
         if assigned.index >= count:
@@ -120,16 +130,6 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     finally:
         control.close()
     return ExitCode.OK
-
-
-def _require_claim(plan: Plan, options: WorkerOptions) -> None:
-    """A process for any place opens all data. Those that `train` starts are on its own machine."""
-    if plan.data.stays is not None and options.claim is None and options.lifeline == NONE:
-        raise Stopped(
-            f"the plan has data.stays = {list(plan.data.stays)}: say which worker this process is, with --index, so "
-            "that it opens no data but that worker's",
-            ExitCode.USAGE,
-        )
 
 
 def _require_weights(job: Job, claim: int | None) -> None:
@@ -163,22 +163,22 @@ def _exit_on_signals(control: ControlThread) -> None:
     Signals(interrupt, exit_at_once)
 
 
-def _identity(job: Job, options: WorkerOptions) -> WorkerIdentity:
-    plan = job.plan
-    disk = LocalSnapshots(plan) if plan.recovery.on else None
-    who = options.name[:LONGEST_NAME], socket.gethostname(), os.getpid(), ""
-    base = Hello(
-        CONTROL_VERSION,
-        plan.digest(),
-        *who,
-        options.claim,
-        settings=plan.as_mapping(),
-        spare=options.spare,
-        token=secrets.token_hex(16),
-        length=job.length,
-        needs_length=job.length is None and not plan.scripted,
-    )
-    return WorkerIdentity(base, disk, partial(why_not_own, plan)) if options.joined else WorkerIdentity(base, disk)
+def identity_of(
+    plan: Plan, name: str, claim: int | None, why_not: Callable[[str], str | None] = lambda run: None, **own: Any
+) -> WorkerIdentity:
+    """Return how this process introduces itself to the broker of a run of `plan`.
+
+    Args:
+        plan: The run's.
+        name: For reports.
+        claim: The index of the place that it wants; None for any.
+        why_not: Returns why a run that the broker names cannot be this process's, None if it can.
+        own: Further fields of its `Hello`.
+    """
+    who = name[:LONGEST_NAME], socket.gethostname(), os.getpid(), ""
+    token = secrets.token_hex(16)
+    hello = Hello(CONTROL_VERSION, plan.digest(), *who, claim, settings=plan.as_mapping(), token=token, **own)
+    return WorkerIdentity(hello, LocalSnapshots(plan) if plan.recovery.on else None, why_not)
 
 
 def warm_up(plan: Plan, worker: int | None) -> None:

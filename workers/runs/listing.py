@@ -128,31 +128,27 @@ def run_rows(folder: Path) -> Iterator[RunRow]:
 def _row(folder: Path) -> RunRow:
     try:
         with recorded_run(folder) as run:
-            return _of(run)
+            outcome, state, owner = run.outcome, run.state, run.owner
+            named = (run.plan or {}).get("run", {}).get("name")
+            digest = run.stored.facts.get("run", {}).get("plan")
+            return RunRow(
+                run=run.id,
+                folder=str(run.folder),
+                name=named or (None if owner is None else owner.name),
+                began=None if owner is None else owner.began,
+                as_of=run.as_of,
+                state=str(state),
+                steps=run.steps,
+                total=run.training_steps,
+                script=run.scripted,
+                loss=run.stored.losses.get(run.steps - 1) if run.result is None else run.result.loss,
+                checkpoint=run.complete if run.progress else None,
+                plan=None if digest is None else str(digest),
+                weights_sha256=outcome.weights_sha256 if outcome is not None else None,
+                reason=None if state in (RecordedState.FINISHED, RecordedState.RUNNING) else ending_of(run).text,
+            )
     except (StagelineError, OSError) as error:
         return RunRow(run=folder.name, folder=str(folder), reason=str(error))
-
-
-def _of(run: RecordedRun) -> RunRow:
-    outcome, state, owner = run.outcome, run.state, run.owner
-    named = (run.plan or {}).get("run", {}).get("name")
-    digest = run.stored.facts.get("run", {}).get("plan")
-    return RunRow(
-        run=run.id,
-        folder=str(run.folder),
-        name=named or (None if owner is None else owner.name),
-        began=None if owner is None else owner.began,
-        as_of=run.as_of,
-        state=str(state),
-        steps=run.steps,
-        total=run.training_steps,
-        script=run.scripted,
-        loss=run.stored.losses.get(run.steps - 1) if run.result is None else run.result.loss,
-        checkpoint=run.complete if run.progress else None,
-        plan=None if digest is None else str(digest),
-        weights_sha256=outcome.weights_sha256 if outcome is not None else None,
-        reason=None if state in (RecordedState.FINISHED, RecordedState.RUNNING) else ending_of(run).text,
-    )
 
 
 class QueryRefused(StagelineError):

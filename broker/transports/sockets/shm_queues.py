@@ -23,8 +23,9 @@ from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink
 
-from .shm_packets import (
+from .shm_producer import (
     COPIED,
+    COUNT,
     LARGEST,
     MEMORY,
     MESSAGE,
@@ -33,12 +34,13 @@ from .shm_packets import (
     RANGE,
     REPLY,
     REQUEST,
+    TWO,
+    Listener,
     SharedMemory,
     is_trusted,
-    split,
+    lengths,
     user_of,
 )
-from .shm_producer import Listener
 
 FIRST_PAUSE = 0.02  # seconds until another attempt to connect; doubles up to LONGEST_PAUSE
 LONGEST_PAUSE = 1.0
@@ -234,6 +236,29 @@ def _descriptors(extra: Iterable[tuple[int, int, bytes]]) -> Sequence[int]:
     for _, _, data in extra:
         found.frombytes(data[: len(data) - len(data) % found.itemsize])
     return found
+
+
+def split(content: memoryview) -> list[Frame]:
+    """The frames of a message. Raises `BadMessage` unless their lengths are those of `content`."""
+    size = len(content)
+    if size >= TWO.size:
+        count, header, tensor = TWO.unpack_from(content)
+        if count == 2 and TWO.size + header + tensor == size:
+            end = TWO.size + header
+            return [content[TWO.size : end], content[end:]]
+    if size < COUNT.size:
+        raise BadMessage(f"a message of {len(content)} bytes, which is too short for one")
+    layout = lengths(COUNT.unpack_from(content)[0])
+    if layout.size > len(content) or layout.size == COUNT.size:
+        raise BadMessage(f"a message of {len(content)} bytes cannot have the frames that it announces")
+    frames: list[Frame] = []
+    end = layout.size
+    for length in layout.unpack_from(content)[1:]:
+        begin, end = end, end + length
+        frames.append(content[begin:end])
+    if end != len(content):
+        raise BadMessage(f"a message of {len(content)} bytes announces frames of {end - layout.size}")
+    return frames
 
 
 class ShmQueues(LinkedQueues):

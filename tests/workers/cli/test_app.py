@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from stageline.workers.cli.app import run, stageline
+from support.paths import ROOT
 from support.workspace import PLAN
 
 
@@ -42,6 +43,13 @@ def test_help_of_every_command_shows_an_example(command, capsys):
     assert said.startswith(f"Usage: stageline {command}")
     if command not in ("checkpoint", "queue", "run", "schedule"):  # these only hold commands
         assert f"Example: stageline {command}" in " ".join(said.split())
+
+
+def test_every_file_in_the_folder_of_commands_defines_a_command() -> None:
+    context = click.Context(stageline)
+    commands = [stageline.get_command(context, name) for name in stageline.list_commands(context)]
+    files = {command.callback.__module__.rpartition(".")[2] for command in commands if command and command.callback}
+    assert files == {file.stem for file in (ROOT / "workers/cli/commands").glob("[a-z]*.py")}
 
 
 @pytest.mark.parametrize(

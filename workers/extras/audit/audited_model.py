@@ -19,7 +19,7 @@ from stageline.pipeline.model.plan_stage import optimizer_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.extras.forward.forward_run import Wanted, batches_of, loss_of, metrics_of
-from stageline.workers.runtime.metric_value import metric_value
+from stageline.workers.runtime.executor import metric_value
 
 from .crossing import CutCodecs, EqualNormGradients
 

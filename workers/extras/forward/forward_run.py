@@ -32,8 +32,8 @@ from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
 from stageline.workers.runtime.calls import UNDER_WAY, CallKind
+from stageline.workers.runtime.executor import Metric
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.metric_value import Metric
 from stageline.workers.script.arguments import LineCall, Workers
 from stageline.workers.script.begin import InputsCheck, ModelWeights, ScriptRun, begin_run
 from stageline.workers.script.calls.calls import Replies, only, total

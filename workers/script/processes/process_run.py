@@ -6,9 +6,6 @@ abort(reason)     Goodbye: the workers carry out what was called, save the state
 discard()         the processes end, or are killed
 """
 
-import os
-import secrets
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,20 +18,20 @@ from time import monotonic
 import structlog
 from torch import Tensor
 
-from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
+from stageline.broker.control.messages import Assigned, Goodbye
 from stageline.broker.coordinator.run import RunPhase
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.directory import SnapshotDirectory
-from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.saved import load_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.joining import Stopped, WorkerIdentity
+from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
 from stageline.workers.process.open_queues import open_queues, reachable
+from stageline.workers.process.worker_process import identity_of
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.records import measured_timetable
 from stageline.workers.runtime.calls import CallKind, Position
@@ -113,7 +110,7 @@ class ProcessRun:
             broker = self._processes.broker
             self._control = ControlThread(
                 broker,
-                _identity(plan, self._program),
+                identity_of(plan, "script", program.script),
                 lifeline=LauncherLifeline(self._processes),
                 exit_process=lambda code: None,
             )
@@ -294,18 +291,3 @@ class ProcessRun:
 
     def _failure(self, reason: str, code: int) -> RunFailed:
         return RunFailed(self._processes.killed or reason, code, self.folder)
-
-
-def _identity(plan: Plan, program: Program) -> WorkerIdentity:
-    who = "script", socket.gethostname(), os.getpid(), ""
-    return WorkerIdentity(
-        Hello(
-            CONTROL_VERSION,
-            plan.digest(),
-            *who,
-            program.script,
-            settings=plan.as_mapping(),
-            token=secrets.token_hex(16),
-        ),
-        LocalSnapshots(plan) if plan.recovery.on else None,
-    )

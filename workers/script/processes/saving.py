@@ -24,15 +24,13 @@ from stageline.workers.checkpoint.saved import (
     is_saved,
 )
 from stageline.workers.checkpoint.source import source_in
-from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.folder import read_broker_url
 from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
 from stageline.workers.runs.owner import RunGoesOn, require_free
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches
 from stageline.workers.script.calls.calls import Replies
-from stageline.workers.script.calls.news import say
+from stageline.workers.script.calls.news import ask, say
 
 LOOK = 0.1  # seconds between two looks
 ENDS = 30.0  # seconds for the processes of a run to end, after the lease
@@ -55,13 +53,8 @@ def await_former_processes(folder: Path, lease: float) -> None:
 
 def _script_is_there(folder: Path) -> bool:
     """Return True if the broker has the script present, and, on this machine, the system too."""
-    if (url := read_broker_url(folder)) is None:
-        return False
-    try:
-        with Client(url) as client:
-            script = client.ask("status", timeout=1.0)["script"] or {}
-    except (BrokerUnreachable, ValueError):
-        return False
+    url = runs.read_broker_url(folder)
+    script = (ask(url, "status") or {}).get("script") or {} if url is not None else {}
     here = script.get("host") == socket.gethostname()
     return script.get("standing") == "present" and (not here or psutil.pid_exists(script["pid"]))
 
@@ -91,7 +84,9 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     saved = is_saved(folder)
     kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
     if not runs.differences_from(plan, kept):
-        return _begun_from_saved(plan, folder) if saved else kept.name
+        run = begin_from_saved(plan, folder) if saved else kept.name
+        _keep_batches(kept, runs.folder(plan, run))
+        return run
     source = source_in(kept)
     if not needs_recut(plan, source):
         return kept.name
@@ -99,12 +94,6 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
         await_former_processes(kept, plan.recovery.lease)
     run = continued(plan, source, layouts(), say, runs.new_id(plan) if saved else "")
     _keep_batches(kept, runs.folder(plan, run))
-    return run
-
-
-def _begun_from_saved(plan: Plan, folder: Path) -> str:
-    run = begin_from_saved(plan, folder)
-    _keep_batches(folder, runs.folder(plan, run))
     return run
 
 

@@ -15,7 +15,7 @@ from stageline.broker.codec.message import Frame, encode
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.delivery import TOO_OFTEN
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.transports.sockets.shm_packets import (
+from stageline.broker.transports.sockets.shm_producer import (
     COPIED,
     LARGEST,
     MEMORY,
@@ -25,11 +25,11 @@ from stageline.broker.transports.sockets.shm_packets import (
     RANGE,
     REPLY,
     REQUEST,
+    REQUESTS,
     SharedMemory,
     new_descriptor,
     preamble,
 )
-from stageline.broker.transports.sockets.shm_producer import REQUESTS
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair
 

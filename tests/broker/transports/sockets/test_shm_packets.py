@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
-from stageline.broker.transports.sockets.shm_packets import preamble, split
+from stageline.broker.transports.sockets.shm_producer import preamble
+from stageline.broker.transports.sockets.shm_queues import split
 
 frames_of_a_message = st.lists(st.binary(max_size=20), min_size=1, max_size=6)
 

@@ -22,8 +22,7 @@ from stageline.broker.queues.requests import CreditRequest, pack
 from stageline.broker.transports.sockets import shm_producer as connection
 from stageline.broker.transports.sockets import shm_producer as listener
 from stageline.broker.transports.sockets import shm_queues as dialer
-from stageline.broker.transports.sockets.shm_packets import MEMORY, NUMBER, REQUEST
-from stageline.broker.transports.sockets.shm_producer import ConsumerConnection
+from stageline.broker.transports.sockets.shm_producer import MEMORY, NUMBER, REQUEST, ConsumerConnection
 from stageline.broker.transports.sockets.shm_queues import Dialer, ShmQueues
 from support.fork_server import ForkServer
 from support.queue_pair import KEY, LIMIT, RUN, QueuePair, queue_of, wait_for
