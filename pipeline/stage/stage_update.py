@@ -26,7 +26,6 @@ own, or has hooks, steps as a whole.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -186,7 +185,7 @@ class UpdatedFiles:
             parts = [*_parts(parameters)]
             for part in parts[:1]:
                 self._memory.fetch(_used_by_step(optimizer, part))
-            for part, following in zip_longest(parts, parts[1:], fillvalue=[]):  # a group may have none of this stage
+            for part, following in zip(parts, [*parts[1:], []], strict=False):  # there may be none of this stage
                 self._memory.fetch(_used_by_step(optimizer, following))
                 group["params"] = part
                 optimizer.step()
