@@ -35,10 +35,8 @@ from stageline.workers.runtime.calls import (
     encode_call,
     settled_call,
 )
-from stageline.workers.runtime.executor import CarryOut, Executor
-from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.metric_value import Metric
-from stageline.workers.runtime.turns import take_turns
+from stageline.workers.runtime.executor import CarryOut, Executor, Metric
+from stageline.workers.runtime.loop import WorkerLoop, take_turns
 from support.programs import queued_calls, with_windows
 from support.reference import Recipe
 

@@ -29,10 +29,9 @@ from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts, LaunchOutcome
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.loop import SharedQueues, Stuck, WorkerLoop, take_turns
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.turns import SharedQueues, Stuck, take_turns
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, explained, features_of, loop_of
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator

@@ -1,7 +1,14 @@
-"""Demands of a plan that only its model can break: of stages that stay at home, and of a prefix that is cached."""
+"""Demands that only a plan's model or data can break: of stages that stay at home, and of a prefix that is cached.
+
+Rows of a cached prefix are kept by sample, so their order has to travel to a worker that has no data.
+"""
 
 from collections.abc import Sequence
 
+import torch
+
+from stageline.broker.control.records import SampleOrder
+from stageline.pipeline.data import Feed, Order
 from stageline.pipeline.model.patterns import tapped_layers
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.side_effects import impure_modules
@@ -57,3 +64,26 @@ def _no_prefix(segments: Sequence[Segment]) -> str:
         f"stage 0, of layers {names[0]} to {names[-1]}, trains layer {names[at]}; cut there, so that the stages before "
         f"it are frozen: model.cut = [{at}, ...]"
     )
+
+
+def order_of(plan: Plan, feed: Feed) -> SampleOrder | None:
+    """Return which samples each batch has. None for a source of the user's own, which may draw samples in any order.
+
+    Raises `PlanRefused` for a source that does not say which samples its batches have.
+    """
+    if feed.numbered is None:
+        raise plan.refused(
+            "model.prefix_cache",
+            f"{plan.data.origin} returned a source without samples(step), which says which samples a batch has, as "
+            "int64 [rows]; add it, use stageline.Rows or data.dataset, or leave it out",
+        )
+    source, order = feed.numbered, getattr(feed.numbered, "order", None)
+    batches = (0, source.steps_per_epoch)  # of two epochs
+    if not isinstance(order, Order) or not all(torch.equal(order.rows(n), source.samples(n)) for n in batches):
+        return None
+    return SampleOrder(order.count, order.batch_size, order.seed, order.shuffle)
+
+
+def made_order(order: SampleOrder) -> Order:
+    """Return the order that `order` tells of."""
+    return Order(order.count, order.batch_size, order.seed, shuffle=order.shuffle)

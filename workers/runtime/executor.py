@@ -4,6 +4,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -32,16 +33,31 @@ from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import ONCE_PER_STEP
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.tree import Tree, map_tensors
+from stageline.pipeline.tree import Tree, describe, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed
 
 from .forked_copy import end_copy
 from .losses import ComputeFailed, Culprit, StepLosses
-from .metric_value import Metric, metric_value
 from .replicas import SummedReplicas
 
+Metric = Callable[[Tree, Tree], Tensor | float]
 DATA = "the data source"  # in place of a layer's name, as those of a stage
 CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]  # of what the instruction received from its queues
+
+
+def metric_value(metric: Metric, outputs: Tree, targets: Tree) -> float:
+    """Return what `metric` gives for the rows of a microbatch: one number.
+
+    Raises `ValueError` if `metric` returns none, and whatever `metric` raises.
+    """
+    found: Any = metric(outputs, targets)
+    if isinstance(found, Tensor) and found.numel() == 1:
+        return float(found)
+    with suppress(TypeError, ValueError, RuntimeError):
+        if not isinstance(found, str):
+            return float(found)
+    what = f"{describe(found)}. Take its mean()" if isinstance(found, Tensor) else f"{found!r:.80}"
+    raise ValueError(f"a metric must return one number, the mean over rows; it returned {what}")
 
 
 class MicrobatchSource(Protocol):

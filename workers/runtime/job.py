@@ -53,12 +53,10 @@ from stageline.pipeline.stage.stage import Stage
 
 from .call_sequence import QueuedCalls
 from .calls import CallFeed
-from .demands import demand_prefix, demand_staying
-from .executor import Executor
-from .metric_value import Metric
+from .demands import demand_prefix, demand_staying, made_order, order_of
+from .executor import Executor, Metric
 from .orders import StepOrders
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
-from .sample_order import made_order, order_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -26,9 +26,8 @@ from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import coded_queue
-from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.loop import SharedQueues, WorkerLoop, take_turns
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.turns import SharedQueues, take_turns
 from stageline.workers.script.calls.batch_record import BatchRecord
 
 from .arguments import LineOptions

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stageline.workers.runtime.metric_value import metric_value
+from stageline.workers.runtime.executor import metric_value
 
 ROWS = torch.ones(4, 2)
 
