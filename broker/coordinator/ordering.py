@@ -15,7 +15,6 @@ from math import ceil
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import StepRecord
 from stageline.broker.ledger.ledger import timed_actions
-from stageline.broker.ledger.orders import ProposedOrder
 from stageline.broker.ledger.registry import Member
 from stageline.pipeline.choice import ChosenSchedule, RankedSchedule, ScheduleReview, StageBytes
 from stageline.pipeline.choice.measured import ActionTimes
@@ -49,7 +48,7 @@ class Ordering:
                 self._bytes[stage] = StageBytes(fixed, microbatch, halfway)
         if report.closed is not None and report.orders == len(run.orders.orders) and run.orders.proposed is None:
             why = "workers had closed a step for an order that the records do not have"
-            self._propose(run, ProposedOrder(*_present(run), report.closed, why), now)
+            self._propose(run, *_present(run), report.closed, why, now)
         review = self._reviewing(run)
         for record in steps:
             if review.wants(record.step):
@@ -78,7 +77,7 @@ class Ordering:
         closed = begun + max(1, ceil(LEAD / max(chosen.times.step, 1e-3)))
         ends = run.training_steps
         if chosen.changes and (ends is None or closed < ends):
-            self._propose(run, ProposedOrder(chosen.name, chosen.window, closed, chosen.why), now)
+            self._propose(run, chosen.name, chosen.window, closed, chosen.why, now)
         else:
             run.store.put(*run.orders.fact())
             kept = "too few steps are left to change the schedule" if chosen.changes else "the schedule stays"
@@ -86,10 +85,12 @@ class Ordering:
         if lacking := _without_room(chosen.compared):
             run.events.warnings.append(lacking)
 
-    def _propose(self, run: RunState, proposed: ProposedOrder, now: float) -> None:
-        run.orders.propose(proposed)
+    def _propose(
+        self, run: RunState, name: str, window: tuple[int, ...] | None, closed: int, why: str, now: float
+    ) -> None:
+        run.orders.propose(name, window, closed, why)
         run.store.put(*run.orders.fact())
-        run.events.infos.append(f"another schedule from about step {proposed.closed} on: {proposed.why}")
+        run.events.infos.append(f"another schedule from about step {closed} on: {why}")
         self._tell(run, now)
 
     def _agree(self, run: RunState, now: float) -> None:

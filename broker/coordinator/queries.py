@@ -313,13 +313,10 @@ def _owner(schedule: Schedule, of: Mapping[str, str]) -> int | None:
         return None
     stage = schedule.replicas.copy_of(of["stage"])
     if stage is None:
+        numbered = "stage 0" if schedule.stages == 1 else f"stages 0 to {schedule.stages - 1}"
         copies = f", with replicas {schedule.copies} in all" if schedule.shares else ""
-        raise _BadQuery(f"there is no stage {of['stage']}: the plan has {_numbered(schedule.stages)}{copies}")
+        raise _BadQuery(f"there is no stage {of['stage']}: the plan has {numbered}{copies}")
     return schedule.owner(stage)
-
-
-def _numbered(stages: int) -> str:
-    return "stage 0" if stages == 1 else f"stages 0 to {stages - 1}"
 
 
 def _timetable(run: RunState, of: Mapping[str, str], now: float) -> Facts:

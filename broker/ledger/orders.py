@@ -64,9 +64,9 @@ class OrderBook(msgspec.Struct):
         """Keep what the newest review came to."""
         self.review = chosen
 
-    def propose(self, proposed: ProposedOrder) -> None:
-        """Begin the next order: its step has yet to be agreed on."""
-        self.proposed = proposed
+    def propose(self, name: str, window: tuple[int, ...] | None, closed: int, why: str) -> None:
+        """Begin the next order, from step `closed` or a later one on, which has yet to be agreed on."""
+        self.proposed = ProposedOrder(name, window, closed, why)
 
     def agreed(self, closed: Iterable[int]) -> None:
         """Let the proposed order hold: every worker has closed a step, and it holds from the last of those on."""
