@@ -154,7 +154,6 @@ REACHING = {
 ON_EXTRAS = {
     "workers/launch/launch.py": "tries a plan before it runs",
     "workers/launch/trials.py": "likewise, and finds machines for stages",
-    "workers/script/calls/page.py": "draws the timetable of a script's run",
 }
 
 # What only the edge may touch: clocks, chance, the system, threads, sockets.

@@ -127,13 +127,12 @@ def _memory(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> C
     """The bytes of a stage, as a plan's estimate counts them."""
     peaks = in_flight(wish.stages) or [1] * wish.stages
     ranges = LayerRanges(costs)
+    stashed = [peak * wish.stashes for peak in peaks[: wish.stages - 1]]
+    versions = [1] * wish.stages if wish.delays else [*stashed, 0]  # besides the newest
 
     def taken(stage: int, begin: int, end: int) -> int:
         held, trained, saved = ranges.bytes(begin, end)
-        if wish.delays:
-            return held + saved * peaks[stage] + trained
-        stashed = trained * peaks[stage] if wish.stashes and stage < wish.stages - 1 else 0
-        return held + saved * peaks[stage] + stashed
+        return held + saved * peaks[stage] + trained * versions[stage]
 
     return taken
 

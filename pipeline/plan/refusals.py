@@ -10,6 +10,7 @@ lists the rows.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from stageline.pipeline.schedule.replicas import NAMES as REPLICATED
 
@@ -102,16 +103,11 @@ class Refusal:
         return tuple(other if part is BESIDE else part for part in self.reason)
 
 
-def mathematical(trait: Trait, beside: Trait, *reason: str | ReasonPart) -> Refusal:
-    return Refusal(trait, beside, Why.MATHEMATICAL, reason)
+def _row(why: Why, trait: Trait, beside: Trait, *reason: str | ReasonPart, anywhere: bool = False) -> Refusal:
+    return Refusal(trait, beside, why, reason, anywhere)
 
 
-def physical(trait: Trait, beside: Trait, *reason: str | ReasonPart) -> Refusal:
-    return Refusal(trait, beside, Why.PHYSICAL, reason)
-
-
-def not_built(trait: Trait, beside: Trait, *reason: str | ReasonPart, anywhere: bool = False) -> Refusal:
-    return Refusal(trait, beside, Why.NOT_BUILT, reason, anywhere)
+mathematical, physical, not_built = (partial(_row, why) for why in Why)
 
 
 def refused_pairs(plan: PlanTables, skipped: Callable[[str], bool] = lambda key: False) -> Iterator[PlanError]:

@@ -185,7 +185,7 @@ class UpdatedFiles:
             parts = [*_parts(parameters)]
             for part in parts[:1]:
                 self._memory.fetch(_used_by_step(optimizer, part))
-            for part, following in zip(parts, [*parts[1:], []], strict=True):
+            for part, following in zip(parts, [*parts[1:], []], strict=False):  # there may be none of this stage
                 self._memory.fetch(_used_by_step(optimizer, following))
                 group["params"] = part
                 optimizer.step()

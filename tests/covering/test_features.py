@@ -30,6 +30,7 @@ from stageline.workers.runtime.job import prepare
 from support import covered
 from support.covered import model as layers
 from support.covered.data import batches
+from support.covered.model import MODELS, CoveredModel
 from support.fork_server import ForkServer
 from support.pairwise import Choice, Row, covering_rows, pairs_of
 from support.plain_codecs import cut_at
@@ -37,12 +38,13 @@ from support.plain_loop import PlainLoop, differing
 
 FEATURES = {
     "run": ("plan", "script", "processes"),
+    "model": ("linear", "transformer"),
     "schedule": (
         *("1f1b", "gpipe", "eager-1f1b", "window", "interleaved-1f1b", "looped-bfs", "zb-h1"),
         *("2bw", "pipedream"),
     ),
     "recompute": ("nothing", "stage", "layers", "patterns"),
-    "trainable": ("all", "last stages", "first and last stage"),
+    "trainable": ("all", "last stages", "first and last stage", "a norm between"),
     "optimizer": ("sgd", "adam"),
     "lr_scheduler": ("none", "every step", "every other step"),
     "accumulate": ("1", "2"),
@@ -64,7 +66,6 @@ PLAINEST = {name: values[0] for name, values in FEATURES.items()} | {"run": "pro
 
 STEPS, SEED = 3, 7
 FOLDER = Path(next(iter(covered.__path__)))
-PATTERNS = {"last stages": ["4.*", "7.*", "9.*"], "first and last stage": ["0.*", "7.*", "9.*"]}
 GROUPS = [{"match": ["*.bias"], "weight_decay": 0.1}]
 OPTIMIZERS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.1, "momentum": 0.9}, "adam": {"lr": 0.01}}
 EVERY = {"every step": 1, "every other step": 2}
@@ -134,33 +135,42 @@ def microbatches(row: Row) -> int:
     return 1 if row["schedule"] == "pipedream" else 4
 
 
+def shape(row: Row) -> CoveredModel:
+    return MODELS[row["model"]]
+
+
 def trainable(row: Row) -> list[str]:
-    patterns = PATTERNS.get(row["trainable"], ["*"])
-    return patterns if row["tied"] == "nothing" or row["trainable"] == "all" else ["4.weight", *patterns]
+    """Return patterns; a weight that stages share is trained in all of them."""
+    of = shape(row)
+    patterns = {"last stages": of.last, "first and last stage": of.outer, "a norm between": (of.inner,)}
+    found = patterns.get(row["trainable"], ("*",))
+    tied = [f"{layer}.weight" for layer in of.tied] if row["tied"] != "nothing" else []
+    return [*found] if row["trainable"] == "all" else [*found, *tied]
 
 
 def recomputed(row: Row) -> str | list[str] | None:
-    return {"nothing": None, "patterns": ["0", "7"]}.get(row["recompute"], row["recompute"])
+    patterns = [*shape(row).recomputed]
+    return {"nothing": None, "patterns": patterns}.get(row["recompute"], row["recompute"])
 
 
 def model(row: Row) -> nn.Sequential:
     torch.manual_seed(SEED)
-    return layers.build(tied=row["tied"] != "nothing")
+    return layers.build(row["model"], tied=row["tied"] != "nothing")
 
 
 def drawn(row: Row) -> list[tuple[Tensor, Tensor]]:
-    return [batches(9, SEED).batch(number) for number in range(STEPS * int(row["accumulate"]))]
+    return [batches(9, SEED, row["model"]).batch(number) for number in range(STEPS * int(row["accumulate"]))]
 
 
 def plain(row: Row) -> PlainLoop:
     whole, prefixes = model(row), tuple(pattern.removesuffix("*") for pattern in trainable(row))
     copies = {}
     if row["tied"] == "step":
-        one, other = layers.TIED
+        one, other = shape(row).tied
         whole[other].weight = nn.Parameter(whole[one].weight.detach().clone())
         copies = {f"{other}.weight": f"{one}.weight"}
     if row["codec"] in CODECS:
-        cut_at(whole, dict.fromkeys(layers.CUT, CODECS[row["codec"]]))
+        cut_at(whole, dict.fromkeys(shape(row).cut, CODECS[row["codec"]]))
     for name, parameter in whole.named_parameters():
         parameter.requires_grad_(name.startswith(prefixes))
     trained = [(name, each) for name, each in whole.named_parameters() if each.requires_grad and name not in copies]
@@ -183,7 +193,7 @@ def plain(row: Row) -> PlainLoop:
         if row["ema_decay"] == "none"
         else AveragedModel(whole, multi_avg_fn=get_ema_multi_avg_fn(float(row["ema_decay"]))),
         seed=SEED,
-        cut=layers.CUT,
+        cut=shape(row).cut,
         delays={"2bw": (1, 1, 1, 1), "pipedream": (3, 2, 1, 0)}.get(row["schedule"], ()),
         groups=()
         if row["replicas"] == "none"
@@ -212,9 +222,12 @@ def settings_of(row: Row) -> dict[str, Any]:
         "schedule.tied": None if row["tied"] == "nothing" else row["tied"],
         "workers.0.stages": [0, 2] if row["schedule"] in LOOPED else None,
         "workers.1.stages": [1, 3] if row["schedule"] in LOOPED else None,
+        "model.cut": [*shape(row).cut],
+        "model.options.kind": row["model"],
         "model.options.tied": row["tied"] != "nothing",
         "model.options.in_files": row["offload"] != "nothing",
         "model.trainable": trainable(row),
+        "data.options.kind": row["model"],
         "model.autocast": None if row["autocast"] == "none" else row["autocast"],
         "model.loss": "model.py:picky" if row["bad microbatches"] == "skip" else "model.py:loss",
         "memory.recompute": recomputed(row),
@@ -288,7 +301,7 @@ def line(row: Row) -> Line:
     }
     return Line(
         model(row),
-        cut=layers.CUT,
+        cut=shape(row).cut,
         loss=layers.loss,
         optimizer=optimizer_of(row),
         lr_every=EVERY.get(row["lr_scheduler"], 1),

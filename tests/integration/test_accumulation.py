@@ -12,7 +12,7 @@ from torch import Tensor
 from stageline import DataError, Line, PlanRefused
 from stageline.pipeline.plan import read_plan
 from support import reference
-from support.plain_loop import PlainLoop, differing
+from support.plain_loop import PlainLoop
 from support.small_models import SMALL_MODELS
 from support.small_plans import plan
 from support.workspace import Workspace
@@ -33,20 +33,6 @@ def _line(name: str, **options: Any) -> Line:
     small = SMALL_MODELS[name]
     given = {"loss": small.loss, "optimizer": SGD, "cut": small.cut, "workers": "inline", "accumulate": ACCUMULATE}
     return Line(small.build(), microbatches=MICROBATCHES, **{**given, **options})
-
-
-@pytest.mark.parametrize("workers", ["inline", pytest.param("processes", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", SMALL_MODELS)
-def test_a_script_gives_a_step_its_batches(name: str, workers: str, workspace: Workspace) -> None:
-    small, batches, model = SMALL_MODELS[name], _batches(name), SMALL_MODELS[name].build()
-    plain = PlainLoop(model, small.loss, SGD(model.parameters()), MICROBATCHES, accumulate=ACCUMULATE).train(batches)
-    with _line(name, workers=workers, folder=workspace.folder) as line:
-        steps = [batches[first : first + ACCUMULATE] for first in range(0, len(batches), ACCUMULATE)]
-        losses = [line.step(*zip(*step, strict=True)).item() for step in steps]
-        assert line.predict(batches[0][0]).shape[0] == 5  # one batch, in more microbatches than it has rows
-        assert line.evaluate(batches).keys() == {"loss"}
-    assert losses == plain.losses
-    assert not differing(line.state_dict(), plain.state())
 
 
 def test_a_step_with_another_number_of_batches_is_refused_and_changes_nothing() -> None:

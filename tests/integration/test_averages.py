@@ -162,14 +162,6 @@ def test_averages_of_models_that_are_no_sequential(name: str, *, is_traced: bool
     assert torch.equal(found["logits"] if isinstance(found, dict) else found, wanted)
 
 
-def test_averages_change_nothing_in_the_training() -> None:
-    with _line("convolutions") as line, _line("convolutions", ema_decay=None) as other:
-        for each in (line, other):
-            _train(each, "convolutions", range(2))
-        assert not differing(line.state_dict(), other.state_dict())
-        assert differing(line.state_dict(), line.state_dict(ema=True))
-
-
 @pytest.mark.slow
 def test_a_line_is_saved_and_goes_on_with_its_averages_in_another_cut(workspace: Workspace) -> None:
     options: dict[str, Any] = {"workers": "processes", "folder": workspace.folder / "runs"}

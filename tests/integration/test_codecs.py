@@ -46,17 +46,6 @@ def expected(folder: Path, codecs: Codecs, **sizes: Any) -> str:
     return reference.train(replace(recipe, build=build)).weights_sha256
 
 
-@pytest.mark.parametrize(
-    ("codec", "at_cut"),
-    [("lossless", ("lossless", "lossless")), ("bf16", ("bf16", "bf16")), (MIXED, ("int8", "bf16"))],
-)
-def test_over_memory_a_run_is_the_plain_loop(codec: str, at_cut: tuple[str, str], tmp_path: Path) -> None:
-    plan = read_plan(TINY, sets=[f"queues.codec={codec}", "queues.url=memory://", f"run.dir={tmp_path}"])
-    outcome = run_memory(prepare(plan), "tiny-1", tmp_path / "tiny-1")
-    assert outcome.code == 0, outcome.reason
-    assert outcome.facts["weights_sha256"] == expected(TINY, ((4, at_cut),))
-
-
 def test_no_two_codecs_give_the_same_weights() -> None:
     """Or a test that compares digests would show nothing."""
     pairs = [("lossless", "lossless"), ("bf16", "bf16"), ("int8", "bf16"), ("int8", "int8"), ("bf16", "lossless")]

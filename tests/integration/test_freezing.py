@@ -45,18 +45,16 @@ FROZEN = {  # what is trained, by what that leaves frozen
     "all but a norm's weight": ("norm.weight",),
     "all but one layer and biases": ("first.*", "*.bias"),
 }
-LOOPED = ("workers.0.stages=[0, 2]", "workers.1.stages=[1, 3]")
 ADAM = partial(torch.optim.AdamW, lr=0.05)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache
-def plain(trainable: Sequence[str], mode: str = "sync", cut: tuple[int, ...] = ()) -> reference.ReferenceResult:
+def plain(trainable: Sequence[str]) -> reference.ReferenceResult:
     """Of the unsplit model with the same `requires_grad`."""
-    recipe = reference.recipe(FOLDER, microbatches=1 if mode == "async" else MICROBATCHES)
-    recipe = replace(recipe, build=partial(_frozen, recipe.build, trainable))
-    return reference.train(recipe) if mode == "sync" else reference.train_pipedream(recipe, cut)
+    recipe = reference.recipe(FOLDER, microbatches=MICROBATCHES)
+    return reference.train(replace(recipe, build=partial(_frozen, recipe.build, trainable)))
 
 
 def _frozen(make: Callable[[], Any], trainable: Sequence[str]) -> Any:
@@ -87,32 +85,6 @@ def _agrees(facts: dict[str, Any], wanted: reference.ReferenceResult) -> bool:
 def test_whatever_is_frozen_a_run_equals_the_plain_loop(frozen: str, cut: Sequence[int], tmp_path: Path) -> None:
     trainable = FROZEN[frozen]
     assert _agrees(_run(tmp_path / "run", trainable, cut), plain(trainable))
-
-
-@pytest.mark.parametrize("frozen", FROZEN)
-@pytest.mark.parametrize(
-    "sets",
-    [
-        ("schedule.name=gpipe",),
-        ("schedule.name=eager-1f1b",),
-        ("schedule.name=window", "schedule.window=[5, 4, 2, 1]"),
-        ("schedule.name=interleaved-1f1b", *LOOPED),
-        ("schedule.name=1f1b", *LOOPED),
-        ("schedule.name=1f1b", "workers.0.stages=[0, 3]", "workers.1.stages=[1, 2]"),
-    ],
-    ids=["gpipe", "eager", "window", "interleaved", "looped", "folded"],
-)
-def test_no_schedule_changes_that(frozen: str, sets: tuple[str, ...], tmp_path: Path) -> None:
-    trainable = FROZEN[frozen]
-    assert _agrees(_run(tmp_path / "run", trainable, [2, 5, 8], *sets), plain(trainable))
-
-
-@pytest.mark.parametrize("frozen", FROZEN)
-@pytest.mark.parametrize("sets", [(), LOOPED], ids=["a worker each", "looped"])
-def test_in_asynchronous_mode_a_run_equals_pipedream(frozen: str, sets: tuple[str, ...], tmp_path: Path) -> None:
-    trainable, cut = FROZEN[frozen], (2, 5, 8)
-    sets = ("schedule.mode=async", "schedule.microbatches=1", *sets)
-    assert _agrees(_run(tmp_path / "run", trainable, cut, *sets), plain(trainable, "async", cut))
 
 
 @pytest.mark.parametrize("frozen", ["all but the second half of a layer", "all but the first layer"])

@@ -11,7 +11,7 @@ from stageline import Line, PlanRefused
 from support import reference
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES
-from support.plain_loop import PlainLoop, differing
+from support.plain_loop import PlainLoop
 from support.small_models import SMALL_MODELS
 from support.workspace import Workspace
 
@@ -20,20 +20,6 @@ HALVED = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
 MLP = EXAMPLES / "mlp"  # 320 rows, of which this leaves out the last
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.mark.parametrize("name", SMALL_MODELS)
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_scripts_scheduler_steps_after_so_many_steps(name: str, every: int) -> None:
-    small, model = SMALL_MODELS[name], SMALL_MODELS[name].build()
-    batches, optimizer = [small.batch(number, 6) for number in range(5)], SGD(model.parameters())
-    plain = PlainLoop(model, small.loss, optimizer, 2, lr_scheduler=HALVED(optimizer), lr_every=every).train(batches)
-    given = {"loss": small.loss, "optimizer": SGD, "lr_scheduler": HALVED, "cut": small.cut, "workers": "inline"}
-    with Line(small.build(), microbatches=2, lr_every=every, **given) as line:
-        losses = [line.step(*batch).item() for batch in batches]
-    assert losses == plain.losses
-    assert not differing(line.state_dict(), plain.state())
-    assert optimizer.param_groups[0]["lr"] == 0.3 * 0.5 ** (5 // every)
 
 
 OF_EPOCHS = (

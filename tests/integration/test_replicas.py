@@ -4,7 +4,6 @@ import json
 import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support import reference, replica_loop
 from support.fork_server import ForkServer
-from support.plain_codecs import cut_at
 from support.redis_server import RedisServer
 from support.workspace import Command, Workspace, free_port, until, wait_for
 
@@ -47,29 +45,13 @@ def plain(shape: str) -> reference.ReferenceResult:
     return replica_loop.train(reference.recipe(FOLDER), (2, 5), SHAPES[shape][1])
 
 
-@pytest.mark.parametrize(
-    ("shape", "name"),
-    [
-        *((shape, "1f1b") for shape in SHAPES),
-        *(("all", name) for name in ("gpipe", "eager-1f1b", "window")),
-    ],
-)
-def test_a_run_with_replicas_is_the_plain_loop_in_groups(shape: str, name: str, tmp_path: Path) -> None:
-    window = ("schedule.window=[5, 4, 2]",) if name == "window" else ()
-    plan = read_plan(CONFIG, sets=[f"schedule.name={name}", *window, *SHAPES[shape][0]], environment={})
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_run_with_replicas_is_the_plain_loop_in_groups(shape: str, tmp_path: Path) -> None:
+    plan = read_plan(CONFIG, sets=SHAPES[shape][0], environment={})
     outcome = run_memory(prepare(plan), "replicas", tmp_path / "run")
     assert outcome.code == 0, outcome.reason
     assert outcome.facts["weights_sha256"] == plain(shape).weights_sha256
     assert [outcome.facts["losses"][str(step)] for step in range(5)] == plain(shape).losses
-
-
-def test_all_replicas_of_a_stage_have_the_codec_of_its_queue(tmp_path: Path) -> None:
-    codec = "queues.codec={ forward-1 = 'bf16', forward-2 = 'int8', backward = 'bf16' }"
-    plan = read_plan(CONFIG, sets=[codec, *SHAPES["middle"][0]], environment={})
-    outcome = run_memory(prepare(plan), "replicas", tmp_path / "run")
-    recipe, codecs = reference.recipe(FOLDER), {2: ("bf16", "bf16"), 5: ("int8", "bf16")}
-    coded = replace(recipe, build=lambda: cut_at(recipe.build(), codecs))  # type: ignore[arg-type]
-    assert outcome.facts["weights_sha256"] == replica_loop.train(coded, (2, 5), SHAPES["middle"][1]).weights_sha256
 
 
 @pytest.mark.parametrize(

@@ -1,70 +1,21 @@
 """Runs whose backwards have two halves: the plain loop's bits, whatever fails or is killed between the halves."""
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-from stageline import Line
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.workers.extras.replay.replay import ReplayTarget, replay
 from support import reference
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES
-from support.plain_loop import PlainLoop, differing
-from support.small_models import SMALL_MODELS
 from support.workspace import MODEL, Workspace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS, MICROBATCHES, ROWS = 4, 4, 10
-ADAM = partial(torch.optim.AdamW, lr=0.02)
-
-
-def batches(name: str) -> list[tuple[Tensor, Tensor]]:
-    return [SMALL_MODELS[name].batch(number, ROWS) for number in range(STEPS)]
-
-
-def frozen(model: nn.Sequential, layers: tuple[int, ...]) -> nn.Sequential:
-    for layer in layers:
-        model[layer].requires_grad_(False)
-    return model
-
-
-@pytest.mark.parametrize("name", SMALL_MODELS)
-@pytest.mark.parametrize(
-    ("options", "layers"),
-    [
-        ({"clip_norm": 0.3}, ()),
-        ({"autocast": "bf16"}, ()),
-        ({}, (0, 1)),  # the first stage
-        ({"clip_norm": 0.3}, (2, 3)),  # the middle one
-    ],
-    ids=["clipped", "bf16", "frozen first", "frozen between"],
-)
-def test_a_line_trains_as_the_plain_loop_does(name: str, options: dict[str, Any], layers: tuple[int, ...]) -> None:
-    small = SMALL_MODELS[name]
-    model = frozen(small.build(), layers)
-    optimizer = ADAM([each for each in model.parameters() if each.requires_grad])
-    extra = {"autocast": True} if "autocast" in options else options
-    plain = PlainLoop(model, small.loss, optimizer, MICROBATCHES, **extra).train(batches(name))
-    with Line(
-        frozen(small.build(), layers),
-        loss=small.loss,
-        optimizer=ADAM,
-        cut=small.cut,
-        microbatches=MICROBATCHES,
-        schedule="zb-h1",
-        workers="inline",
-        **options,
-    ) as line:
-        losses = [line.step(*batch).item() for batch in batches(name)]
-    assert losses == plain.losses
-    assert not differing(line.state_dict(), plain.state())
 
 
 DIGITS = {"run.steps": 6, "data.batch_size": 40, "model.options.width": 8}

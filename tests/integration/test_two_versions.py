@@ -36,14 +36,6 @@ SETS = (
 )
 DIGITS = EXAMPLES / "digits" / "stageline.toml"
 FROZEN = Path(reference.__file__).parent / "frozen" / "stageline.toml"
-LOOPED = ("workers.0.stages=[0, 2]", "workers.1.stages=[1, 3]")
-TRAINED = {
-    "everything": ("*",),
-    "the second stage": ("norm.*",),
-    "the third stage": ("middle.*",),
-    "a part of the second and the fourth stage": ("norm.bias", "head.*"),
-    "all but the second stage": ("embed.*", "first.*", "middle.*", "later.*", "tail.*", "head.*"),
-}
 DECAY = 0.9
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -125,20 +117,6 @@ def in_memory(folder: Path, trained: Sequence[str], *sets: str) -> dict[str, Any
     outcome = run_memory(prepare(read_plan(FROZEN, sets=keys, environment={})), "2bw", folder)
     assert outcome.code == 0, outcome.reason
     return outcome.facts
-
-
-@pytest.mark.parametrize(
-    "sets",
-    [(), pytest.param(LOOPED, marks=pytest.mark.slow), ('memory.recompute="stage"',)],
-    ids=["line", "looped", "recompute"],
-)
-@pytest.mark.parametrize("trained", TRAINED)
-def test_whatever_is_frozen_or_computed_again_the_weights_are_those_of_the_plain_loop(
-    trained: str, sets: tuple[str, ...], tmp_path: Path
-) -> None:
-    facts, wanted = in_memory(tmp_path / "run", TRAINED[trained], *sets), plain(TRAINED[trained])
-    losses = [facts["losses"][str(step)] for step in range(len(wanted.losses))]
-    assert (facts["weights_sha256"], losses) == (wanted.weights_sha256, wanted.losses)
 
 
 @pytest.mark.slow

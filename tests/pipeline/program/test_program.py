@@ -14,6 +14,7 @@ from stageline.pipeline.program import (
     Op,
     Per,
     Program,
+    Queue,
     TiedStages,
     check_schedule,
     compile_program,
@@ -247,3 +248,9 @@ def test_a_kind_that_the_core_does_not_know_is_an_operation_like_any_other() -> 
     program = program.before_updates(added)
     assert [op.name for op in program.step[1]] == ["1F0", "1B0", "1X", "1U"]
     assert any(each.action.kind == "X" for each in check_schedule(program).timed)
+
+
+@pytest.mark.parametrize("name", ["", "side ways", "forward-1\n", "vorwärts-1", 65 * "f"])
+def test_a_queue_has_a_name_that_can_travel(name: str) -> None:
+    with pytest.raises(ValueError, match="1 to 64 printable ASCII characters"):
+        Queue(name=name, producer=0, consumer=1)

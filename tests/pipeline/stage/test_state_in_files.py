@@ -14,6 +14,7 @@ from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
+from stageline.pipeline.stage.stage_update import ParameterGroup
 from stageline.workers.disk import memory as mapped_files
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.memory import MappedFiles
@@ -88,6 +89,22 @@ def test_no_bit_changes_in_weights_state_and_evaluation(
         results.append([*outputs, *tensors_of(stage.snapshot())])
     assert len(results[0]) == len(results[1])
     assert all(map(torch.equal, *results))
+
+
+def test_a_group_of_which_the_stage_has_no_parameter_is_passed_over(tmp_path: Path) -> None:
+    # An embedding has no bias: the first update raised ValueError.
+    group = ParameterGroup(("*.bias",), {"weight_decay": 0.0})
+    states = []
+    for offloads in (False, True):
+        torch.manual_seed(0)
+        stage = Stage([nn.Embedding(SIDE, SIDE)], optimizer=ADAM, settings=StageSettings(groups=[group]))
+        if offloads:
+            stage.offload_state(FileMemory(MappedFiles(tmp_path, lambda fault: None)), **BOTH)
+        stage.forward(torch.arange(SIDE))
+        stage.backward(torch.ones(SIDE, SIDE))
+        stage.update()
+        states.append(tensors_of(stage.snapshot()))
+    assert all(map(torch.equal, *states))
 
 
 def test_a_snapshot_is_in_files_too_and_a_stage_goes_on_from_it_with_the_same_bits(tmp_path: Path) -> None:

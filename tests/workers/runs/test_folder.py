@@ -106,3 +106,12 @@ def test_a_result_that_is_damaged_is_reported(tmp_path):
     (tmp_path / runs.RESULT).write_text("{")
     with pytest.raises(NoSuchRun, match="is not the result of a run"):
         runs.result_in(tmp_path)
+
+
+def test_a_run_that_is_resumed_is_cut_where_it_was_not_where_it_would_be_measured_now(tmp_path):
+    sets = [f"run.dir={tmp_path}", "model.stages=2", "model.balance=time"]
+    measured = read_plan("examples/mlp", sets=[*sets, "model.cut=auto"], environment={})
+    began = read_plan("examples/mlp", sets=[f"run.dir={tmp_path}", "model.cut=[2]"], environment={})
+    assert runs.recorded_cut(measured, begin(began, "mlp-1", 10)) == [2]
+    assert runs.recorded_cut(began, tmp_path / "mlp-1") is None
+    assert runs.recorded_cut(measured, tmp_path / "mlp-2") is None

@@ -1,4 +1,4 @@
-"""What each cut of a plan's model gives away: measured after some steps of training, with and without a defence.
+"""Audit of each cut of a plan's model: what it gives away after some steps of training, with and without a defence.
 
 The one who looks is given what crosses the cut for all rows, the inputs of three quarters of them, and the label of one
 row of each class: a server with data of its own and the client's part of the model, for example. What can be told of
@@ -50,7 +50,7 @@ class AuditChoice:
 
 
 class CutAudit(msgspec.Struct, frozen=True):
-    """What one cut gives away. `layer` is the last before the cut, `features` the numbers of a row that cross it.
+    """Findings on one cut. `layer` is the last before the cut, `features` the numbers of a row that cross it.
 
     `dependence` is the distance correlation, `by_chance` that of pairs that do not belong together; `linear` and
     `network` are R^2 of decoders; `by_norm` and `by_direction` areas under the ROC curve, None without classes. `score`
@@ -74,8 +74,8 @@ class CutAudit(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """Of all cuts; decoders were trained on `trained` rows and measured on `tested`. `measure` names `CutAudit.score`,
-    None if no rows are held out."""
+    """Findings on all cuts; decoders were trained on `trained` rows and measured on `tested`. `measure` names
+    `CutAudit.score`, None if no rows are held out."""
 
     schema: str
     steps: int
@@ -169,8 +169,8 @@ def _images(inputs: Tree) -> Tensor:
 
 
 def audit(plan: Plan, choice: AuditChoice, found: Found = lambda cut, picture: None) -> AuditReport:
-    """`found` is told each cut with its picture: the originals, what the linear decoder told of them, and what the
-    network did; None where inputs are no images.
+    """Audit the cuts of `plan`. `found` is told each with its picture: the originals, what the linear decoder told of
+    them, and what the network did; None where inputs are no images.
 
     Raises `ModelRefused`, `DataError` or `PlanRefused` for what cannot be trained or measured.
     """
@@ -188,7 +188,7 @@ def audit(plan: Plan, choice: AuditChoice, found: Found = lambda cut, picture: N
 
 
 def _in_one_stage(plan: Plan) -> Plan:
-    """The audit cuts the model itself."""
+    """Return the plan with the model in one stage: the audit cuts it itself."""
     model = plan.model.model_copy(update={"cut": None, "stages": None, "balance": "parameters", "stage_memory": None})
     return plan.model_copy(update={"model": model, "workers": (), "stage": None})
 
@@ -218,7 +218,7 @@ def _cuts(choice: AuditChoice, layers: int) -> tuple[int, ...]:
 
 
 def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) -> list[tuple[str, nn.Module | None]]:
-    """By name; the first is none. Norms are those before the training."""
+    """Return defences by name; the first is none. Norms are those before the training."""
     if not choice.defended:
         return [("none", None)]
     norm = choice.clip * float(AuditedModel(plan).cut_before(cut).features(sample.batch[0]).norm(dim=1).median())

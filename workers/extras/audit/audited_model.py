@@ -45,7 +45,7 @@ class AuditedModel:
         return len(self._layers)
 
     def cut_before(self, layer: int, defence: nn.Module | None = None, codecs: CutCodecs = LOSSLESS) -> Self:
-        """The same layers with a cut before one of them, with a defence and codecs there."""
+        """Return the same layers with a cut before one of them, with a defence and codecs there."""
         found = copy(self)
         found.cut, found.layer, found.codecs = layer, self._names[layer - 1], codecs
         found._what = f"the audit of cut {layer}, after layer {found.layer},"
@@ -58,7 +58,7 @@ class AuditedModel:
             return side_by_side(self._ran(self._below, _own(inputs)), rows(inputs), self._what)
 
     def train(self, source: Source, steps: int) -> None:
-        """By the plan's optimizer, batch by batch. Leaves the layers in evaluation mode."""
+        """Train by the plan's optimizer, batch by batch. Leaves the layers in evaluation mode."""
         torch.manual_seed(self._plan.run.seed)
         every = {id(each): each for layer in self._layers for each in layer.parameters() if each.requires_grad}
         optimizer = optimizer_of(self._plan)([*every.values()]) if every else None

@@ -32,7 +32,7 @@ from stageline.pipeline.tree import Tree, map_tensors
 
 @dataclass(frozen=True, slots=True)
 class CutCodecs:
-    """Of activations, and of the gradients that come back: as the plan calls them."""
+    """Codecs of activations, and of the gradients that come back, by the plan's names."""
 
     forward: str = "lossless"
     backward: str = "lossless"
@@ -42,14 +42,15 @@ class CutCodecs:
         return self.forward == self.backward == "lossless"
 
     def passed(self, tree: Tree) -> Tree:
-        """Activations as they arrive. Their gradients come back as they would."""
+        """Return activations as they arrive. Their gradients come back as they would."""
         if self.lossless:
             return tree
         return map_tensors(lambda each: _Passed.apply(each, self) if each.is_floating_point() else each, tree)  # type: ignore[no-untyped-call]
 
 
 def codecs_at(plan: Plan, cuts: Iterable[int]) -> dict[int, CutCodecs]:
-    """Of each of the `cuts`, numbers of the layers above them. Makes the model where a queue has a codec of its own.
+    """Return the codecs at each of the `cuts`, numbers of the layers above them. Makes the model where a queue has a
+    codec of its own.
 
     Raises `ModelRefused` or `PlanRefused` if that cannot be made or cut.
     """
@@ -60,7 +61,7 @@ def codecs_at(plan: Plan, cuts: Iterable[int]) -> dict[int, CutCodecs]:
 
 
 def _codecs(plan: Plan, above: int | None) -> CutCodecs:
-    """Of the cut below the stage `above`; None: of one that the plan does not have."""
+    """Return the codecs at the cut below the stage `above`; None: at a cut that the plan does not have."""
     below = None if above is None else above - 1
     return CutCodecs(plan.queues.codec_of("forward", above), plan.queues.codec_of("backward", below))
 
@@ -77,7 +78,7 @@ class _Passed(torch.autograd.Function):
 
 
 def _delivered(tensor: Tensor, codec: str) -> Tensor:
-    """Never `tensor` itself: a layer may write to what it is given."""
+    """Return the tensor as it arrives, never `tensor` itself: a layer may write to its input."""
     found: Tensor = delivered(tensor.detach().clone(), Codec[codec.upper()])  # type: ignore[assignment]  # of a tensor
     return found
 
@@ -116,8 +117,8 @@ class ClipRows(nn.Module):
 
 
 class EqualNormGradients(nn.Module):
-    """Gives back its input. In the backward, each row's gradient gets the mean norm of the microbatch's rows; one of
-    zeros stays so."""
+    """Identity whose backward gives each row's gradient the mean norm of the microbatch's rows; one of zeros stays
+    so."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, ...], floating; the same tensor's values."""

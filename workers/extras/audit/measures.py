@@ -88,8 +88,9 @@ def decoded_linearly(features: Tensor, inputs: Tensor, trained: int) -> Tensor:
 
 
 def decoded_by_network(features: Tensor, inputs: Tensor, trained: int, seed: int = 0) -> Tensor:
-    """The same by a small network, seeded, trained for as many epochs as are best for the last fifth of the trained
-    rows when it learns from the others. The default generator is left as it was."""
+    """Return the inputs that a small network tells, as `decoded_linearly` does. It is seeded, and trained for as
+    many epochs as are best for the last fifth of the trained rows when it learns from the others. The default
+    generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         mean, known = inputs[:trained].mean(0), features[:trained]
         wanted = inputs[:trained] - mean
@@ -161,7 +162,8 @@ def _network(features: int, shape: torch.Size) -> nn.Sequential:
 
 
 def distance_correlation(x: Tensor, y: Tensor) -> float:
-    """Of `x`, [rows, m], and `y`, [rows, n], of any floating dtype: from 0 to 1. 0 if one does not vary."""
+    """Return the distance correlation of `x`, [rows, m], and `y`, [rows, n], of any floating dtype: from 0 to 1. 0
+    if one does not vary."""
     return correlation(centred_distances(x), centred_distances(y))
 
 
@@ -179,7 +181,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 
 def by_chance(a: Tensor, b: Tensor) -> float:
-    """The same of pairs that do not belong together: each row of one with the next row of the other."""
+    """Return the correlation of pairs that do not belong together: each row of one with the next row of the other."""
     return correlation(a, b.roll((1, 1), (0, 1)))
 
 
@@ -191,7 +193,8 @@ def told_by_norm(gradients: Tensor, labels: Tensor) -> float | None:
 
 
 def told_by_direction(gradients: Tensor, labels: Tensor) -> float | None:
-    """The same by the cosine with the gradient of the first row of each class, which is not scored."""
+    """Score labels by the cosine with the gradient of the first row of each class, which is not scored. Arguments
+    and result as of `told_by_norm`."""
     directions = normalize(gradients.double(), dim=1)
 
     def of_class(mine: Tensor) -> float:
@@ -218,7 +221,7 @@ def _either(found: float) -> float:
 
 
 def _mean_over_classes(labels: Tensor, told: Callable[[Tensor], float], least: int = 1) -> float | None:
-    """Of the classes with `least` rows, and as many of other classes."""
+    """Return the mean over the classes with `least` rows, and as many of other classes."""
     masks = [labels == each for each in torch.unique(labels)]
     found = [told(mine) for mine in masks if mine.sum() >= least and (~mine).any()]
     return sum(found) / len(found) if found else None

@@ -27,7 +27,7 @@ _FORMAT = {"format": "pt"}  # transformers asks for it
 
 
 def export_file(weights: StoredWeights, target: Path) -> None:
-    """One safetensors file with all entries. Raises `WeightsUnusable`, `OSError`."""
+    """Write one safetensors file with all entries. Raises `WeightsUnusable`, `OSError`."""
     require_absent(target)
     make_folder(target.parent)
     draft = draft_of(target)
@@ -39,7 +39,7 @@ def export_file(weights: StoredWeights, target: Path) -> None:
 
 
 def export_stages(weights: StoredWeights, target: Path) -> None:
-    """A folder with a file for each stage. Raises `WeightsUnusable`, `OSError`."""
+    """Write a folder with a file for each stage. Raises `WeightsUnusable`, `OSError`."""
     named = {f"stage-{stage}.safetensors": weights.names_in(part) for stage, part in enumerate(weights.files)}
     export_folder(target, lambda draft: write_shards(draft, weights, named))
 

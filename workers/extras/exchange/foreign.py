@@ -65,7 +65,7 @@ class Slice:
 
 
 class SlicedWeights(StoredWeights):
-    """Of the shards that the processes have written, all of them."""
+    """Weights in the shards that the processes of a checkpoint have written, all of them."""
 
     @cached_property
     def forms(self) -> Mapping[str, Form]:
@@ -75,7 +75,7 @@ class SlicedWeights(StoredWeights):
         return {name: self._assembled(name) for name in names}
 
     def _form(self, name: str, slices: Sequence[Slice]) -> Form:
-        """Of the tensor that `slices` tile. Raises `WeightsUnusable` if they do not."""
+        """Return the form of the tensor that `slices` tile. Raises `WeightsUnusable` if they do not."""
         first, *others = slices
         for each in others:
             if (each.dtype, len(each.shape)) != (first.dtype, len(first.shape)):
@@ -134,7 +134,7 @@ def overlapping(slices: Sequence[Slice]) -> tuple[Slice, Slice] | None:
 
 
 def slices_in(file: Path) -> Mapping[str, _Begin] | None:
-    """Where the tensors of a file begin, if they are slices. Raises `WeightsUnusable`."""
+    """Return where the tensors of a file begin, if they are slices. Raises `WeightsUnusable`."""
     with _opened(file) as opened:
         text = (opened.metadata() or {}).get(_SLICES)
     try:
@@ -185,7 +185,7 @@ def is_readable_by_stages(path: Path) -> bool:
 
 
 class TorchWeights(StoredWeights):
-    """Of a file of `torch.save`."""
+    """Weights in a file of `torch.save`."""
 
     @cached_property
     def places(self) -> Mapping[str, Path]:
@@ -203,7 +203,7 @@ class TorchWeights(StoredWeights):
 
 
 def _files_of(path: Path) -> tuple[Path, ...]:
-    """Those of a path that `model.weights` may name. Raises `WeightsUnusable`."""
+    """Return the files of a path that `model.weights` may name. Raises `WeightsUnusable`."""
     with _refused():
         files = tuple(dict.fromkeys(files_by_name(path).values()))
     if lacking := [file.name for file in files if not file.exists()]:

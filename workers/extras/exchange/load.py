@@ -133,7 +133,7 @@ class RunModel:
     weights: StoredWeights
 
     def on(self, device: str) -> "RunModel":
-        """The same, whose plan has all workers on `device`."""
+        """Return the model with a plan that has all workers on `device`."""
         workers = tuple(worker.model_copy(update={"device": device}) for worker in self.plan.workers)
         return replace(self, plan=self.plan.model_copy(update={"workers": workers}))
 
@@ -195,7 +195,7 @@ def run_model(
 
 
 def _made(plan: Plan) -> Any:
-    """What the plan's factory returns under the run's seed; this process's random state is as before."""
+    """Return the model that the plan's factory makes under the run's seed; this process's random state is as before."""
     make = factory_of(plan)
     with generators_kept(torch.device("cpu")):
         torch.manual_seed(plan.run.seed)
@@ -203,8 +203,8 @@ def _made(plan: Plan) -> Any:
 
 
 def _uncut(made: Any, trainable: Sequence[str] | None = None) -> list[Segment]:
-    """The model as one stage, or as the list of stages that it is; only what `trainable` names is trained from now on.
-    Raises `ModelRefused`."""
+    """Return the model as one stage, or as the list of stages that it is; only what `trainable` names is trained
+    from now on. Raises `ModelRefused`."""
     stages = None if isinstance(made, list | tuple) else 1
     return cut_model(made, None, stages, trainable, accept_difference=True)  # no layer of it is called
 
@@ -245,7 +245,7 @@ def _fill(module: torch.nn.Module, origin: str, source: CheckpointSource, weight
 
 
 def _misfits(module: torch.nn.Module, weights: StoredWeights, late: Collection[str]) -> list[str]:
-    """What is wrong with names, or else with shapes and dtypes. The model takes those of `late` as they are."""
+    """Return wrong names, or else wrong shapes and dtypes. The model takes those of `late` as they are."""
     here = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     forms = {name: (shape, dtype) for name, (dtype, shape) in weights.forms.items()}
     return list(misnamed(here, forms, {}, {*here, *late})) or list(misformed(here, forms))
@@ -272,7 +272,8 @@ def planned_layouts(plan: Plan) -> Sequence[StageLayout]:
 
 
 def layout_change(plan: Plan, folder: Path, step: int | None) -> Recut:
-    """From the checkpoint of `step` of the run in `folder`, by default the newest that all stages have here, to `plan`.
+    """Return the change from the checkpoint of `step` of the run in `folder`, by default the newest that all stages
+    have here, to `plan`.
 
     Raises `NoCheckpoint`, `PlanRefused`, also for a plan that changes nothing, `ModelRefused`, or `SnapshotDamaged`.
     """
@@ -290,7 +291,7 @@ def layout_change(plan: Plan, folder: Path, step: int | None) -> Recut:
 
 
 def _contents(plan: Plan, source: CheckpointSource, stages: set[int]) -> Mapping[int, Contents]:
-    """Of the old `stages`, whose snapshots are elsewhere: as the model has them, cut as it was."""
+    """Return the contents of the old `stages`, whose snapshots are elsewhere: as the model has them, cut as it was."""
     before = {"cut": source.plan.model.cut, "stages": source.plan.model.stages}
     old = plan.model_copy(update={"model": plan.model.model_copy(update=before), "workers": source.plan.workers})
     layouts: Sequence[StageLayout] = planned_layouts(old)
@@ -298,12 +299,12 @@ def _contents(plan: Plan, source: CheckpointSource, stages: set[int]) -> Mapping
 
 
 def _forms(layout: StageLayout) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """Those of buffers are not known."""
+    """Return the forms of a stage's entries. Those of buffers are not known."""
     return {name: layout.forms.get(name, ("", ())) for name in layout.entries}
 
 
 def read_configuration(path: Path) -> Mapping[str, object]:
-    """Of a file, or of the config.json in a folder. Raises `WeightsUnusable`."""
+    """Read a configuration file, or the config.json in a folder. Raises `WeightsUnusable`."""
     file = path / CONFIG if path.is_dir() else path
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -315,12 +316,14 @@ def read_configuration(path: Path) -> Mapping[str, object]:
 
 
 def planned_configuration(plan: Plan) -> Mapping[str, object]:
-    """Of the model that the plan's factory returns. Raises `ModelRefused`, or `WeightsUnusable` if it has none."""
+    """Return the configuration of the model that the plan's factory returns. Raises `ModelRefused`, or
+    `WeightsUnusable` if it has none."""
     return configuration_of(factory_of(plan)(), f'model.factory = "{plan.model.factory}"')
 
 
 def configuration_of(model: object, origin: str) -> Mapping[str, object]:
-    """Of `model`, which comes from `origin`. Raises `WeightsUnusable` if it is not of transformers."""
+    """Return the configuration of `model`, which comes from `origin`. Raises `WeightsUnusable` if it is not of
+    transformers."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_json_string"):
         raise WeightsUnusable(

@@ -48,7 +48,7 @@ class StoredWeights:
 
     @cached_property
     def places(self) -> Mapping[str, Path]:
-        """The file of each entry. Raises `WeightsUnusable`."""
+        """File of each entry. Raises `WeightsUnusable`."""
         places = {name: file for file, forms in self._forms.items() for name in forms}
         return {**places, **{name: file for file in self.averages for name in _forms_in(file)}}
 
@@ -65,14 +65,14 @@ class StoredWeights:
         return {name: found[name] for name in names}
 
     def read_from(self, file: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
-        """The same, of those that one of the files has."""
+        """Return the entries `names` of one of the files."""
         try:
             return read_tensors(file, set(names), packed=True)
         except (OSError, ValueError) as error:
             raise _unreadable(file, error) from error
 
     def size(self, name: str) -> int:
-        """Bytes of an entry."""
+        """Return the bytes of an entry."""
         dtype, shape = self.forms[name]
         return torch.Size(shape).numel() * dtype.itemsize
 
@@ -81,7 +81,7 @@ class StoredWeights:
         return list(self._forms[file])
 
     def averages_in(self, file: Path) -> dict[str, torch.Tensor]:
-        """What stands in one of the `averages`. Raises `WeightsUnusable`, `MemoryError`."""
+        """Return all entries of one of the `averages`. Raises `WeightsUnusable`, `MemoryError`."""
         return self.read_from(file, list(_forms_in(file)))
 
     def files_with(self, name: str) -> list[Path]:
@@ -94,14 +94,14 @@ class StoredWeights:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are of one form and have the same bits."""
+    """Return True if two tensors are of one form and have the same bits."""
     alike = (one.shape, one.dtype) == (other.shape, other.dtype)
     return alike and torch.equal(_bytes(one), _bytes(other))
 
 
 def weights_in(folder: Path, step: int | None, *, ema: bool = False) -> StoredWeights:
-    """Of the checkpoint of `step`, by default the newest that all stages have; verified. Of a finished run without
-    snapshots, what it has come to. With `ema`, their averages.
+    """Return the verified weights of the checkpoint of `step`, by default the newest that all stages have; of a
+    finished run without snapshots, those that it ended with. With `ema`, their averages.
 
     Raises `WeightsUnusable` if there are no averages, `NoCheckpoint`, `SnapshotDamaged`, `RunMovedOn`, or `OSError` for
     a fault that may pass.
@@ -117,7 +117,7 @@ def weights_in(folder: Path, step: int | None, *, ema: bool = False) -> StoredWe
             raise SnapshotDamaged(snapshot, wrong) if snapshot.exists() else RunMovedOn(snapshot)
     folders = [source.snapshots.path(stage, found) for stage in source.first_replicas]
     files, averages = ([each / name for each in folders] for name in (WEIGHTS, AVERAGES))
-    return _stored(f"run {source.run} after {found} steps", found, files, averages if ema else None)
+    return _stored(f"run {source.run} after {found} steps", found, files, averages, ema=ema)
 
 
 def take_weights(
@@ -144,12 +144,13 @@ def take_weights(
     return weights
 
 
-def _stored(of: str, step: int | None, files: Sequence[Path], averages: Sequence[Path] | None) -> StoredWeights:
-    """The weights `of` a run at `step`, or what is in `averages`, which not every stage has. Raises
+def _stored(of: str, step: int | None, files: Sequence[Path], averages: Sequence[Path], *, ema: bool) -> StoredWeights:
+    """Return the weights `of` a run at `step`; with `ema` their `averages`, which not every stage has. Raises
     `WeightsUnusable` if none has."""
-    if averages is None:
+    if not ema:
         return StoredWeights(f"the weights of {of}", tuple(files), step)
-    if not (found := tuple(each for each in averages if each.exists())):
+    found = tuple(filter(Path.exists, averages))
+    if not found:
         raise WeightsUnusable(
             f"{of} has no averages of its weights: a plan has them with optimizer.ema_decay, after the first step"
         )
@@ -168,7 +169,7 @@ def _finished(folder: Path, *, ema: bool) -> StoredWeights:
     result = runs.result_in(folder)
     steps = None if result is None else result.steps
     after = "" if steps is None else f" after {steps} steps"
-    return _stored(f"run {folder.resolve().name}{after}", steps, files, averages if ema else None)
+    return _stored(f"run {folder.resolve().name}{after}", steps, files, averages, ema=ema)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

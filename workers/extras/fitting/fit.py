@@ -275,7 +275,7 @@ def _seconds(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[float]:
 
 
 def _hops(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[tuple[float, float, int]]:
-    """Of each pair of neighbours: the seconds that a message occupies the link, its latency, and the bytes."""
+    """Return for each pair of neighbours: seconds that a message occupies the link, its latency, its bytes."""
     found = []
     for part, following in zip(chain.parts, chain.parts[1:], strict=False):
         message = layers.leaving[part.end - 1]

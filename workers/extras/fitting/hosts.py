@@ -50,7 +50,7 @@ class Host(Section):
 
 
 class Link(Section):
-    """What messages between two machines take: seconds one way, and bytes a second in each direction."""
+    """Link between two machines: seconds that a message takes one way, and bytes a second in each direction."""
 
     between: Annotated[
         tuple[str, str], Accepts('the names of two hosts, such as ["desk", "cloud"]'), Field(min_length=2)

@@ -60,7 +60,7 @@ class ForwardFailed(StagelineError):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of an evaluation: the mean loss and metrics over so many `rows`."""
+    """Result of an evaluation: the mean loss and metrics over so many `rows`."""
 
     rows: int
     loss: float | None
@@ -97,8 +97,8 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         self._tell_news()  # of the last moments, too
 
     def predictions(self, batches: Iterable[Tree]) -> Iterator[Tree]:
-        """What the model returns for each of the `batches`, of any number of rows, in evaluation mode, in their order.
-        Raises `ForwardFailed`, and `DataError` for a batch that cannot be cut into microbatches."""
+        """Yield the model's output in evaluation mode for each of the `batches`, in order. A batch may have any
+        number of rows. Raises `ForwardFailed`, and `DataError` for a batch that cannot be cut into microbatches."""
         sizes: deque[int] = deque()
 
         def filled() -> Iterator[Batch]:
@@ -119,7 +119,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         return Measured(int(count), sums["loss"] / count if "loss" in sums else None, metrics)
 
     def _replies(self, kind: CallKind, batches: Iterable[Batch]) -> Iterator[Replies]:
-        """At most `UNDER_WAY` calls are under way."""
+        """Yield the replies to calls, of which at most `AHEAD` are under way."""
         waiting: deque[tuple[Tree, Future[Replies]]] = deque()
         for inputs, targets in batches:
             self._check(inputs, 1)
@@ -163,7 +163,7 @@ def with_rows(batch: Tree, least: int) -> Tree:
 
 
 def _first(output: Tree, size: int, least: int) -> Tree:
-    """Of the output for `least` rows, the first `size`."""
+    """Return the first `size` rows of the output for `least` rows."""
     return map_tensors(lambda tensor: tensor[:size] if tensor.shape[:1] == (least,) else tensor, output)
 
 
@@ -201,7 +201,7 @@ def _options(model: RunModel, folder: Path, workers: Workers, loss: Loss, metric
 
 
 class NoOptimizer:
-    """In the place of an optimizer where nothing is trained."""
+    """Stand-in for an optimizer where nothing is trained."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         self.param_groups = [{"params": list(parameters)}]
@@ -242,7 +242,7 @@ def _unlike(plan: Plan, workers: Workers) -> dict[str, object]:
 
 
 def _codecs(plan: Plan) -> dict[str, object]:
-    """Between stages the same is lost as in the run."""
+    """Return the settings by which queues between stages lose the same as in the run."""
     match plan.queues.codec:
         case None:
             return {}
@@ -264,8 +264,8 @@ def _described(module: torch.nn.Module, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to evaluate on, and by which metrics; None stands for what the plan says. `dataset` and `source` name others
-    in the plan's words, of which at most one is given: all rows of the dataset, or those that the source holds out."""
+    """Data and metrics of an evaluation; None stands for those of the plan. `dataset` and `source` name others in
+    the plan's words, of which at most one is given: all rows of the dataset, or those that the source holds out."""
 
     dataset: str | None = None
     source: str | None = None
@@ -311,15 +311,15 @@ def loss_of(plan: Plan) -> Loss:
 
 
 def metrics_of(plan: Plan) -> Mapping[str, Metric]:
-    """By the names that the run's result has. Raises `ModelRefused`."""
+    """Return the metrics by the names that the run's result has. Raises `ModelRefused`."""
     names = plan.model.metrics
     made: list[Callable[..., Any]] = [load_function(name, base_folder(plan), "model.metrics") for name in names]
     return dict(zip(plan.metric_names, made, strict=True))
 
 
 def evaluate_run(model: RunModel, wanted: Wanted, workers: Workers, tell: Tell) -> tuple[str, Measured]:
-    """What was evaluated on, in the plan's words, and what was measured. Raises what `ForwardRun`, `load_source` and
-    `load_function` do."""
+    """Evaluate, and return the name of the data in the plan's words, and the result. Raises what `ForwardRun`,
+    `load_source` and `load_function` do."""
     plan = plan_with(model.plan, wanted)
     loss, metrics, batches = loss_of(plan), metrics_of(plan), batches_of(plan, wanted)
     with ForwardRun(model, workers, loss=loss, metrics=metrics, tell=tell) as run:

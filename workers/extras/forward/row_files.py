@@ -75,9 +75,9 @@ class Inputs:
         if len(tensors) == 1:
             return next(iter(tensors.values()))
         places = [f"{place}" for place in range(len(tensors))]
-        for prefix in ("", "arr_"):
-            if all(f"{prefix}{place}" in tensors for place in places):
-                return tuple(tensors[f"{prefix}{place}"] for place in places)
+        for start in ("", "arr_"):
+            if all(f"{start}{place}" in tensors for place in places):
+                return tuple(tensors[f"{start}{place}"] for place in places)
         return dict(tensors)
 
 
@@ -150,8 +150,9 @@ def _csv(path: Path) -> Any:
 
 
 def demand_writable(path: Path) -> None:
-    """Before anything is computed. Raises `DataError` for another form, or one that needs what is not installed, and
-    `WeightsUnusable` for a file that is there, `OSError` where no file can be made; its folder is made."""
+    """Check, before anything is computed, that predictions can be written to `path`; make its folder. Raises
+    `DataError` for another form, or one that needs a package that is not installed, `WeightsUnusable` for a file
+    that is there, `OSError` where no file can be made."""
     if path.suffix not in OUTPUTS:
         raise DataError(f"predictions are not written to {path}: expected a file of {' or '.join(OUTPUTS)}")
     require_absent(path)
@@ -178,7 +179,7 @@ def write_outputs(path: Path, outputs: Mapping[str, torch.Tensor]) -> None:
 
 
 class JoinedOutputs:
-    """What the model returned for batch after batch, joined by rows. It is in memory."""
+    """Outputs of the model for batch after batch, joined by rows, in memory."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[torch.Tensor]] = {}

@@ -62,7 +62,7 @@ class RowFile:
         return self._bytes[number * self.size : (number + 1) * self.size]
 
     def sync(self) -> None:
-        """When this returns, what was written before survives a power failure. For any thread. Raises `OSError`."""
+        """Return once all that was written before survives a power failure. For any thread. Raises `OSError`."""
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ def _take_space(file: int, size: int) -> None:
 
 
 class PrefixCacheFailed(ComputeFailed):
-    """What leaves the frozen first stages cannot be kept, or is not there."""
+    """The output of the frozen first stages cannot be kept, or is not there."""
 
 
 class PrefixCache:
@@ -145,8 +145,8 @@ class PrefixCache:
         return unflatten(header.structure, found)
 
     def sync(self) -> None:
-        """When this returns, all that was kept before survives a power failure. For any thread. May be repeated
-        after it has raised `OSError`."""
+        """Return once all that was kept before survives a power failure. For any thread. May be repeated after it
+        has raised `OSError`."""
         if not self._unsaved:
             return
         self._unsaved = False  # first: what is kept meanwhile is for the next time
@@ -158,7 +158,8 @@ class PrefixCache:
             raise
 
     def open(self, steps: int) -> str:
-        """Goes on with what is there of the first `steps` steps: why that cannot be, "" if it can. Reads every byte."""
+        """Continue with the rows of the first `steps` steps that are there. Return why that cannot be, "" if it can.
+        Reads every byte."""
         try:
             header = read_header(self.folder)
             if wrong := difference(header, self._parts, self._samples):
@@ -171,7 +172,7 @@ class PrefixCache:
         return self._damage(steps)
 
     def clear(self) -> None:
-        """Forgets all rows. Raises `PrefixCacheFailed`."""
+        """Forget all rows. Raises `PrefixCacheFailed`."""
         self._close()
         try:
             if self.folder.exists():
@@ -261,7 +262,7 @@ def _require_sizes(folder: Path, sizes: dict[str, int], samples: int) -> None:
 
 
 def _bytes_of(tensor: Tensor, size: int) -> Tensor:
-    """Its rows as they are kept: uint8 [rows, size]."""
+    """Return the rows of a tensor as they are kept: uint8 [rows, size]."""
     here = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return here.view(-1).view(torch.uint8).view(len(tensor), size)
 

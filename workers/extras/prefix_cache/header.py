@@ -1,4 +1,4 @@
-"""What a prefix cache says of itself: what its rows were computed from, and how they lie in its files.
+"""Header of a prefix cache: the plan keys that its rows were computed from, and the form of its files.
 
 cache.json    {"header": {...}, "sha256": of the header's bytes}
 """
@@ -25,14 +25,14 @@ _OTHER = ("data.num_workers", "data.held_out", "data.check")  # of them: what ch
 
 
 class CachedLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of what is kept: its dtype as torch prints it without `torch.`, and the shape of one row."""
+    """Form of one tensor that is kept: its dtype as torch prints it without `torch.`, and the shape of one row."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, tensor: Tensor) -> "CachedLeaf":
-        """Of a microbatch's tensor, whose dimension 0 is rows."""
+        """Return the form of a microbatch's tensor, whose dimension 0 is rows."""
         return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:]))
 
     @property
@@ -45,7 +45,7 @@ class CachedLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def bytes(self) -> int:
-        """Of a row."""
+        """Return the bytes of a row."""
         return self.type.itemsize * torch.Size(self.shape).numel()
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ def parts_of(plan: Plan, first_layer: int) -> dict[str, Any]:
 
 
 def write_header(folder: Path, header: CacheHeader) -> None:
-    """When this returns, it is on the disk. Raises `OSError`."""
+    """Write the header; when this returns, it is on the disk. Raises `OSError`."""
     data = msgspec.json.encode(header)
     sealed = _Sealed(msgspec.Raw(data), sha256(data).hexdigest())
     write_file(folder / NAME, msgspec.json.encode(sealed) + b"\n")

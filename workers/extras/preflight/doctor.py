@@ -60,7 +60,7 @@ class Health(StrEnum):
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What was examined, what was found, and whether it is as it should be."""
+    """Finding of one check: its subject, and whether that is as it should be."""
 
     what: str
     health: Health
@@ -68,8 +68,8 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 def examine(plan: Plan | None, folder: Path, trial: TryPlan) -> Iterator[CheckResult]:
-    """One finding after another: of the machine, then of the plan, with which `trial` is made. What it writes goes into
-    the empty `folder`."""
+    """Yield one finding after another: of the machine, then of the plan, with which `trial` is made. All files go
+    into the empty `folder`."""
     yield CheckResult("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
     yield from (*_libraries(), _package())
     memory, gib = psutil.virtual_memory(), 2**30

@@ -119,7 +119,7 @@ def dry_run(
 
 
 class _DryRun:
-    """One microbatch on its way through the `stages` of a trial.
+    """Way of one microbatch through the `stages` of a trial.
 
     `given` has the last result of a stage for each flow of messages, and what stands in for results that come later: a
     stage does not stay until those before it have gone backward, so all but the first clip by some norm.

@@ -31,8 +31,8 @@ REPETITIONS = 5  # of which the median counts
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What one layer hands to the next, and the numbers of its memory, by address. Later memory may have the address of
-    what is freed by then, so addresses alone would not tell what layers share."""
+    """Output of one layer for the next, and the numbers of its memory, by address. Later memory may have the address
+    of memory that is freed by then, so addresses alone would not tell what layers share."""
 
     output: Tree = None
     numbers: Mapping[int, int] = field(default_factory=dict)
@@ -79,19 +79,20 @@ class LayerRun:
 
     @property
     def hands(self) -> Handed:
-        """What the next layer is given."""
+        """Return the input of the next layer."""
         addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors(self._output)]
         return Handed(self._output, {each: self._number(each) for each in addresses}, self._used)
 
     def _number(self, address: int) -> int:
-        """Of memory that is there."""
+        """Return the number of memory that is there."""
         if address not in self._numbers:
             self._numbers[address] = self._used
             self._used += 1
         return self._numbers[address]
 
     def _timed(self) -> int:
-        """Nanoseconds of a forward and a backward. They write to copies: the next layer is given the first output."""
+        """Return the nanoseconds of a forward and a backward. They write to copies: the next layer is given the
+        first output."""
         given = [map_tensors(own_copy, tree) for tree in self._received]
         began = _now(self._stage.device)
         self._carry_out(Kind.FORWARD, given)
@@ -108,7 +109,8 @@ class LayerRun:
         return self._executor.carry_out(self._job.program.instruction(0, Action(kind, self._index)), received)
 
     def _held(self) -> tuple[dict[str, int], dict[str, int]]:
-        """The bytes of weights, gradients and the optimizer's state after an update, and of what is trained.
+        """Return the bytes of weights, gradients and the optimizer's state after an update, and of the trained
+        parameters.
 
         A tensor is named as in the first stage that has it: what layers share is there once where they are one stage.
         """
@@ -140,7 +142,7 @@ def _now(device: torch.device) -> int:
 
 
 def measured_cut(plan: Plan, doing: Callable[[str], None]) -> MeasuredCut:
-    """Where `plan` is cut, and the seconds of each stage. `doing` is told what is next.
+    """Measure layers, and return where `plan` is cut, with the seconds of each stage. `doing` is told the next action.
 
     Raises `PlanRefused`, `ModelRefused` or `DataError` if the plan cannot work, or no cut fits.
     """
@@ -157,7 +159,7 @@ def measured_cut(plan: Plan, doing: Callable[[str], None]) -> MeasuredCut:
 
 
 def measured_layers(plan: Plan, doing: Callable[[str], None]) -> MeasuredLayers:
-    """What each layer of `plan` costs on its first worker's device. Raises as `measured_cut` does."""
+    """Return the cost of each layer of `plan` on its first worker's device. Raises as `measured_cut` does."""
     job = _each_layer(plan, doing)
     torch.set_num_threads(job.plan.workers[0].threads)
     names = tuple(part.names[0] for part in job.segments)
@@ -165,7 +167,7 @@ def measured_layers(plan: Plan, doing: Callable[[str], None]) -> MeasuredLayers:
 
 
 def layer_costs(job: Job, doing: Callable[[str], None] = lambda what: None) -> list[LayerCost]:
-    """What each stage of `job` costs, which is used up by it. Raises `ModelRefused` or `DataError`."""
+    """Return the cost of each stage of `job`, which is used up by it. Raises `ModelRefused` or `DataError`."""
     stages = TrialStages(job, doing)
     costs: list[LayerCost] = []
     handed = Handed()
@@ -196,7 +198,8 @@ def _each_layer(plan: Plan, doing: Callable[[str], None]) -> Job:
 
 
 def _in_flight(plan: Plan, stages: int) -> Sequence[int] | None:
-    """How many microbatches each of `stages` stages holds at most; None if the plan's schedule has no such number."""
+    """Return the microbatches that each of `stages` stages holds at most; None if the plan's schedule has no such
+    number."""
     choice, own = plan.schedule, stages == plan.model.stages
     placement = plan.placement if own else [(stage,) for stage in range(stages)]
     try:

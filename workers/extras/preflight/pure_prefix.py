@@ -31,8 +31,8 @@ _PREFIX = "model.prefix_cache: what leaves the frozen stages"
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """One microbatch on its way: `twin` is computed under other seeds, `fewer` has a row less (None: it has too few);
-    `others` are other microbatches."""
+    """Tried microbatch on its way: `twin` is computed under other seeds, `fewer` has a row less (None: it has
+    too few); `others` are other microbatches."""
 
     first: Tree
     twin: Tree
@@ -41,8 +41,8 @@ class _Tried:
 
 
 def try_prefix(job: Job, doing: Callable[[str], None]) -> CacheEstimate | None:
-    """What the cache of a run will hold; None if it has none. Raises `ModelRefused` or `DataError` if what leaves the
-    frozen stages cannot be kept by sample."""
+    """Return the estimate of a run's prefix cache; None if it has none. Raises `ModelRefused` or `DataError` if the
+    output of the frozen stages cannot be kept by sample."""
     first, numbering = job.replayed_from, job.numbering
     if first is None or numbering is None:
         return None
@@ -70,7 +70,7 @@ def _tried_microbatches(job: Job) -> _Tried:
 
 
 def _through(job: Job, index: int, tried: _Tried) -> _Tried:
-    """What one stage makes of them."""
+    """Return the outputs of one stage for them."""
     executor = job.executor([index])
     stage = executor.stages[index]
     before = stage.buffers()
@@ -114,7 +114,7 @@ def _forward(stage: Stage, x: Tree, step: int) -> Tree:
 
 
 def _demand_rows(tried: _Tried, count: int) -> None:
-    """Raises `ModelRefused` for a tensor that does not have one row for each sample, or rows of another form in other
+    """Raise `ModelRefused` for a tensor that does not have one row for each sample, or rows of another form in other
     microbatches."""
     for number, tensor in enumerate(tensors(tried.first)):
         if not tensor.dim() or len(tensor) != count:
@@ -139,8 +139,8 @@ def _without_rows(number: int, tensor: Tensor, count: int) -> str:
 
 
 def _demand_same_inputs(job: Job) -> None:
-    """Raises `DataError` if samples that come again in the next epoch have other inputs there, and for wrong numbers of
-    samples."""
+    """Raise `DataError` if samples that come again in the next epoch have other inputs there, and for wrong numbers
+    of samples."""
     for sample, one, other in islice(_pairs(job), 64):
         if _form(one) != _form(other):
             raise DataError(
@@ -184,7 +184,7 @@ def _row(tree: Tree, place: int) -> Tree:
 
 
 def _form(tree: Tree) -> Tree:
-    """The same with dtype and shape of a row in each tensor's place."""
+    """Return the tree with dtype and shape of a row in place of each tensor."""
     return map_tensors(lambda leaf: f"{leaf.dtype} {list(leaf.shape[1:])}", tree)
 
 
@@ -194,5 +194,5 @@ def _same(one: Tree, other: Tree) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """For a comparison in which NaN equals itself."""
+    """Return the bytes of a tensor, for a comparison in which NaN equals itself."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.detach()

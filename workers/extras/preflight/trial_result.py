@@ -49,7 +49,7 @@ _LASTING = {"weights": ("weights", "gradients", "averages"), "optimizer": ("opti
 
 
 class LeafRecord(msgspec.Struct, frozen=True):
-    """One leaf of a tree: what it is ("float32 [6, 4]", or a plain value), and its checksums."""
+    """Record of one leaf of a tree: its description ("float32 [6, 4]", or a plain value), and its checksums."""
 
     name: str
     what: str
@@ -69,7 +69,7 @@ class Transcript(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Of the plan, that names the data."""
+        """Key of the plan that names the data."""
         return "data.dataset" if self.dataset else "data.source"
 
     @property
@@ -78,14 +78,14 @@ class Transcript(msgspec.Struct, frozen=True):
 
 
 def repeats(one: Transcript) -> str:
-    """How the second call of batch(0) differs from the first, and what to do about it; "" if it does not."""
+    """Return how the second call of batch(0) differs from the first, and the way out; "" if it does not."""
     found = _difference(one.first, one.second)
     again = "batch(0) gave other values when it was called again"
     return f"{one.key}: {again}: {found}. {one.advice}" if found else ""
 
 
 def agrees(one: Transcript, other: Transcript) -> str:
-    """How two processes differ, and what to do about it; "" if they do not."""
+    """Return how two processes differ, and the way out; "" if they do not."""
     for call, ours, theirs in (("batch(0)", one.first, other.first), ("held_out()", one.held_out, other.held_out)):
         if found := _difference(ours, theirs):
             return f"{one.key}: {call} gave other values in another process: {found}. {one.advice}"
@@ -94,14 +94,14 @@ def agrees(one: Transcript, other: Transcript) -> str:
 
 
 class FirstBatches(msgspec.Struct, frozen=True):
-    """What a run's data gave when it began: batch(0), and a batch of the rows held out."""
+    """Records of the data when a run began: batch(0), and a batch of the rows held out."""
 
     first: tuple[LeafRecord, ...]
     held_out: tuple[LeafRecord, ...]
 
 
 def goes_on(begun: FirstBatches, now: Transcript) -> str:
-    """How the data of a run that is resumed differ from those that it began with; "" if they do not."""
+    """Return how the data of a resumed run differ from those that it began with; "" if they do not."""
     for call, then, here in (("batch(0)", begun.first, now.first), ("held_out()", begun.held_out, now.held_out)):
         if found := _difference(then, here):
             return (
@@ -135,7 +135,7 @@ def _row(here: LeafRecord, there: LeafRecord) -> str:
 
 
 class StageEstimate(msgspec.Struct, frozen=True):
-    """One stage, or one replica of it, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
+    """Estimate of a stage or a replica, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
     microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
     for a microbatch is `tapped` bytes. `working` bytes come on top for a moment: what its operations make and free
     again, and what backward computes again. Of what is stashed, `offloaded` bytes are in files most of the time; of
@@ -181,9 +181,10 @@ class StageEstimate(msgspec.Struct, frozen=True):
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
-    """One queue, of messages as its `codec` writes them. Of a message, its producer has received `passed_on` bytes that
-    it only passes on, such as a skip over its stage; `retained` is what the messages take that its producer keeps until
-    they are trimmed: those of one step, or, with recovery, of all steps from one complete checkpoint to the next."""
+    """Estimate of one queue, of messages as its `codec` writes them. Of a message, its producer has received
+    `passed_on` bytes that it only passes on, such as a skip over its stage; `retained` bytes are those that the
+    producer keeps until they are trimmed: of one step, or, with recovery, of all steps from one complete checkpoint
+    to the next."""
 
     queue: str
     producer: int  # a stage
@@ -197,9 +198,9 @@ class QueueEstimate(msgspec.Struct, frozen=True):
 
 
 class WorkerEstimate(msgspec.Struct, frozen=True):
-    """What one worker's process takes at most beyond the imports of its program: `bytes` says what takes how much,
-    `total` all of it; or the model as a whole, while it is loaded, if that is more. `stages` and `working` of a worker
-    on another device are there, the others in its host's memory. It may take `limit`, if the plan says so. If that is
+    """Memory that one worker's process takes at most beyond the imports of its program: `bytes` by purpose, `total`
+    all of it; or the model as a whole, while it is loaded, if that is more. `stages` and `working` of a worker on
+    another device are there, the others in its host's memory. It may take `limit`, if the plan says so. If that is
     `tight`, it gives back what it frees, and waits for its snapshots: then `bytes` are those of a worker that does.
     From a limit of `ample` bytes on it need not."""
 
@@ -217,7 +218,7 @@ class WorkerEstimate(msgspec.Struct, frozen=True):
 
 
 class StageMemory(msgspec.Struct, frozen=True):
-    """What `stage` recomputes and offloads, chosen for a limit; its part of a step takes longer by that `share`."""
+    """Choice for a limit: what `stage` recomputes and offloads; its part of a step takes longer by that `share`."""
 
     stage: int
     recompute: str
@@ -231,8 +232,8 @@ class StageMemory(msgspec.Struct, frozen=True):
 
 
 class CacheEstimate(msgspec.Struct, frozen=True):
-    """What `stage`, the first that trains, keeps on the disk of its `worker` of the steps before `replayed_from`: a row
-    of `row_bytes` for each sample; the stages before it do not run in later steps."""
+    """Rows that `stage`, the first that trains, keeps on the disk of its `worker` of the steps before
+    `replayed_from`: `row_bytes` for each sample. The stages before it do not run in later steps."""
 
     stage: int
     worker: int
@@ -274,9 +275,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
-    """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only. `layouts`
-    are the stages', if they were asked for; `cut` is where they begin, if that was measured, and `memory` what was
-    chosen for a limit, by keys of the plan."""
+    """Result of training one microbatch. `length` is the run's; stages below `first_trainable` run forward only.
+    `layouts` are the stages', if they were asked for; `cut` has their first layers, if that was measured, and
+    `memory` the choice for a limit, by keys of the plan."""
 
     estimate: Estimate
     length: RunLength
@@ -288,14 +289,14 @@ class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
 
 
 class MeasuredCut(msgspec.Struct, frozen=True, tag="cut"):
-    """Where a plan is cut that has this measured, and the seconds that each stage takes for a microbatch."""
+    """Cut of a plan that has it measured, and the seconds that each stage takes for a microbatch."""
 
     cut: tuple[int, ...]
     seconds: tuple[float, ...]
 
 
 class ChosenMemory(msgspec.Struct, frozen=True, tag="memory"):
-    """What was chosen for a plan with a limit: `keys` of the plan with their values; what each of the `stages` does,
+    """Choice for a plan with a limit: `keys` of the plan with their values; the memory of each of the `stages`,
     chosen or not; and why some ways of recomputing were `left_out`."""
 
     keys: dict[str, object]
@@ -304,7 +305,7 @@ class ChosenMemory(msgspec.Struct, frozen=True, tag="memory"):
 
 
 class MeasuredLayers(msgspec.Struct, frozen=True, tag="layers"):
-    """What each layer costs with the plan's microbatches, of which a step has so many."""
+    """Costs of the layers with the plan's microbatches, of which a step has so many."""
 
     names: tuple[str, ...]
     costs: tuple[LayerCost, ...]
@@ -324,7 +325,7 @@ class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):
 
     @property
     def error(self) -> StagelineError:
-        """To be raised."""
+        """Return the error, to be raised."""
         match self.kind:
             case PlanRefused.__name__:
                 return PlanRefused([PlanError("", text) for text in self.texts])
@@ -370,7 +371,7 @@ class TrialLog:
         self._print(self._printable())
 
     def _printable(self) -> int:
-        """How many bytes of the rest cannot be part of one of the trial's lines."""
+        """Return how many bytes of the rest cannot be part of one of the trial's lines."""
         if (start := self._rest.find(self._begin)) >= 0:
             return start
         tails = range(max(0, len(self._rest) - len(self._begin)), len(self._rest))
@@ -382,7 +383,7 @@ class TrialLog:
         self._rest = self._rest[count:]
 
     def _note(self, line: bytes) -> bool:
-        """Whether it is the result."""
+        """Take note of a line. Return True if it is the result."""
         word, _, content = line.partition(b" ")
         if word == RESULT.encode():
             with suppress(msgspec.MsgspecError):  # then there is none

@@ -46,7 +46,7 @@ class TrialStages:
             self._make(index)
 
     def __getitem__(self, index: int) -> Executor:
-        """Of a stage that is there."""
+        """Return the executor of a stage that is there."""
         return self._made[index]
 
     @contextmanager
@@ -70,7 +70,7 @@ class TrialStages:
 
 
 def _folder(plan: Plan) -> Path:
-    """Where files without names are on the disk that the run's will be on; a trial makes no folders."""
+    """Return a folder on the disk that the run's will be on, for files without names; a trial makes no folders."""
     wanted = Path(plan.run.dir).absolute()
     return next(each for each in (wanted, *wanted.parents) if each.is_dir())
 
@@ -133,7 +133,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _size(storage: torch.UntypedStorage) -> int:
-    """In bytes; nothing if they are a file's."""
+    """Return bytes; 0 if they are a file's."""
     return storage.nbytes() if storage.filename is None else 0
 
 
@@ -156,7 +156,7 @@ def demand_changed(job: Job, stage: int, given: Tree) -> None:
 
 
 def _found(given: Tree, inputs: Tree) -> str:
-    """What of `inputs` is in `given`, in words; "" for nothing."""
+    """Return the part of `inputs` that is in `given`, in words; "" for none."""
     sent = [_bytes(tensor) for tensor in tensors(given)]
     texts = {leaf for _, leaf in leaves(given) if isinstance(leaf, str)}
     for _, leaf in leaves(inputs):

@@ -113,7 +113,7 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
             raise
 
     def _open(self, path: Path) -> BinaryIO:
-        """Without the entry that a fault has cut off."""
+        """Open a file, without the entry that a fault has cut off."""
         end = self._ends.get(path, 0)
         file = path.open("r+b" if end else "wb")
         file.truncate(end)

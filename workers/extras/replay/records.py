@@ -59,7 +59,7 @@ class RecordDamaged(StagelineError):
 
 
 class Direction(IntEnum):
-    """Whether the stage took the message or gave it."""
+    """Direction of a message: taken or given by the stage."""
 
     TAKEN = 0  # an input: the message in full
     GIVEN = 1  # a result: the header alone
@@ -67,7 +67,7 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessage:
-    """One message in `file`: its frames begin at byte `offset` and have these `sizes`."""
+    """Place of one message in `file`: its frames begin at byte `offset` and have these `sizes`."""
 
     direction: Direction
     header: Header
@@ -98,7 +98,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Why a microbatch is bad, in words, the action that failed, and whether it `raised`."""
+    """Reason for which a microbatch is bad, in words, the action that failed, and whether it `raised`."""
 
     format: str = FORMAT
     action: str

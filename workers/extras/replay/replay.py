@@ -42,21 +42,21 @@ class NoSuchMicrobatch(StagelineError):
 
 
 class ReplayTarget(NamedTuple):
-    """One microbatch of one stage."""
+    """A microbatch of one stage, to be replayed."""
 
     stage: int
     step: int
     microbatch: int
 
     def is_of(self, instruction: Instruction) -> bool:
-        """Whether `instruction` is a forward or a backward of it."""
+        """Return True if `instruction` is a forward or a backward of it."""
         action = instruction.action
         return (action.stage, instruction.step, action.microbatch) == self and action.kind not in _NOT_REPLAYED
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPath:
-    """How to reach the microbatch: from which state, by which instructions, with which messages."""
+    """Path to the microbatch: the state to begin with, the instructions, and their messages."""
 
     start: int | None
     state: StageState | None  # None: as the model is made
@@ -90,7 +90,7 @@ class Replayed:
 
     @property
     def reproduced(self) -> bool:
-        """Whether everything that can be compared is as it was in the run."""
+        """True if everything that can be compared is as it was in the run."""
         raised = self.reason.reason if self.reason is not None and self.reason.raised else None
         if self.error is not None or raised is not None:
             return str(self.error) == raised
@@ -106,13 +106,13 @@ class Replayed:
 
     @property
     def notes(self) -> dict[str, str]:
-        """Why the microbatch stopped the run ("in the run"), and what was raised this time ("now"), if it was."""
+        """Return why the microbatch stopped the run ("in the run"), and the error of this time, if any ("now")."""
         before = {} if self.reason is None else {"in the run": self.reason.reason}
         return before if self.error is None else {**before, "now": str(self.error)}
 
     @property
     def verdict(self) -> str:
-        """Why it was not reproduced."""
+        """Return why it was not reproduced."""
         if self.error is not None:
             return str(self.error)
         if self.reason is not None and self.reason.raised:
@@ -285,7 +285,7 @@ def _outcome(
 
 @contextlib.contextmanager
 def _output_off() -> Iterator[None]:
-    """Drops what the user's code prints, and makes `breakpoint()` do nothing."""
+    """Drop what the user's code prints, and make `breakpoint()` do nothing."""
     before = sys.breakpointhook
     sys.breakpointhook = lambda *words, **options: None
     try:

@@ -55,7 +55,7 @@ class ProbeRows:
 
 @dataclass(frozen=True, slots=True)
 class ProbeScore:
-    """On the rows that were held back: the probe's score, and that of guessing the same for all rows."""
+    """Scores on the rows that were held back: the probe's, and that of guessing the same for all rows."""
 
     score: float
     baseline: float
@@ -107,7 +107,7 @@ def _probe(
 
 
 def _standardizing(trained: Tensor) -> Callable[[Tensor], Tensor]:
-    """By the mean and the deviation of each feature; one that does not vary becomes 0."""
+    """Return a function that scales features by their mean and deviation; a feature that does not vary becomes 0."""
     mean, deviation = trained.mean(0), trained.std(0, correction=0)
     deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
     return lambda x: (x - mean) / deviation
@@ -150,7 +150,7 @@ def _explained(found: Tensor, wanted: Tensor) -> float:
 
 
 class Pool(StrEnum):
-    """What becomes of the dimensions between rows and the last."""
+    """Treatment of the dimensions between rows and the last."""
 
     MEAN = "mean"
     FLATTEN = "flatten"

@@ -31,9 +31,9 @@ class ProbeRefused(StagelineError):
 
 @dataclass(frozen=True, slots=True)
 class ProbeChoice:
-    """What is probed. `layers`: patterns of names; none: all that were tapped. `target`: which part of the targets;
-    None if they are one tensor. `pool`: None: by the dimensions of what a layer returns. `evaluation`: the rows of
-    evaluated batches, in place of those of training steps; None: training steps if any were tapped."""
+    """Choice of what is probed. `layers`: patterns of names; none: all that were tapped. `target`: which part of the
+    targets; None if they are one tensor. `pool`: None: by the dimensions of what a layer returns. `evaluation`: the
+    rows of evaluated batches, in place of those of training steps; None: training steps if any were tapped."""
 
     layers: Sequence[str] = ()
     target: str | None = None
@@ -68,7 +68,7 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> LayerProbe:
-        """Of equally good layers the first."""
+        """Return the layer with the best score, of equally good ones the first."""
         return max(self.layers, key=lambda each: each.score)
 
 
@@ -104,7 +104,7 @@ def probe(taps: Taps, choice: ProbeChoice, began: Callable[[str], object] = lamb
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is to be told, the same for all layers: `classes` many, None for numbers."""
+    """Target of all layers' probes: `classes` many, None for numbers."""
 
     targets: Tensor
     classes: int | None

@@ -21,7 +21,7 @@ _SHOWN = 3  # missing files that an error names
 
 
 class TapsUnusable(StagelineError):
-    """What was tapped cannot be read, or not be joined; the text names the file or the layer, and the way out."""
+    """Tapped outputs cannot be read or joined; the text names the file or the layer, and the way out."""
 
 
 class NoTaps(TapsUnusable):
@@ -32,7 +32,7 @@ class NoTaps(TapsUnusable):
 
 @dataclass(frozen=True, slots=True)
 class TappedMicrobatch:
-    """What one layer returned for one microbatch of training step `step`, or of evaluated batch `step`.
+    """Output of one layer for one microbatch of training step `step`, or of evaluated batch `step`.
 
     `activations` are those of a layer that returns one tensor; otherwise a dict of its tensors by their places, such as
     "[0]" or "['mask']". So are `targets`, None where there are none. `samples`: the numbers of its rows in the data,
@@ -54,7 +54,7 @@ class TappedMicrobatch:
 
 @dataclass(frozen=True, slots=True)
 class TappedLayer:
-    """What one layer returned, for all rows that were tapped: those of step 0 first.
+    """Output of one layer for all rows that were tapped: those of step 0 first.
 
     `activations`, `samples` and `targets` as in `TappedMicrobatch`, [rows, ...]; of tensors in a dict, those whose
     dimension 0 counts rows. `steps` and `microbatches` say where each row was: int64 [rows].
@@ -89,7 +89,7 @@ def read_taps(run: str | Path) -> "Taps":
 
 
 class Taps:
-    """What was tapped in a run. `layers` are the names of the layers, in the model's order.
+    """Tapped outputs of a run. `layers` are the names of the layers, in the model's order.
 
     A run that has not finished is read as far as all of its workers have written; `unwritten` microbatches are left
     out.
@@ -108,8 +108,9 @@ class Taps:
         return f"Taps({self.run}, {len(self.layers)} layers, {len(self._places)} microbatches)"
 
     def microbatches(self, layer: str, *, evaluation: bool = False) -> Iterator[TappedMicrobatch]:
-        """What `layer` returned, microbatch by microbatch, in the order of steps; with `evaluation`, for the evaluated
-        batches in place of the training steps. Raises `TapsUnusable`, and for another layer's name `NoTaps`."""
+        """Yield the output of `layer`, microbatch by microbatch, in the order of steps; with `evaluation`, for the
+        evaluated batches in place of the training steps. Raises `TapsUnusable`, and for another layer's name
+        `NoTaps`."""
         if layer not in self._of:
             raise NoTaps(f"layer {layer} was not tapped; {', '.join(self.layers)} were")
         for place in self._places:
@@ -137,7 +138,7 @@ class Taps:
 
     @cached_property
     def _known(self) -> Mapping[TapPlace, tuple[Tensor | None, Activations | None]]:
-        """Samples and targets."""
+        """Return samples and targets of each microbatch."""
         read = {place: _read(self._folder / SAMPLES / place.file) for place in self._places}
         return {place: (found.get(SAMPLES), _under(TARGETS, found)) for place, found in read.items()}
 
@@ -235,7 +236,7 @@ def _cat(name: str, tensors: list[Tensor]) -> Tensor:
 
 
 def _demand_rows(path: Path, found: Activations, samples: Tensor | None, targets: Activations | None) -> None:
-    """Of a layer that returns one tensor. Raises `TapsUnusable`."""
+    """Check the rows of a layer that returns one tensor. Raises `TapsUnusable`."""
     counts = [] if samples is None else [samples.shape[0]]
     counts += [] if targets is None else [each.shape[0] for each in tensors_of(targets) if each.dim()]
     if len(set(counts)) > 1:

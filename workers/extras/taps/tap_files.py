@@ -25,6 +25,8 @@ FOLDER = "taps"
 ABOUT = "about.json"
 SAMPLES = "samples"  # the folder, and the tensor of the rows' numbers
 TARGETS = "targets"
+_BATCHES = {False: "step", True: "evaluated batch"}  # by `TapPlace.evaluated`: words, and beginnings of file names
+_FILES = {False: "step", True: "evaluation"}
 _NAME = re.compile(r"(step|evaluation)-(\d+)-(\d+)\.safetensors")
 
 
@@ -37,12 +39,11 @@ class TapPlace:
     microbatch: int
 
     def __str__(self) -> str:
-        of = "evaluated batch" if self.evaluated else "step"
-        return f"microbatch {self.microbatch} of {of} {self.step}"
+        return f"microbatch {self.microbatch} of {_BATCHES[self.evaluated]} {self.step}"
 
     @property
     def file(self) -> str:
-        return f"{'evaluation' if self.evaluated else 'step'}-{self.step}-{self.microbatch}.safetensors"
+        return f"{_FILES[self.evaluated]}-{self.step}-{self.microbatch}.safetensors"
 
 
 class TapLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +54,7 @@ class TapLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TapsAbout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `about.json` says. `layers` are in the model's order."""
+    """Content of `about.json`. `layers` are in the model's order."""
 
     schema: Literal["taps/1"] = "taps/1"
     layers: tuple[TapLayer, ...]

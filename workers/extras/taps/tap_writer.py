@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 
 class TapFailed(WriteFailed):
-    """What was tapped could not be written; the text names the file and the reason."""
+    """Tapped outputs could not be written; the text names the file and the reason."""
 
 
 class TapWriter(WorkerFeature):
@@ -112,7 +112,7 @@ class TapWriter(WorkerFeature):
         return result
 
     def _put_samples(self, instruction: Instruction) -> None:
-        """Of the last stage, which has the targets."""
+        """Put rows and targets, on the last stage, which has the targets."""
         feed, executor = self._executor.feed, self._executor
         if instruction.action.stage != executor.last or feed is None:
             return
@@ -170,13 +170,13 @@ def _collect(layers: Collection[str], found: dict[str, Tensor], layer: str, outp
 
 
 def _is_left_out(result: Tree) -> bool:
-    """Whether the layers did not run: a bad microbatch is skipped, on the last stage with None for its loss; or the
-    script has the result of an evaluation already."""
+    """Return True if the layers did not run: a bad microbatch is skipped, on the last stage with None for its loss;
+    or the script has the result of an evaluation already."""
     return result is None or (isinstance(result, dict) and result == MARK) or is_emptied(result)
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """In place of a file that an earlier incarnation wrote, which has the same bytes."""
+    """Write a file in place of one that an earlier incarnation wrote, which has the same bytes."""
     draft = draft_of(path)
     try:
         write_tensors(draft, tensors)

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from html import escape
+from pkgutil import resolve_name
 from typing import Any
 
 from stageline.pipeline.program import Timed, check_schedule
 from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.tree import Tree
-from stageline.workers.extras.drawing import draw_svg, draw_text
 
 MOST = 400  # points that are kept; two of them are about two pixels apart
 
@@ -32,6 +32,7 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){text{fill:#8d96a0}.page{fill:#0d1117}.title{fill:#e6edf3}.tick{stroke:#2a313b}"
     ".curve{stroke:#6facee}.newest{fill:#6facee}}"
 )
+DRAWING = "stageline.workers.extras.drawing"  # imported by name: a script that draws nothing does without it
 WIDTH = 120  # columns of the text
 
 
@@ -141,12 +142,14 @@ class Timetable:
     @property
     def svg(self) -> str:
         """The drawing as a standalone SVG image."""
-        return draw_svg(self.timed, title=self.title, seconds=self.measured)
+        image: str = resolve_name(f"{DRAWING}:draw_svg")(self.timed, title=self.title, seconds=self.measured)
+        return image
 
     def __str__(self) -> str:
         encoding = getattr(sys.stdout, "encoding", "") or ""
         ascii_only = encoding.lower().replace("-", "") != "utf8"
-        drawn = draw_text(self.timed, width=WIDTH, ascii_only=ascii_only, seconds=self.measured)
+        draw = resolve_name(f"{DRAWING}:draw_text")
+        drawn = draw(self.timed, width=WIDTH, ascii_only=ascii_only, seconds=self.measured)
         return f"{self.title}:\n{drawn}"
 
     def __repr__(self) -> str:
