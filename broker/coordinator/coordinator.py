@@ -338,7 +338,8 @@ class Coordinator:
             if run.lacks_checkpoint(message.complete, member):
                 why = f"a worker knows of checkpoint {message.complete}, the broker's records do not"
                 restart.lose_records(run, why, now)
-            restart.lose_records(run, run.orders.lacking(message), now)
+            if why := run.orders.lacking(message):
+                restart.lose_records(run, why, now)
         if member is None or run.lifecycle.state is Life.RECONCILING:
             registration.answer_unknown(run, message, sender)
             return

@@ -39,9 +39,10 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
         run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
     # The script alone knows after how many steps a scripted run ends, once it makes no more calls. Until then it tells
     # None, which replaces what a lost script before it has told.
-    if not run.config.scripted:
+    if member.is_script:
+        run.stopping.note_calls(report.training_steps, present=member.reachable)
+    elif report.training_steps != run.told_steps and not run.config.scripted:
         run.learn_steps(report.training_steps)
-    run.stopping.note_calls(report.training_steps, present=member.is_script and member.reachable)
     holder = Holder(member.name, member.incarnation)
     found = run.ledger.ingest(report, member.stages, holder, counted=member.counted)
     if found.steps:

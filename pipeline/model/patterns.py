@@ -13,7 +13,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.features.recompute import recomputable
 from stageline.pipeline.model_names import hint, matches, near, unmatched
-from stageline.pipeline.plan import Plan, PlanError, PlanRefused
+from stageline.pipeline.plan import Plan, PlanError
 from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.stage.stage_update import ParameterGroup
@@ -54,9 +54,8 @@ def demand_recomputable(plan: Plan, segments: Sequence[Segment]) -> None:
     for table, patterns in wanted.items():
         here = [part for part in segments if table in ("memory", f"stage.{part.index}")]
         if isinstance(patterns, tuple) and (reasons := list(_reasons(patterns, here))):
-            wrong += plan.refused(f"{table}.recompute", "; ".join(reasons)).errors
-    if wrong:
-        raise PlanRefused(wrong)
+            wrong.append(PlanError(f"{table}.recompute", "; ".join(reasons)))
+    plan.demand_none(wrong)
 
 
 def _reasons(patterns: Sequence[str], parts: Sequence[Segment]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.plan import Plan, PlanError
 from stageline.pipeline.stage.layers.layer import joined
 
 from .segment import Segment
@@ -25,14 +25,12 @@ _EVAL = "call eval() on it in model.factory"
 
 def demand_replicable(plan: Plan, segments: Sequence[Segment]) -> None:
     """Raises `PlanRefused` if a stage with replicas has such a module, or stages share parameters beside it."""
-    wrong = [
-        plan.refused(f"stage.{part.index}.replicas", reason)
+    plan.demand_none(
+        PlanError(f"stage.{part.index}.replicas", reason)
         for part in segments
         if plan.stage_plan(part.index).replicas > 1
         for reason in (*_tied(segments), *_counting(part))
-    ]
-    if wrong:
-        raise PlanRefused([error for each in wrong for error in each.errors])
+    )
 
 
 def _tied(segments: Sequence[Segment]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from stageline.pipeline.model_names import matches, near, unmatched
-from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.plan import Plan, PlanError
 from stageline.pipeline.stage.layers.layer import joined
 
 from .segment import Segment
@@ -24,15 +24,13 @@ _BY_NUMBER = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", 
 
 def demand_splits(plan: Plan, segments: Sequence[Segment]) -> None:
     """Raises `PlanRefused`, with all that is wrong, if stages cannot be split as the plan wants it."""
-    tables = [(part, plan.stage_plan(part.index)) for part in segments]
-    wrong = [
-        plan.refused(f"stage.{part.index}.{key}", reason)
-        for part, table in tables
+    plan.demand_none(
+        PlanError(f"stage.{part.index}.{key}", reason)
+        for part in segments
+        for table in [plan.stage_plan(part.index)]
         if table.processes > 1
         for key, reason in _reasons(part, table.styles)
-    ]
-    if wrong:
-        raise PlanRefused([error for each in wrong for error in each.errors])
+    )
 
 
 def demand_splittable(optimizer: torch.optim.Optimizer | None, plan: Plan, stage: int) -> None:

@@ -12,7 +12,7 @@ from stageline.pipeline.data import Feed, Order
 from stageline.pipeline.model.patterns import tapped_layers
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.side_effects import impure_modules
-from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.plan import Plan, PlanError
 from stageline.pipeline.program import Program
 
 
@@ -37,14 +37,13 @@ def demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int)
     key = "model.prefix_cache"
     if not first_trainable:
         raise plan.refused(key, _no_prefix(segments))
-    wrong = [plan.refused(key, reason) for reason in impure_modules(segments[:first_trainable])]
+    wrong = [PlanError(key, reason) for reason in impure_modules(segments[:first_trainable])]
     tapped = [
         layer for stage, layers in tapped_layers(plan, segments).items() if stage < first_trainable for layer in layers
     ]
     if tapped:
-        wrong.append(plan.refused("taps.layers", _tapped_prefix(tapped)))
-    if wrong:
-        raise PlanRefused([error for each in wrong for error in each.errors])
+        wrong.append(PlanError("taps.layers", _tapped_prefix(tapped)))
+    plan.demand_none(wrong)
 
 
 def _tapped_prefix(layers: Sequence[str]) -> str:
