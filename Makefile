@@ -5,7 +5,7 @@ PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 RUN := PYTHONPATH=tests $(BIN)/python -m
 export PYTHONDONTWRITEBYTECODE :=  # what each process would compile again is kept, also where the variable is set
 
-.PHONY: train test test-quick test-all sweep lint faults fuzz simulate mutants bench docker-test shape clean
+.PHONY: docs train test test-quick test-all sweep lint faults fuzz simulate mutants bench docker-test shape clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -50,6 +50,13 @@ mutants: .venv/checks
 fuzz: .venv/checks
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fuzz]'
 	$(RUN) fuzz.fuzz_wire -max_total_time=60
+
+# The documentation site, in build/site. To search it, serve it: python -m http.server -d build/site
+docs: .venv/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python docs/assemble.py build/docs
+	$(BIN)/zensical build --strict --clean
+	$(BIN)/python docs/assemble.py --finish build/site
 
 bench: .venv/checks
 	$(BIN)/python -m benchmarks

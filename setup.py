@@ -26,6 +26,7 @@ setup(
         "psutil>=6.0",
     ],
     extras_require={
+        "docs": ["zensical>=0.0.70"],
         "examples": ["scikit-learn>=1.4"],
         "fuzz": ["atheris>=3.0"],  # has wheels for Linux
         "tensorboard": ["tensorboard>=2.16"],

@@ -1,4 +1,4 @@
-"""Runs the named benchmarks, or all; a run of all writes docs/performance.md."""
+"""Runs the named benchmarks, or all; a run of all writes docs/project/performance.md."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +87,8 @@ def main(claims: tuple[str, ...], rounds: int) -> None:
         click.echo(f"interrupted: {measured} was measured; each turn is a line of {PROGRESS.file}", err=True)
         raise click.exceptions.Exit(130) from None
     if not claims:
-        (ROOT / "docs" / "performance.md").write_text(_page(list(findings.values()), rounds), encoding="utf-8")
+        page = ROOT / "docs" / "project" / "performance.md"
+        page.write_text(_page(list(findings.values()), rounds), encoding="utf-8")
 
 
 def _take(name: str, rounds: int) -> BenchmarkResult:

@@ -13,16 +13,16 @@ from support.pages import code_blocks, named_files
 from support.paths import DOCS, ROOT
 from support.workspace import Workspace
 
-PAGE = DOCS / "api.md"
+PAGE = DOCS / "reference/api.md"
 
 
 @pytest.mark.parametrize(
     "page",
     [
         PAGE,
-        DOCS / "data.md",
-        pytest.param(DOCS / "models.md", marks=pytest.mark.slow),
-        pytest.param(DOCS / "taps.md", marks=pytest.mark.slow),
+        DOCS / "guides/data.md",
+        pytest.param(DOCS / "guides/models.md", marks=pytest.mark.slow),
+        pytest.param(DOCS / "guides/taps.md", marks=pytest.mark.slow),
         ROOT / "README.md",
     ],
     ids=lambda page: page.name,

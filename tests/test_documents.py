@@ -13,7 +13,8 @@ PATH = re.compile(rf"(?<![\w/.:-])(?:{'|'.join(TOPS)})/[\w./-]*\w")  # also in a
 FILE = re.compile(r"`([\w./-]+\.(?:py|md))`")
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-USERS = {"mine.py", "unet.py", "modle.py", "noise.py", "norms.py"}  # in docs: files that a reader has, or has mistyped
+# In docs: files that a reader has, or has mistyped.
+USERS = {"mine.py", "unet.py", "modle.py", "noise.py", "norms.py", "first.py"}
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")),

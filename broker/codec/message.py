@@ -4,7 +4,7 @@ encode                             message -> [header, tensor, tensor, ...]    f
 decode                             frames  -> message                          copies once
 read_header, allocate, assemble    the steps of decode, for a transport that can receive into the tensors' memory
 
-The header says which message it is and what the other frames hold. docs/messages.md is its specification:
+The header says which message it is and what the other frames hold. docs/reference/messages.md is its specification:
 
     magic "SLMG" | wire version, u16 | Header, msgpack array | CRC-32 of all before, u32        (little-endian)
 """

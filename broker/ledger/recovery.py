@@ -20,7 +20,7 @@ For a lease, Hellos are collected and nothing else is decided:
 The script of a scripted run is kept by the number of steps that it has asked for. It has no snapshots, and no stage to
 begin with: what is known of it never delays the decision. All get incarnations that cannot have been given out before.
 Taking the maximum of the old records and of the Hellos instead is wrong: it gives out incarnations twice, and begins
-stages at steps that others have forgotten (docs/decisions/lost-records.md).
+stages at steps that others have forgotten (docs/project/decisions/lost-records.md).
 
 `CheckpointPoll` decides at which checkpoint a run begins that is resumed as a whole: one of which all snapshots can be
 read. All workers verify their snapshots of the newest complete checkpoint, for which the records are right too. If one

@@ -1,4 +1,7 @@
-"""Draws the pictures of docs/schedules.md. Run it as `python docs/images/draw.py`; a test keeps them up to date."""
+"""Draws the pictures of docs/reference/schedules.md.
+
+Run it as `python docs/images/draw.py`; a test keeps the pictures up to date.
+"""
 
 from pathlib import Path
 

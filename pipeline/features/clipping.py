@@ -7,7 +7,8 @@ The result is that of `torch.nn.utils.clip_grad_norm_` on the whole model:
     stage 0   all norms, in the unsplit model's order of parameters; the norm of these is the total
     each      gradients times min(1, most / (total + 1e-6)), with the total from the stage before
 
-A gathered norm has the dtype of its gradient. Why the bits are those of the unsplit model: docs/decisions/clipping.md.
+A gathered norm has the dtype of its gradient. docs/project/decisions/clipping.md says why the bits are those of the
+unsplit model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

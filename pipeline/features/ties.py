@@ -5,7 +5,7 @@
     or, its sums of the step     <-- subtotal -     sums over the step
     their sums over the step     --- totals -->     gradients of the update
 
-With `leaving` the owner's `.grad` is what autograd accumulates for one parameter. Why: docs/decisions/tied.md.
+With `leaving` the owner's `.grad` is what autograd accumulates for one parameter. Why: docs/project/decisions/tied.md.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -188,7 +188,7 @@ def _refuse_other_state(segments: Sequence[Segment]) -> None:
                 raise ModelRefused(
                     f"{name} in the state_dict() of the model is a {type(value).__name__}, and stages save tensors "
                     "alone. Let get_extra_state return a tensor, which set_extra_state takes, or register a buffer "
-                    "(docs/models.md)"
+                    "(docs/guides/models.md)"
                 )
 
 
@@ -200,7 +200,7 @@ def _refuse_shared_buffers(segments: Sequence[Segment]) -> None:
             if owner != part.index and not isinstance(state, torch.nn.Parameter):
                 raise ModelRefused(
                     f"stages {owner} and {part.index} share one buffer ({first} is {key}): it lives on one stage. Cut "
-                    f"elsewhere, or give each a buffer of its own (docs/models.md)."
+                    f"elsewhere, or give each a buffer of its own (docs/guides/models.md)."
                 )
 
 

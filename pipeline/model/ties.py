@@ -130,7 +130,7 @@ def _refuse_references(part: Segment, borrowed: Mapping[int, _Shared], copies: M
                 f"stages {shared.first} and {part.index} share a parameter, {shared.title}, and stage {part.index} "
                 f"gets a copy of it; but {attribute} of {path}, a {type(module).__name__}, leads to the original. Look "
                 f"it up where it is used, as self.name in the forward; a hook has the module as its argument. Or cut "
-                f"so that one stage has both uses (docs/models.md)"
+                f"so that one stage has both uses (docs/guides/models.md)"
             )
 
 

@@ -3,8 +3,8 @@
     replicas      stage.1.replicas = 2       of stage 1     }  refused on the key of the first:
     groups        stage.1.shard = 2          of stage 1     }  "a stage with replicas cannot have several processes"
 
-Two traits of a row are in conflict where their stages meet. A new feature adds its traits and its rows; docs/plan.md
-lists the rows.
+Two traits of a row are in conflict where their stages meet. A new feature adds its traits and its rows;
+docs/reference/plan.md lists the rows.
 """
 
 from collections.abc import Callable, Iterator

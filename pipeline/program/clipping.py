@@ -4,7 +4,7 @@
     stage 0  --- clip-1 -->  stage 1  --- clip-2 -->  stage 2      put by 0C and 1C, taken by 1C and 2C
 
 Norms go the way of the last gradients, and the total goes the way of the next step's activations, so neither adds a
-trip to the step. docs/decisions/clipping.md says more. Stages below the first that trains take no part.
+trip to the step. docs/project/decisions/clipping.md says more. Stages below the first that trains take no part.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,7 @@
 a parameter of stages 0, 3 and 5     (0, 3) and (3, 5): a chain, since autograd adds up later uses first
 another one, of stages 1 and 3       (0, 1), (1, 3) and (3, 5): gradients of the first pass through stage 1
 
-So a stage has at most one neighbour before it, and one after it. docs/decisions/tied.md says why.
+So a stage has at most one neighbour before it, and one after it. docs/project/decisions/tied.md says why.
 
     stage 0  <-- tied-0 -------   stage 2      put by 2T, taken by 0B (or 0W); or once per step:
     stage 0  <-- subtotal-0 ---   stage 2      put by 2S, taken by 0S

@@ -2,7 +2,7 @@
 
     from stageline import Line, LineClosed
 
-The public API: every name below, and nothing else. docs/api.md describes each.
+The public API: every name below, and nothing else. docs/reference/api.md describes each.
 """
 
 from importlib import import_module

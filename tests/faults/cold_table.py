@@ -1,4 +1,4 @@
-"""The tables of the cold trials, and their place in docs/promises.md."""
+"""The tables of the cold trials, and their place in docs/project/promises.md."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -7,7 +7,7 @@ from faults.cold import TEMPLATE, TRANSPORTS, ColdTrial, Moment
 from faults.cold_trial import ColdVerdict
 from support.paths import DOCS
 
-PAGE = DOCS / "promises.md"
+PAGE = DOCS / "project/promises.md"
 BEGIN, END = "<!-- make faults, cold: begin -->", "<!-- make faults, cold: end -->"
 MACHINES = {False: "quiet", True: "busy"}
 Pair = tuple[ColdTrial, ColdVerdict]

@@ -1,4 +1,4 @@
-"""The table of a sweep, and its place in docs/promises.md."""
+"""The table of a sweep, and its place in docs/project/promises.md."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -7,7 +7,7 @@ from faults.sweep import STAGES, TRANSPORTS, Trial
 from faults.trial import TrialVerdict
 from support.paths import DOCS
 
-PAGE = DOCS / "promises.md"
+PAGE = DOCS / "project/promises.md"
 BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
 COLUMNS = ("over", "stages", "trials", "kills that fired", "recovery, median", "longest", "actions done again", "most")
 

@@ -1,7 +1,7 @@
 """Kills processes of runs that are started as a user starts them, and demands the bits of the undisturbed run.
 
     make faults                                           all trials, 50 over each transport; the tables go into
-                                                          docs/promises.md
+                                                          docs/project/promises.md
     python -m faults.run_cold --trials 12                 the first of them
     python -m faults.run_cold --transport tcp             those over tcp
     python -m faults.run_cold --only redis/17             one, by its name

@@ -1,6 +1,6 @@
 """Kills processes of real runs at every place of their programs, and demands the bits of the undisturbed run.
 
-    make faults                                             all trials; the table goes into docs/promises.md
+    make faults                                             all trials; the table goes into docs/project/promises.md
     python -m faults.run_sweep --trials 1000                a fair sample, which writes the table, too
     python -m faults.run_sweep --trials 60 --transport tcp  some of them
     python -m faults.run_sweep --only redis/4/worker-1@17   one, by its name

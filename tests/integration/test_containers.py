@@ -123,7 +123,7 @@ def test_the_test_changes_services_that_there_are() -> None:
 
 
 def test_the_page_on_containers_has_every_variable_with_its_default() -> None:
-    page = (DOCS / "containers.md").read_text()
+    page = (DOCS / "guides/containers.md").read_text()
     table = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", page, re.MULTILINE))
     used = dict(VARIABLE.findall((DOCKER / "compose.yaml").read_text()))
     assert table.keys() == used.keys()

@@ -26,7 +26,7 @@ from support.small_models import SMALL_MODELS
 from support.workspace import Workspace, free_port, wait_for
 
 TIED = Path(reference.__file__).parent / "tied"
-NOISE = named_files(DOCS / "features.md")["noise.py"]
+NOISE = named_files(DOCS / "guides/features.md")["noise.py"]
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 STEPS, MICROBATCHES = 6, 2
 NAMED = 'features=["noise.py:GradientNoise"]'

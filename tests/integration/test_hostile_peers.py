@@ -21,7 +21,7 @@ from support.hostile import (
 from support.run_under_attack import RunUnderAttack, undisturbed_digest
 from support.workspace import Workspace
 
-BOUND = 100 * 2**20  # bytes that a process may grow by under attack: docs/limits.md
+BOUND = 100 * 2**20  # bytes that a process may grow by under attack: docs/reference/limits.md
 DESCRIPTORS = 512  # of a process that idle connections are made to
 
 Attack = Callable[[str], None]

@@ -1,4 +1,7 @@
-"""A user's feature adds an operation and a retained queue, as docs/adding.md shows: gradient norms go to stage 0."""
+"""A user's feature adds an operation and a retained queue: gradient norms go to stage 0.
+
+docs/project/adding.md shows it.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +17,7 @@ from support.pages import named_files
 from support.paths import ROOT
 from support.workspace import Workspace
 
-PAGE = ROOT / "docs" / "adding.md"
+PAGE = ROOT / "docs" / "project" / "adding.md"
 
 
 def plan(workspace: Workspace, url: str) -> list[str]:

@@ -27,7 +27,7 @@ from support.plain_loop import differing
 from support.small_models import SMALL_MODELS
 from support.workspace import Workspace, free_port
 
-MINE = named_files(DOCS / "schedules.md")["mine.py"]
+MINE = named_files(DOCS / "reference/schedules.md")["mine.py"]
 MICROBATCHES = 6
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 

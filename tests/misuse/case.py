@@ -1,4 +1,7 @@
-"""One kind of misuse as a value: what is done, and what must come of it. docs/promises.md has a row for each."""
+"""One kind of misuse as a value: what is done, and what must come of it.
+
+docs/project/promises.md has a row for each.
+"""
 
 import signal
 import subprocess

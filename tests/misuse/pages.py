@@ -1,4 +1,4 @@
-"""All rows, by kind, and their place in docs/promises.md.
+"""All rows, by kind, and their place in docs/project/promises.md.
 
 python -m misuse.pages      writes the tables anew; with PYTHONPATH=tests
 """
@@ -9,7 +9,7 @@ from misuse import commands, data, mid_run, models, plans, servers, training
 from misuse.case import Misuse
 from support.paths import DOCS
 
-PAGE = DOCS / "promises.md"
+PAGE = DOCS / "project/promises.md"
 BEGIN, END = "<!-- misuse: begin -->", "<!-- misuse: end -->"
 KINDS: Mapping[str, Sequence[Misuse]] = {
     "In the plan": plans.ROWS,

@@ -1,4 +1,4 @@
-"""The codecs between stages in plain torch, written from docs/codecs.md, for loops over an unsplit model."""
+"""The codecs between stages in plain torch, written from docs/guides/codecs.md, for loops over an unsplit model."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

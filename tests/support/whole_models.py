@@ -147,9 +147,9 @@ def vit() -> Any:
 
 
 def page_unet() -> dict[str, Any]:
-    """The U-Net of docs/models.md, and its layers, by their names there."""
+    """The U-Net of docs/guides/models.md, and its layers, by their names there."""
     found: dict[str, Any] = {"__name__": "unet"}
-    exec(compile(named_files(DOCS / "models.md")["unet.py"], "unet.py", "exec"), found)  # noqa: S102  # our own page
+    exec(compile(named_files(DOCS / "guides/models.md")["unet.py"], "unet.py", "exec"), found)  # noqa: S102  # our own page
     return found
 
 

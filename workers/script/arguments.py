@@ -136,7 +136,7 @@ _FEATURES = ValueKind(
 
 @dataclass(frozen=True, slots=True)
 class LineOptions:
-    """The arguments of a `Line`, besides its model. `docs/api.md` describes each."""
+    """The arguments of a `Line`, besides its model. `docs/reference/api.md` describes each."""
 
     _: KW_ONLY
     loss: Annotated[Loss, Argument("model.loss", ValueKind(callable, MEASURE), _object("loss"))]

@@ -190,7 +190,7 @@ class Family:
             if known is None or own != (known.forward, known.__call__):
                 raise ModelRefused(
                     f"{path or 'the model'} is a {type(part).__name__} whose forward is not that of {name}: which "
-                    f"layers it has is not known. Say so with stageline.Layers: docs/models.md"
+                    f"layers it has is not known. Say so with stageline.Layers: docs/guides/models.md"
                 )
         return self.layers(model)
 

@@ -89,7 +89,7 @@ def difference_of(model: torch.nn.Module, names: Sequence[str], bound: Sequence[
 def _not_compared(kind: str, error: Exception) -> str:
     return (
         f"the {kind} could not be compared with its graphs: the comparison raised {describe_error(error)}. List the "
-        f"layers yourself, with stageline.Layers (docs/models.md); or train the graphs as they are, with "
+        f"layers yourself, with stageline.Layers (docs/guides/models.md); or train the graphs as they are, with "
         "model.accept_difference = true (in a script, accept_difference=True)"
     )
 
@@ -166,7 +166,7 @@ class _Comparison:
             f"torch.export has traced the {type(self._model).__name__}, but its graphs compute something else: {said}. "
             f"{f'The last such gradient is in layer {at[-1]}. ' if at else ''}Graphs have what a forward computes, "
             f"without what only autograd or Python does: {lost}. List the layers yourself, with stageline.Layers, "
-            f"which call the model's own code (docs/models.md); or train the graphs as they are, with "
+            f"which call the model's own code (docs/guides/models.md); or train the graphs as they are, with "
             "model.accept_difference = true (in a script, accept_difference=True)"
         )
 

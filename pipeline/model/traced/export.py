@@ -116,7 +116,7 @@ _MORE_ROWS = (
 )
 _WAY_OUT = (
     "all but the number of rows must be as in the example. Bring every batch to one shape, such as by padding, or list "
-    "the model's layers: stageline.Layers (docs/models.md)"
+    "the model's layers: stageline.Layers (docs/guides/models.md)"
 )
 
 
@@ -306,7 +306,7 @@ def _refused(called: _Called, error: Exception) -> ModelRefused:
         reason = f"its forward decides by the number of rows, or needs one: {reason.partition('Suggested fixes: ')[2]}"
     return ModelRefused(
         f"torch.export cannot trace the {name}: {reason}. Change its forward, or list its layers yourself: "
-        f" stageline.Layers (docs/models.md)"
+        f" stageline.Layers (docs/guides/models.md)"
     )
 
 

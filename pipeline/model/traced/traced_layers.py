@@ -134,12 +134,12 @@ def _called_once(model: torch.nn.Module, training: Forward, evaluation: Forward)
     if not names:
         raise ModelRefused(
             f"the forward of the {type(model).__name__} calls none of its modules exactly once: there is no layer to "
-            f"cut at. Say where with stageline.Layers (docs/models.md)"
+            f"cut at. Say where with stageline.Layers (docs/guides/models.md)"
         )
     if [name for name in names if name in other] != [name for name in other if name in names]:
         raise ModelRefused(
             f"the {type(model).__name__} calls its modules in one order in training mode and in another in evaluation "
-            f"mode. List its layers yourself: stageline.Layers (docs/models.md)"
+            f"mode. List its layers yourself: stageline.Layers (docs/guides/models.md)"
         )
     return names
 

@@ -24,7 +24,9 @@ _CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "forwa
 _STATE = ("state_dict", "_save_to_state_dict", "get_extra_state", "load_state_dict", "_load_from_state_dict")
 
 
-_WAY_OUT = "Put it on a layer, remove it before the model is cut, or let traced() find the layers (docs/models.md)"
+_WAY_OUT = (
+    "Put it on a layer, remove it before the model is cut, or let traced() find the layers (docs/guides/models.md)"
+)
 
 
 def plain_layers(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -29,7 +29,7 @@ from support.payloads import bits, message, through, trees
 # torch warns whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-DOCUMENT = (DOCS / "messages.md").read_text()
+DOCUMENT = (DOCS / "reference/messages.md").read_text()
 
 
 MATRIX = Message("digits-7f3a", "forward-1", 9, 4, torch.tensor([[1.0, -0.0], [float("inf"), 3.5]]))

@@ -24,7 +24,7 @@ from support.payloads import bits, message, noise, raw, tensor_through, tensors
 # torch warns whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-DOCUMENT = (DOCS / "messages.md").read_text()
+DOCUMENT = (DOCS / "reference/messages.md").read_text()
 
 Z = torch.randn(2, 3, dtype=torch.complex64)
 

@@ -60,7 +60,7 @@ def used_thrice(ids: Tensor, early: Tensor, middle: Tensor, late: Tensor) -> Ten
 
 
 def test_autograd_adds_a_later_use_to_an_earlier_one_in_each_microbatch_and_then_accumulates() -> None:
-    """The rule that the messages follow: docs/decisions/tied.md."""
+    """The rule that the messages follow: docs/project/decisions/tied.md."""
     one = nn.Parameter(torch.randn(WORDS, WIDTH, generator=torch.Generator().manual_seed(0)))
     copies = [one.detach().clone().requires_grad_() for _ in range(3)]
     found: list[tuple[Tensor, ...]] = []

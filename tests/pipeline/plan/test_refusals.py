@@ -12,7 +12,7 @@ from support.small_plans import plan, refusal
 
 
 def test_docs_list_every_pair_with_its_reason() -> None:
-    page = (ROOT / "docs" / "plan.md").read_text()
+    page = (ROOT / "docs" / "reference" / "plan.md").read_text()
     told = re.findall(r"^\| (.+?) \| (.+?) \| (mathematical|physical|not built) \| (.+?) \|$", page, re.MULTILINE)
     assert told == [(row.trait.name, row.beside.name, str(row.why), row.text) for row in REFUSED]
 

@@ -168,7 +168,7 @@ def test_latency_stretches_a_step_as_the_catalogue_computes(name: str) -> None:
 
 
 def test_the_documented_stretches_are_these() -> None:
-    page = (DOCS / "schedules.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference/schedules.md").read_text(encoding="utf-8")
     documented = {
         cells[1].split("`")[1]: cells[2:-1]
         for row in page.splitlines()

@@ -116,8 +116,9 @@ def test_a_stale_producer_changes_nothing(stack: ExitStack, hasty: None) -> None
 
 
 def test_a_user_needs_only_these_rights(stack: ExitStack, server: RedisServer, hasty: None) -> None:
-    """The rules of docs/redis.md."""
-    [rules] = [line for line in Path("docs/redis.md").read_text().splitlines() if line.startswith("ACL SETUSER")]
+    """The rules of docs/reference/redis.md."""
+    page = Path("docs/reference/redis.md").read_text()
+    [rules] = [line for line in page.splitlines() if line.startswith("ACL SETUSER")]
     client = stack.enter_context(closing(server.client()))
     acl(client, *rules.split()[4:])
     line = line_at(stack, server.url.replace("://", "://trainer:secret@"))

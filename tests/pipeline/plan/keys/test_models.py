@@ -1,4 +1,4 @@
-"""The keys of a plan are those that docs/plan.md describes."""
+"""The keys of a plan are those that docs/reference/plan.md describes."""
 
 import json
 import re
@@ -17,7 +17,7 @@ MODELS = [(table, section(table)) for table in TABLES]
 
 
 def documented() -> dict[str, str]:
-    page = DOCS / "plan.md"
+    page = DOCS / "reference/plan.md"
     rows = re.findall(r"^\| `([\w.]+)` \|[^|]+\| ([^|]+) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     return dict(rows)
 
