@@ -40,7 +40,7 @@ class Chaos:
         self._proxy = stack.enter_context(Proxy(f"tcp://127.0.0.1:{self._server.port}"))
         self._zombies: list[tuple[QueuePair, int]] = []
         self._saved = False
-        self.line = QueuePair(self._worker(), self._worker(), MICROBATCHES)
+        self.line = QueuePair(self._worker(), self._worker())
 
     def go(self) -> None:
         """Until all messages have been taken, each as it was put."""
@@ -84,11 +84,11 @@ class Chaos:
 
     def replace_producer(self) -> None:
         self._zombies.append((self.line, self.put))
-        self.line = QueuePair(self._worker(), self.line.consumer, MICROBATCHES)
+        self.line = QueuePair(self._worker(), self.line.consumer)
         self.put = self.checkpoint * MICROBATCHES
 
     def replace_consumer(self) -> None:
-        self.line = QueuePair(self.line.producer, self._worker(), MICROBATCHES)
+        self.line = QueuePair(self.line.producer, self._worker())
         self.line.inbound.rewind(self.checkpoint)
         self.taken = self.checkpoint * MICROBATCHES
 

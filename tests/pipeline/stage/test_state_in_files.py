@@ -94,11 +94,11 @@ def test_a_group_of_which_the_stage_has_no_parameter_is_passed_over(tmp_path: Pa
     # An embedding has no bias: the first update raised ValueError.
     group = ParameterGroup(("*.bias",), {"weight_decay": 0.0})
     states = []
-    for offloads in (False, True):
+    files = FileMemory(MappedFiles(tmp_path, lambda fault: None))
+    for offload in (Offload(), Offload(files=files, **BOTH)):
         torch.manual_seed(0)
-        stage = Stage([nn.Embedding(SIDE, SIDE)], optimizer=ADAM, settings=StageSettings(groups=[group]))
-        if offloads:
-            stage.offload_state(FileMemory(MappedFiles(tmp_path, lambda fault: None)), **BOTH)
+        settings = StageSettings(groups=[group], offload=offload)
+        stage = Stage([nn.Embedding(SIDE, SIDE)], optimizer=ADAM, settings=settings)
         stage.forward(torch.arange(SIDE))
         stage.backward(torch.ones(SIDE, SIDE))
         stage.update()

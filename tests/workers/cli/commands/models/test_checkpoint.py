@@ -98,7 +98,7 @@ def test_what_would_change_the_bits_or_is_damaged_is_refused_before_anything_run
     assert "with threads = 2, and its layers did on cpu with threads = 1" in error(
         workspace, capsys, 78, *resume, *threads
     )
-    assert "does not read" in error(workspace, capsys, 78, *resume, *LAYOUT, "--set", "queues.url=memory://")
+    assert '"memory://"' in error(workspace, capsys, 78, *resume, *LAYOUT, "--set", "queues.url=memory://")
     workspace.write("model.py", MODEL.replace("nn.Linear(8, 2)", "nn.Linear(8, 3)"))
     assert "2.weight is float32 [2, 8] there, the model wants float32 [3, 8]" in error(
         workspace, capsys, 78, *resume, *LAYOUT
