@@ -1,4 +1,4 @@
-"""The two ends of a queue without their transport: what is sent next, what is accepted, and what they report.
+"""Decisions of a queue's two ends, without their transport: which message is sent next, accepted and reported.
 
 The producer's `Sender` sends what the newest credit allows, from its own log, in order:
 
@@ -41,10 +41,10 @@ MOST = 64  # waits in a row that sleep at once
 
 
 class Credit(NamedTuple):
-    """Report number `serial` of the consumer with this incarnation: the highest pair of both holds.
+    """Report number `serial` of the consumer of this incarnation; the highest (`incarnation`, `serial`) counts.
 
-    It has all messages before `received`, and those before `limit` may be sent. What was sent from `missing` on is
-    lost (None: nothing is).
+    The consumer has all messages before `received`, and the producer may send those before `limit`. Messages sent from
+    number `missing` on are lost; None: no message is lost.
     """
 
     incarnation: int
@@ -55,13 +55,13 @@ class Credit(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """The producer holds its messages from `first` on, and has sent those before `sent`."""
+    """Report of the producer: it holds its messages from `first` on, and has sent those before `sent`."""
 
     first: int
     sent: int
 
     def check_holds(self, queue: str, number: int) -> None:
-        """Raise `QueueGap` if message `number` of the queue of this name is no longer held."""
+        """Raise `QueueGap` if message `number` of the queue named `queue` is no longer held."""
         if number < self.first:
             raise QueueGap(
                 f"message {number} of {queue} is no longer available: its producer keeps those from {self.first} on. "
@@ -70,19 +70,26 @@ class Retention(NamedTuple):
 
 
 def check_current(duty: str, newest: int, own: int) -> None:
-    """Raise `Fenced` if the worker of incarnation `own` was replaced by `newest` in its `duty`, "X is taken"."""
+    """Raise `Fenced` if incarnation `newest` has replaced the worker of incarnation `own`.
+
+    Args:
+        duty: Duty that the worker was replaced in, as the beginning of a sentence: "X is taken".
+        newest: Highest incarnation known for that duty.
+        own: Incarnation of this worker.
+    """
     if newest > own:
         raise Fenced(f"{duty} by incarnation {newest} now; this worker is incarnation {own} and must stop")
 
 
 class Sender:
-    """Decides for one `log`. All messages before `sent` were sent, or need not be; those before `received` have
-    arrived; those before `limit` may be sent.
+    """Decisions of the producer's end of the queue of `log`.
 
-    `route` is the connection that the newest credit came over; None while the consumer cannot be reached.
+    All messages before `sent` were sent, or need not be; those before `received` have arrived; those before `limit` may
+    be sent. `route` is the connection that the newest credit came over; None while the consumer cannot be reached.
     """
 
     def __init__(self, log: Log) -> None:
+        """Begin with nothing sent and no credit from the consumer."""
         self.log = log
         self.route: bytes | None = None
         self.sent = 0
@@ -91,9 +98,10 @@ class Sender:
         self.limit = 0
 
     def update(self, credit: Credit, route: bytes = b"") -> bool:
-        """Take in what the consumer reports over `route`. Returns False if a newer report has overruled it.
+        """Record `credit`, which the consumer sent over `route`. Returns False if a newer report has overruled it.
 
-        Over a new connection everything that has not arrived is sent again: what the old one held is lost with it.
+        Over a new connection every message that has not arrived is sent again: what the old connection held is lost
+        with it.
         """
         stamp = credit.incarnation, credit.serial
         if stamp <= self.newest:
@@ -112,18 +120,18 @@ class Sender:
         self.sent = max(min(self.sent, number), self.log.first)
 
     def lose_route(self) -> None:
-        """The consumer cannot be reached until its next credit."""
+        """Send nothing until the consumer's next credit, because its connection is gone."""
         self.route = None
 
     def due(self) -> int | None:
-        """The number of the message to send now, None if there is none; `mark_sent` moves on."""
+        """Return the number of the message to send now, None if there is none; `mark_sent` moves on."""
         log = self.log
         if self.sent < log.first:
             self.sent = log.first
         return self.sent if self.sent < log.end and self.sent < self.limit and self.route is not None else None
 
     def frames(self, number: int) -> list[Frame]:
-        """The frames to send of message `number`: only the header if the consumer has it.
+        """Return the frames to send of message `number`: only the header if the consumer has the message.
 
         A replacement puts its predecessor's messages again, and the consumer compares their checksums with those that
         it got before.
@@ -132,7 +140,7 @@ class Sender:
         return frames[:1] if number < self.received else frames
 
     def mark_sent(self, number: int) -> int | None:
-        """The number of the message to send after it, as `due`."""
+        """Count message `number` as sent. Returns the number of the message to send after it, None if there is none."""
         self.sent = number + 1
         return self.due() if self.sent < self.log.end else None
 
@@ -143,10 +151,11 @@ class Sender:
 
     @property
     def retention(self) -> Retention:
+        """Report of the messages that are held and those that were sent, for the consumer."""
         return Retention(self.log.first, self.sent)
 
     def depth(self, now: float) -> Depth:
-        """`now` in seconds, on the clock of `Log.put`."""
+        """Return the queue's content at time `now`, in seconds on the clock of `Log.put`."""
         log = self.log
         sent = max(self.sent, log.first)
         return Depth(
@@ -159,15 +168,20 @@ class Sender:
 
 
 class Receiver:
-    """Decides for `queue`. `ready` holds accepted messages that have not been taken yet, at most the queue's window:
-    credit lets the producer stay so far ahead of what is taken, and is renewed once half is used up.
+    """Decisions of the consumer's end of `queue`.
 
-    `must_report`: the producer should get a new credit now. `missing`: the message last reported missing, until it
-    arrives. `resend`: the report that it is missing has not been sent yet.
+    `ready` holds accepted messages that have not been taken yet, at most the queue's window: credit lets the producer
+    stay so far ahead of what is taken, and is renewed once half is used up.
+
+    Attributes:
+        next: Number of the next message to accept.
+        must_report: True if the producer should get a new credit now.
+        missing: Number of the message last reported missing, until it arrives.
+        resend: True if the report that `missing` is missing has not been sent yet.
     """
 
     def __init__(self, queue: Queue) -> None:
-        """Raise `ValueError` if the queue has no window."""
+        """Begin at message 0. Raises `ValueError` if the queue has no window."""
         if not queue.window:
             raise ValueError(f"{queue.name} has no window: its consumer would grant no message")
         self.queue = queue
@@ -194,13 +208,21 @@ class Receiver:
 
     @property
     def limit(self) -> int:
-        """The producer may send the messages before it."""
+        """Number of the first message that the producer may not send yet."""
         return self.taken + self._window
 
     def accepts(self, number: int, fingerprint: Hashable, *, whole: bool = True) -> bool:
-        """Return True if message `number` is the next one; `whole` says whether its tensors came with it.
+        """Return True if message `number` is the next one to accept.
 
-        Raises `Disagreement` if it has arrived before with other bits.
+        A duplicate is only compared; a message beyond the next one shows that the next one was lost, which is reported.
+
+        Args:
+            number: Number of a message that has arrived.
+            fingerprint: Bits of the message, as `fingerprint` of the codec gives them.
+            whole: True if the message's tensors came with it, not only its header.
+
+        Raises:
+            Disagreement: The message has arrived before with other bits.
         """
         if number == self.next and whole and number not in self._fingerprints:
             return True
@@ -219,7 +241,7 @@ class Receiver:
         return False
 
     def accept(self, message: Message, fingerprint: Hashable) -> None:
-        """The next message has arrived, whole and undamaged."""
+        """Keep the next message, which has arrived whole and undamaged, in `ready`."""
         self._fingerprints[self.next] = fingerprint
         self._fingerprints.pop(self.next - REMEMBERED, None)  # to find a first key takes longer, the more are gone
         self.ready.append(message)
@@ -228,7 +250,10 @@ class Receiver:
         self.missing = None
 
     def count_damage(self, reason: str) -> None:
-        """The next message arrived damaged. Raises `BadMessage` if that has happened too often in a row."""
+        """Count an arrival of the next message that is damaged for `reason`.
+
+        Raises `BadMessage` if that has happened more than `TOO_OFTEN` times in a row.
+        """
         self.failures += 1
         if self.failures > TOO_OFTEN:
             raise BadMessage(
@@ -237,14 +262,14 @@ class Receiver:
             )
 
     def pop(self) -> Message:
-        """The first message of `ready`, which counts as taken from now on."""
+        """Remove the first message of `ready` and return it; it counts as taken from now on."""
         message = self.ready.popleft()
         if 2 * (self._granted - self.next + len(self.ready)) <= self._window:
             self.must_report = True
         return message
 
     def rewind(self, number: int) -> None:
-        """Message `number` is the next one to accept."""
+        """Accept message `number` next, and forget the accepted ones that were not taken."""
         self.ready.clear()
         self.next = number
         self.failures = 0
@@ -252,48 +277,63 @@ class Receiver:
         self.must_report = True
 
     def miss(self) -> None:
-        """The next message was lost. It is reported once; the transport repeats the report while it does not come."""
+        """Report that the next message was lost, unless that was reported before.
+
+        The transport repeats the report while the message does not come.
+        """
         if self.missing != self.next:
             self.lose()
 
     def report(self) -> None:
-        """The producer should get a new credit now."""
+        """Have the producer get a new credit now."""
         self.must_report = True
 
     def lose(self) -> None:
-        """Report that everything sent from the next message on is lost, also if it was reported before."""
+        """Report that everything sent from the next message on is lost, even if it was reported before."""
         self.missing = self.next
         self.must_report = self.resend = True
 
     def mark_reported(self, limit: int) -> None:
-        """A credit that goes up to `limit`, and says what is missing, was sent."""
+        """Record that a credit up to `limit`, which also says what is missing, was sent."""
         self._granted = limit
         self.must_report = self.resend = False
 
     def was_sent(self, retention: Retention) -> bool:
-        """Return True if the producer has sent the next message. Raises `QueueGap` if it no longer holds that."""
+        """Return True if the producer has sent the next message. Raises `QueueGap` if that is no longer held."""
         retention.check_holds(self.name, self.next)
         return retention.sent > self.next
 
 
 class Looking:
-    """Decides for the waits of one worker."""
+    """Decision of how long one worker polls for a message before it sleeps, learned from its waits so far."""
 
     def __init__(self, processors: int) -> None:
+        """Begin with polling, or with sleeping on a machine of one processor, which the producer needs.
+
+        Args:
+            processors: Number of processors that this process may use.
+        """
         self._alone = processors == 1  # the producer needs the processor on which this one would look
         self._in_vain = MOST if self._alone else 1
         self._sleeps = MOST if self._alone else 0
 
     def seconds(self) -> float:
-        """Return for how long to poll in this wait, whose message is not here yet; 0 to sleep at once. Then call
-        `ended`."""
+        """Return for how long to poll in this wait, in seconds; 0 to sleep at once.
+
+        Call it for a message that is not here yet, and call `ended` after the wait.
+        """
         if self._sleeps:
             self._sleeps -= 1
             return 0.0
         return LOOK
 
     def ended(self, looked: float, waited: float | None) -> None:
-        """The message came after `waited` seconds, or did not (None), in a wait that was to look for `looked`."""
+        """Record a wait that is over, for the length of later polls.
+
+        Args:
+            looked: Seconds to poll that `seconds` returned for this wait.
+            waited: Seconds after which the message came; None if it did not come.
+        """
         if looked and waited is not None and waited <= looked:
             self._in_vain = 1
         elif looked:

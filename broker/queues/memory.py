@@ -1,5 +1,7 @@
-"""Queues within one process: the reference for what a queue does. A message is encoded when it is put and decoded when
-it is taken, so that producer and consumer share no memory and every transport carries the same bits.
+"""Queues within one process: the reference for the behaviour of a queue.
+
+A message is encoded when it is put and decoded when it is taken, so that producer and consumer share no memory and
+every transport carries the same bits.
 """
 
 import threading
@@ -15,15 +17,25 @@ from .log import UNLIMITED, LockedLog, Log, RetentionBudget
 
 
 class MemoryQueues:
-    """All queues of a run whose workers share this process and this object; `budget` is for all of them together. The
-    consumer of a queue grants its window beyond what is taken; all, if it has none or is the producer's own."""
+    """All queues of a run whose workers share this process and this object.
+
+    The consumer of a queue grants its window beyond the messages taken. A queue without a window, and a queue from a
+    worker to itself, grants every message.
+    """
 
     def __init__(self, run: str, budget: RetentionBudget | None = None) -> None:
+        """Make the queues of a run, none of which exists yet.
+
+        Args:
+            run: Id of the run.
+            budget: Limits of what all queues together may retain; None: no limits.
+        """
         self._run = run
         self._budget = budget or RetentionBudget()
         self._queues: dict[str, MemoryQueue] = {}
 
     def outbound(self, queue: Queue) -> "MemoryQueue":
+        """Return the object that is both ends of `queue`; the first call makes it. `inbound` is the same method."""
         if queue.name not in self._queues:
             self._queues[queue.name] = MemoryQueue(Log(self._run, queue, self._budget))
         return self._queues[queue.name]
@@ -34,14 +46,16 @@ class MemoryQueues:
         """Do nothing: a message that was put can be taken."""
 
     def close(self) -> None:
+        """Close all queues, which raise `QueueClosed` afterwards."""
         for queue in self._queues.values():
             queue.close()
 
 
 class MemoryQueue(LockedLog):
-    """Both ends of one queue."""
+    """Both ends of one queue, for any thread."""
 
     def __init__(self, log: Log) -> None:
+        """Make the two ends over `log`, an empty log that nothing else uses."""
         self._changed = threading.Condition()
         super().__init__(log, self._changed)
         self._window = UNLIMITED if self.queue.is_local else self.queue.window or UNLIMITED
@@ -49,21 +63,28 @@ class MemoryQueue(LockedLog):
         self._closed = False
 
     def put(self, message: Message) -> None:
+        """Retain `message` for the consumer, as `Outbound.put`. Raises `QueueClosed` after `close`."""
         with self._changed:
             self._check_open()
             self._log.put(message, monotonic())
             self._changed.notify_all()
 
     def has_credit(self, number: int, timeout: float) -> bool:
+        """Return True if message `number` is granted, or the queue is closed; wait up to `timeout` seconds for that."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or number < self._next + self._window, timeout)
 
     def depth(self) -> Depth:
+        """Return the queue's content; no message is ever in flight."""
         with self._changed:
             ready = max(0, self._log.end - max(self._next, self._log.first))
             return Depth(ready, 0, len(self._log), self._log.bytes, self._log.oldest(monotonic()))
 
     def take(self, timeout: float) -> Message | None:
+        """Return the next message, decoded into memory of its own; None after `timeout` seconds.
+
+        Raises `QueueGap` if the message was trimmed, `QueueClosed` after `close`.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._closed or self._log.end > self._next, timeout):
                 return None
@@ -75,11 +96,13 @@ class MemoryQueue(LockedLog):
             return message
 
     def rewind(self, step: int) -> None:
+        """Deliver again from the first message of `step` on."""
         with self._changed:
             self._next = self.queue.first(step)
             self._changed.notify_all()
 
     def close(self) -> None:
+        """Forget all messages and wake every waiting thread; `put` and `take` raise `QueueClosed` afterwards."""
         with self._changed:
             self._closed = True
             self._log.close()

@@ -1,11 +1,11 @@
-"""The requests that the two ends of a queue send to each other beside its messages, and when.
+"""Requests that the two ends of a queue send to each other beside its messages, and the times to send them.
 
     consumer -> producer   CreditRequest    what has arrived, and what may be sent
     producer -> consumer   RetentionReply   to a request that asks: what has been sent, what can be had
 
 A frame: seal, 16 bytes | version, u8 | msgpack array. The seal is BLAKE2b of the rest, keyed with the run's queue key,
 which the broker gives to the run's workers alone: no stranger can move a consumer's credit, or its connection. Of two
-requests of one consumer the one with the higher serial holds, so that one which is sent again changes nothing.
+requests of one consumer the one with the higher serial holds, so a request that is sent again changes nothing.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class CreditRequest(_Request, frozen=True):
-    """All messages before `next` have arrived; the producer may send those before `credit`.
+    """Request of a consumer: all messages before `next` have arrived, and the producer may send those before `credit`.
 
     `resend`: what was sent from `next` on is lost, send it again. `ask`: answer with a `RetentionReply`.
     """
@@ -51,11 +51,15 @@ class CreditRequest(_Request, frozen=True):
     ask: bool
 
     def to_credit(self) -> Credit:
+        """Return the credit that this request gives to a `Sender`."""
         return Credit(self.incarnation, self.serial, self.next, self.credit, self.next if self.resend else None)
 
 
 class RetentionReply(_Request, frozen=True):
-    """Messages before `first` are forgotten; those before `sent` were sent before this, over the same connection."""
+    """Reply of a producer to a `CreditRequest` that asks.
+
+    Messages before `first` are forgotten; those before `sent` were sent before this reply, over the same connection.
+    """
 
     first: Count
     sent: Count
@@ -67,15 +71,22 @@ _AnyRequest = TypeVar("_AnyRequest", CreditRequest, RetentionReply)
 
 
 def pack(request: CreditRequest | RetentionReply, key: bytes = b"") -> bytes:
-    """The frame, sealed with the run's queue key; without one, its seal is a checksum only."""
+    """Return the frame of `request`, sealed with the run's queue key; without a `key`, the seal is a mere checksum."""
     body = _VERSION + _encode(request)
     return _seal(body, key) + body
 
 
 def unpack(frame: bytes, kind: type[_AnyRequest], key: bytes = b"") -> _AnyRequest:
-    """Return what a worker of the run has sent.
+    """Return the request or reply in `frame`, which a worker of the run has sent.
 
-    Raises `BadMessage` if the frame is damaged or forged, `ForeignMessage` if it has another version.
+    Args:
+        frame: Frame as `pack` wrote it.
+        kind: Class to decode to.
+        key: The run's queue key.
+
+    Raises:
+        BadMessage: The frame is damaged or forged.
+        ForeignMessage: The frame has another version.
     """
     body = frame[SEAL_BYTES:]
     if not body or not hmac.compare_digest(_seal(body, key), frame[:SEAL_BYTES]):
@@ -84,8 +95,10 @@ def unpack(frame: bytes, kind: type[_AnyRequest], key: bytes = b"") -> _AnyReque
 
 
 def run_named_in(frame: bytes) -> str:
-    """The run that a `CreditRequest` names which cannot be unpacked, perhaps since it is sealed with another run's key.
-    Nothing that it says is proven. Raises `BadMessage` if it names none."""
+    """Return the run that a `CreditRequest` names which cannot be unpacked.
+
+    Another run's key may have sealed it: none of its fields is proven. Raises `BadMessage` if it names no run.
+    """
     return _decode(frame[SEAL_BYTES:] or b"-", CreditRequest).run
 
 
@@ -106,19 +119,26 @@ def _decode(body: bytes, kind: type[_AnyRequest]) -> _AnyRequest:
 
 
 def reply_to(request: CreditRequest, sender: Sender) -> RetentionReply:
-    """The reply to `request`, true if everything due was sent before."""
+    """Return the reply to `request`; it is true only if everything due was sent before."""
     log, (first, sent) = sender.log, sender.retention
     return RetentionReply(log.run, log.queue.name, sender.newest[0], request.serial, first, sent)
 
 
 class Requester:
-    """Decides when to request credit for `receiver`, over connections that may lose the request or its answer.
+    """Decisions of when to request credit for `receiver`, over connections that may lose the request or its answer.
 
-    While nothing arrives, the request is repeated after `FIRST_PAUSE`, then ever more rarely. Times are monotonic, in
-    seconds; `due` is when to look at `request` again though nothing has happened.
+    While nothing arrives, the request is repeated after `FIRST_PAUSE`, then ever more rarely. Times are in seconds on
+    the monotonic clock; `due` is when to call `request` again though nothing has happened.
     """
 
     def __init__(self, run: str, incarnation: int, receiver: Receiver) -> None:
+        """Make a requester whose first request is due at once.
+
+        Args:
+            run: Id of the run.
+            incarnation: Incarnation of this worker.
+            receiver: Consumer's end of the queue.
+        """
         self.receiver = receiver
         self.due = 0.0
         self._run = run
@@ -129,7 +149,7 @@ class Requester:
         self._pause = FIRST_PAUSE
 
     def introduce(self) -> None:
-        """There is a new producer, or a new connection to it: it gets a request at once."""
+        """Make a request due at once, because there is a new producer, or a new connection to it."""
         self.receiver.report()
         self._ask = True
         self._pause = FIRST_PAUSE
@@ -141,7 +161,7 @@ class Requester:
         self.introduce()
 
     def postpone(self, now: float) -> None:
-        """A message was accepted: there is no need to repeat the request soon."""
+        """Delay the repetition of the request, because a message was accepted at time `now`."""
         self._pause = FIRST_PAUSE
         self.due = now + FIRST_PAUSE
 
@@ -163,6 +183,7 @@ class Requester:
         )
 
     def mark_sent(self, request: CreditRequest, now: float) -> None:
+        """Record that `request` was sent at time `now`."""
         self._serial = request.serial
         self.receiver.mark_reported(request.credit)
         if request.resend:
@@ -173,7 +194,7 @@ class Requester:
         self._ask = False
 
     def receive(self, reply: RetentionReply) -> None:
-        """Take in the producer's reply. It followed everything sent before it, so what is not here now is lost.
+        """Process the producer's reply. The reply followed everything sent before it, so what is not here now is lost.
 
         Raises `Fenced` if the producer serves a newer incarnation, `QueueGap` if it has forgotten the next message.
         """

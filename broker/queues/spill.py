@@ -1,4 +1,4 @@
-"""Retained messages that memory has no room for: in files without a name, which end with the process.
+"""Disk space for retained messages that memory has no room for: files without a name, which end with the process.
 
 Messages are written one after another into files, each of a small part of what may lie on the disk; a file is closed,
 and its disk space freed, once none of its messages is needed any more. Since queues forget their oldest messages
@@ -36,13 +36,13 @@ class _Segment:
         return slot
 
     def forget(self) -> None:
-        """Count one message less that is needed."""
+        """Count one needed message less."""
         self.needed -= 1
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of one message on the disk: from byte `start` of `segment` on, its frames of `sizes` bytes."""
+    """Place of one message on the disk: from byte `start` of `segment` on, with frames of `sizes` bytes each."""
 
     segment: _Segment
     start: int
@@ -50,19 +50,25 @@ class Slot:
 
 
 class Spill:
-    """At most `limit` bytes of needed messages on the disk, in `folder` (None: the system's for temporary files).
-
-    `bytes` is how many there are now.
-    """
+    """Store on the disk for at most `limit` bytes of needed messages; `bytes` is how many it holds now."""
 
     def __init__(self, limit: int, folder: str | None = None) -> None:
+        """Make an empty store, which opens no file before the first message.
+
+        Args:
+            limit: Bytes of needed messages that the store takes.
+            folder: Folder of the files; None: the system's for temporary files.
+        """
         self.bytes = 0
         self._limit = limit
         self._folder = folder
         self._segments: list[_Segment] = []
 
     def write(self, frames: Sequence[Frame]) -> Slot:
-        """Raise `QueueFull` if the limit is reached or the disk is full."""
+        """Write the frames of one message and return their place.
+
+        Raises `QueueFull` if the limit is reached or the disk is full.
+        """
         sizes = tuple(len(frame) for frame in frames)
         if self.bytes + sum(sizes) > self._limit:
             raise QueueFull(f"{self.bytes} of {self._limit} bytes on the disk are used")
@@ -77,18 +83,22 @@ class Spill:
         return slot
 
     def read(self, slot: Slot, count: int | None = None) -> list[Frame]:
-        """The frames that were written, or the first `count` of them."""
+        """Return the frames that were written at `slot`, or only the first `count` of them."""
         sizes = slot.sizes[:count]
         content = memoryview(_read_all(slot.segment.file, slot.start, sum(sizes)))
         return [content[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def forget(self, slot: Slot) -> None:
-        """The message is not needed any more."""
+        """Free the place of a message that is not needed any more.
+
+        Its file is closed once none of its messages is needed.
+        """
         slot.segment.forget()
         self.bytes -= sum(slot.sizes)
         self._close_unneeded()
 
     def close(self) -> None:
+        """Close all files and forget every message."""
         for segment in self._segments:
             segment.file.close()
         self._segments.clear()
