@@ -1,13 +1,13 @@
-"""A feature: one object that changes how a run is compiled and what its stages compute.
+"""Features: objects that change how a run is compiled and what its stages compute.
 
     refuses(plan)                    before anything is loaded      conflicts with the rest of the plan
     lower(program)                   once per compiled program      adds operations and queues
-    handlers(stage)                  once per stage                 computes the operations that it has added
-    around(stage, kind, compute)     once per stage and kind        wraps what the stage computes for such operations
-    state(stage), restore            at each snapshot               the feature's part of it
+    handlers(stage)                  once per stage                 computes the operations that `lower` has added
+    around(stage, kind, compute)     once per stage and kind        wraps the stage's computation of one kind of operation
+    state(stage), restore            at each snapshot               the feature's part of the snapshot
 
-Every method does nothing until it is overridden. Hooks are composed before the first microbatch: for a kind whose
-computation no feature wraps, the composed function is the stage's own, so an absent feature costs nothing.
+Every method does nothing until a subclass overrides it. Hooks are composed before the first microbatch: for a kind
+whose computation no feature wraps, the composed function is the stage's own, so an absent feature costs nothing.
 
 A list of features has an order, the outermost first. `outside` and `inside` declare it where it matters:
 
@@ -28,42 +28,46 @@ class Operation(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its kind, by which its handler is found: "F"."""
+        """The kind of the operation, such as "F". Handlers are found by kind."""
 
     @property
     def stage(self) -> int:
-        """The stage that it is computed for; a replica's own number where the stage has several."""
+        """The number of the stage that computes the operation; the replica's own number if the stage has replicas."""
 
     @property
     def step(self) -> int:
-        """The step that it is part of, from 0."""
+        """The number of the operation's step, from 0."""
 
     @property
     def microbatch(self) -> int:
-        """The microbatch of the step, from 0; 0 where the operation is of the whole step."""
+        """The number of the microbatch within the step, from 0; 0 if the operation belongs to the whole step."""
 
 
 Compute = Callable[[Any, Sequence[Tree]], Tree]  # of an operation and what it received from its queues
 
 
 class FeatureRefused(StagelineError):
-    """A list of features cannot be used; the text names those that are in conflict, and the way out."""
+    """Refusal of a list of features that cannot be used.
+
+    The text names the features that are in conflict, and the way out.
+    """
 
     exit_code = ExitCode.REFUSED
 
 
 class FeatureFailed(StagelineError):
-    """A hook of a feature raised; the text names the feature and the operation. The exception is the cause."""
+    """Failure of a feature's hook. The text names the feature and the operation; the hook's exception is the cause."""
 
 
 class Feature:
-    """Hooks that do nothing. A subclass overrides those that it needs."""
+    """A set of hooks that do nothing. A subclass overrides the hooks that it needs."""
 
     name = "Feature"  # by which errors and other features call it; by default the class's
     inside: Collection[str] = ()  # names of features that wrap this one
     outside: Collection[str] = ()  # names of features that this one wraps
 
     def __init_subclass__(cls) -> None:
+        """Set `name` to the name of the class, unless the class sets `name` itself."""
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
@@ -76,36 +80,39 @@ class Feature:
         return program
 
     def handlers(self, stage: Any) -> Mapping[str, Compute]:
-        """Return what computes this feature's own operations on `stage`, by their kinds."""
+        """Return the functions that compute this feature's own operations on `stage`, by kind."""
         return {}
 
     def around(self, stage: Any, kind: str, compute: Compute) -> Compute:
-        """Return what computes operations of `kind` on `stage` in place of `compute`; `compute` itself if unchanged.
+        """Return the function that computes operations of `kind` on `stage`; `compute` itself if this feature changes nothing.
 
         Args:
             stage: The stage that computes.
-            kind: The kind of the operations. Of other kinds, the hook is asked apart.
+            kind: The kind of the operations. The hook is called once for each kind.
             compute: Computes an operation from what it received, with every feature inside of this one.
         """
         return compute
 
     def state(self, stage: Any) -> Tree:
-        """Return a copy of what this feature keeps of `stage`, for a snapshot. None if it keeps nothing."""
+        """Return a copy of what this feature keeps of `stage`, for a snapshot; None if it keeps nothing."""
         return None
 
     def restore(self, stage: Any, state: Tree) -> None:
-        """Go on from what `state` returned, here or in another process."""
+        """Continue from `state`, which the method `state` returned in this process or another."""
 
 
 def ordered(features: Iterable[Feature], known: Collection[str] = ()) -> list[Feature]:
-    """Return `features` so that each comes before those that it is outside of, and otherwise as they were given.
+    """Return `features` sorted by their declared order; features without a declared order stay as they were given.
 
     Args:
         features: The features of a run, in the order in which they are listed.
         known: Names of features that the run does without: they may be named as neighbours, too.
 
+    Returns:
+        The features, the outermost first: each feature stands before every feature that it is outside of.
+
     Raises:
-        FeatureRefused: Two have one name, a neighbour is unknown, or the declarations contradict each other.
+        FeatureRefused: Two features have one name, a neighbour is unknown, or the declarations contradict each other.
     """
     named: dict[str, Feature] = {}
     for feature in features:
@@ -134,9 +141,17 @@ def ordered(features: Iterable[Feature], known: Collection[str] = ()) -> list[Fe
 
 
 def compose(features: Sequence[Feature], stage: Any, kind: str, compute: Compute) -> Compute:
-    """Return what computes operations of `kind` on `stage`: `compute` within the `features`, the last one innermost.
+    """Return the function that computes operations of `kind` on `stage`: `compute` wrapped by `features`.
 
-    An exception of a hook becomes a `FeatureFailed`; one that `compute` raised passes as it is.
+    Args:
+        features: Features in order; the first one is the outermost, the last one the innermost.
+        stage: The stage that computes.
+        kind: The kind of the operations.
+        compute: The stage's own computation.
+
+    Raises:
+        FeatureFailed: An `around` hook failed. The composed function raises it for a hook that fails; an exception that
+            `compute` raised passes as it is.
     """
     for feature in reversed(features):
         with naming(feature, f"around() for operations of kind {kind}"):
@@ -147,10 +162,16 @@ def compose(features: Sequence[Feature], stage: Any, kind: str, compute: Compute
 
 
 def all_handlers(features: Sequence[Feature], stage: Any, core: Mapping[str, Compute]) -> dict[str, Compute]:
-    """Return what computes each kind of operation on `stage`: the `core` and what the `features` add to it, within the
-    features that wrap it.
+    """Return the function that computes each kind of operation on `stage`, wrapped by the features that change it.
 
-    Raises `FeatureRefused` if a kind has two handlers.
+    Args:
+        features: Features in order, the outermost first.
+        stage: The stage that computes.
+        core: The stage's own computations, by kind. The handlers of `features` are added to these.
+
+    Raises:
+        FeatureRefused: A kind has two handlers.
+        FeatureFailed: A hook failed.
     """
     found, owners = dict(core), dict.fromkeys(core, "the stage itself")
     for feature in features:
@@ -167,7 +188,10 @@ def all_handlers(features: Sequence[Feature], stage: Any, core: Mapping[str, Com
 
 
 def states_of(features: Iterable[Feature], stage: Any) -> dict[str, Tree]:
-    """Return the parts of a snapshot of `stage` that `features` have, by their names. Raises `FeatureFailed`."""
+    """Return the parts that `features` have in a snapshot of `stage`, by the features' names.
+
+    A feature that keeps nothing has no part. Raises `FeatureFailed` if a `state` hook fails.
+    """
     found: dict[str, Tree] = {}
     for feature in features:
         with naming(feature, "state()"):
@@ -178,7 +202,16 @@ def states_of(features: Iterable[Feature], stage: Any) -> dict[str, Tree]:
 
 
 def restore_states(features: Iterable[Feature], stage: Any, states: Mapping[str, Tree]) -> None:
-    """Have `features` go on from what `states_of` returned. Raises `FeatureFailed`."""
+    """Restore the parts of a snapshot of `stage` to the features that have one.
+
+    Args:
+        features: The features of the run.
+        stage: The stage that continues from the snapshot.
+        states: The return value of `states_of`, from this process or another.
+
+    Raises:
+        FeatureFailed: A `restore` hook failed.
+    """
     for feature in features:
         if feature.name in states:
             with naming(feature, "restore()"):
@@ -187,7 +220,10 @@ def restore_states(features: Iterable[Feature], stage: Any, states: Mapping[str,
 
 @contextmanager
 def naming(feature: Feature, where: str) -> Iterator[None]:
-    """A context whose exceptions become a `FeatureFailed` that names `feature` and `where` in it."""
+    """Return a context that turns exceptions of user code into a `FeatureFailed` that names `feature` and `where`.
+
+    A `StagelineError`, and an exception that user code did not raise, pass as they are.
+    """
     try:
         yield
     except BaseException as error:
@@ -227,7 +263,7 @@ def _codes(traceback: TracebackType | None) -> set[CodeType]:
 
 
 def _circle(before: Mapping[str, set[str]]) -> list[str]:
-    """Names of features, each of which has to come before the next, the last of them before the first."""
+    """Return names of features, each of which has to come before the next, and the last one before the first."""
     way = [next(iter(before))]
     while way[-1] not in way[:-1]:
         way.append(min(before[way[-1]] & before.keys()))

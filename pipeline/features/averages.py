@@ -1,10 +1,10 @@
-"""Keeps an exponential moving average of weights, as `torch.optim.swa_utils.AveragedModel` with an EMA function does.
+"""Exponential moving averages of weights, as `torch.optim.swa_utils.AveragedModel` with an EMA function keeps them.
 
 update    0                   n
 average   the weight itself   average + (1 - decay) * (weight - average)
 
-Of parameters that are trained; the average of one that is not is itself. Buffers are not averaged (torch's
-`use_buffers=False`): with averages, a layer's buffers are as training has left them.
+Only trained parameters are averaged; a parameter that is not trained is its own average. Buffers are not averaged
+(torch's `use_buffers=False`): with averages, a layer's buffers are as training has left them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,35 +21,43 @@ from stageline.pipeline.tree import describe
 
 
 class NoAverage:
-    """Stands for the averages of stage number `stage`, which keeps none."""
+    """The absence of averages, on a stage that keeps none."""
 
     averages: Weights = MappingProxyType({})
 
     def __init__(self, stage: int) -> None:
+        """Take the number of the stage, for errors."""
         self._stage = stage
 
     @property
     def entries(self) -> Weights:
-        """None."""
+        """The averages by name: an empty mapping."""
         return {}
 
     def demanded(self) -> "WeightAverage":
-        """Raises `StageError`."""
+        """Raise `StageError`, since the stage keeps no averages."""
         raise StageError(f"stage {self._stage} keeps no averages of its weights: set ema_decay")
 
     def update(self) -> None:
-        """There is nothing to average."""
+        """Do nothing: no weight is averaged."""
 
     def restore(self, entries: Mapping[str, torch.Tensor]) -> None:
-        """Raises `ValueError` for averages."""
+        """Raise `ValueError` if `entries` has averages, since this stage keeps none."""
         if entries:
             raise ValueError("averages of weights are in the state only")
 
 
 class WeightAverage(NoAverage):
-    """The averages of the trained parameters of `body`, in memory that `copied` makes, from the first update on."""
+    """The averages of the trained parameters of a stage. They exist from the first update on."""
 
     def __init__(self, body: Body, decay: float, copied: Callable[[torch.Tensor], torch.Tensor] = copied) -> None:
+        """Prepare averages; none exists yet.
+
+        Args:
+            body: The layers whose trained parameters are averaged.
+            decay: Decay of the moving average, from 0 to 1.
+            copied: Copies a weight into the memory in which its average shall be.
+        """
         self._body = body
         self._parameters = body.trainable()
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
@@ -58,17 +66,21 @@ class WeightAverage(NoAverage):
 
     @property
     def entries(self) -> Weights:
-        """Return the averages by the names of the unsplit model's `state_dict`, all that a parameter has there."""
+        """The averages by the names of the unsplit model's `state_dict`: every name that a parameter has there."""
         return self._body.entries_of(self.averages)
 
     def demanded(self) -> "WeightAverage":
+        """Return these averages."""
         return self
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
-        """A context in which parameters have the memory of their averages, so that whatever refers to a parameter
-        computes with its average. Nothing is written, and autograd does not see it: graphs and versions that were there
-        before go on as they are afterwards, when parameters have their own memory again, also after an exception."""
+        """Return a context in which each parameter's memory is that of its average.
+
+        Every reference to a parameter then computes with the average. Nothing is written, and autograd does not see the
+        change: graphs and versions that existed before continue as they are afterwards, when parameters have their own memory
+        again, also after an exception.
+        """
         own = {name: self._parameters[name].data for name in self.averages}
         try:
             for name, average in self.averages.items():
@@ -79,7 +91,7 @@ class WeightAverage(NoAverage):
                 self._parameters[name].data = data
 
     def update(self) -> None:
-        """To be called after each update of the weights."""
+        """Add the present weights to the averages. Call this after each update of the weights."""
         weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
         if not self.averages:
             self.averages = {name: self._copied(weight) for name, weight in weights.items()}
@@ -88,8 +100,14 @@ class WeightAverage(NoAverage):
             self._average([self.averages[name] for name in names], [weights[name] for name in names], 0)
 
     def restore(self, entries: Mapping[str, torch.Tensor]) -> None:
-        """Goes on from these, as `entries` had them. Raises `ValueError` unless there is one for each parameter, of its
-        shape and dtype, or none at all."""
+        """Continue from averages in the form of `entries`.
+
+        Args:
+            entries: The averages by the unsplit model's names; empty if there was no update yet.
+
+        Raises:
+            ValueError: `entries` is not empty, and a parameter has no average in it or one of another shape or dtype.
+        """
         found = self._body.from_entries(entries)
         for name, parameter in self._parameters.items() if entries else ():
             given = found.get(name)
@@ -103,12 +121,19 @@ class WeightAverage(NoAverage):
 def average_of(
     stage: int, body: Body, decay: float | None, copied: Callable[[torch.Tensor], torch.Tensor]
 ) -> NoAverage:
-    """Return the averages of the weights of stage number `stage`, in memory that `copied` makes."""
+    """Return the averages of the weights of one stage.
+
+    Args:
+        stage: Number of the stage, for errors.
+        body: The stage's layers.
+        decay: Decay of the moving average; None if no averages are kept.
+        copied: Copies a weight into the memory in which its average shall be.
+    """
     return NoAverage(stage) if decay is None else WeightAverage(body, decay, copied)
 
 
 def _alike(weights: Weights) -> list[list[str]]:
-    """The names of those of each dtype, which torch averages together."""
+    """Return the names of weights, grouped by dtype: torch averages the weights of one dtype together."""
     found: dict[torch.dtype, list[str]] = {}
     for name, weight in weights.items():
         found.setdefault(weight.dtype, []).append(name)

@@ -37,8 +37,13 @@ _REENTRANT = "CheckpointFunctionBackward"  # computes all gradients or none
 
 @dataclass(slots=True)
 class WeightPart:
-    """What is computed in one backward: the gradients of `weights`, from their borders, and from `roots`, outputs that
-    depend on weights alone."""
+    """The weights whose gradients one backward computes, and where that backward begins.
+
+    Attributes:
+        weights: Leaves that get a gradient.
+        borders: Nodes at which the backward begins.
+        roots: Outputs that depend on weights alone, with their gradients. The backward begins there, too.
+    """
 
     weights: list[torch.Tensor] = field(default_factory=list)
     borders: list[Node] = field(default_factory=list)
@@ -46,8 +51,7 @@ class WeightPart:
 
 
 class SplitBackward:
-    """The backward of one microbatch of stage number `stage`, from `outputs` with their `gradients`. `anchor` is the
-    leaf that inputs which require a gradient lead to; None if there are none."""
+    """The backward of one microbatch on one stage, in two halves: `compute_inputs`, then `compute_weights`."""
 
     def __init__(
         self,
@@ -56,6 +60,17 @@ class SplitBackward:
         gradients: Sequence[torch.Tensor],
         anchor: torch.Tensor | None,
     ) -> None:
+        """Look through autograd's graph for the parts of the second half; nothing is computed.
+
+        Args:
+            stage: Number of the stage, for errors.
+            outputs: Outputs of the forward that require a gradient.
+            gradients: Gradients with respect to `outputs`, in the same order.
+            anchor: The leaf that all inputs which require a gradient lead to; None if no input requires one.
+
+        Raises:
+            StageError: A node of the graph cannot be divided.
+        """
         self._noted: _Noted = {}
         roots = list(zip(map(get_gradient_edge, outputs), gradients, strict=True))
         if anchor is None:
@@ -67,7 +82,7 @@ class SplitBackward:
         self._anchor = anchor
 
     def compute_inputs(self) -> None:
-        """I: hands gradients to the inputs. Adds none to weights."""
+        """Run the first half (I): hand gradients to the inputs. No gradient is added to a weight."""
         roots, self._inward = self._inward, []
         if not roots:
             return
@@ -80,8 +95,12 @@ class SplitBackward:
                 handle.remove()
 
     def compute_weights(self, shared: Sequence[Root] = ()) -> None:
-        """W: adds the gradients of weights to their `.grad`; before them, those of `shared` weights, which a later
-        stage uses too and has sent."""
+        """Run the second half (W): add the gradients of weights to their `.grad`.
+
+        Args:
+            shared: Shared weights with the gradients that a later stage, which uses them too, has sent. These are added
+                before the stage's own.
+        """
         left = list(shared)
         # Parts with several borders come first: they pass through the borders of others, whose graph they need.
         for part in sorted(self._parts, key=lambda part: len(part.borders), reverse=True):
@@ -113,8 +132,18 @@ class SplitBackward:
 
 
 def halfway_bytes(stage: int, outputs: Sequence[torch.Tensor], anchor: torch.Tensor | None) -> int:
-    """What a microbatch takes between its halves, besides what its forward has saved: the gradients that I leaves for
-    W. Arguments and errors are those of `SplitBackward`; nothing is computed."""
+    """Return the bytes that a microbatch takes between its halves: the gradients that I leaves for W.
+
+    What the forward has saved is not counted. Nothing is computed.
+
+    Args:
+        stage: Number of the stage, for errors.
+        outputs: Outputs of the forward that require a gradient.
+        anchor: The leaf that all inputs which require a gradient lead to; None if no input requires one.
+
+    Raises:
+        StageError: A node of autograd's graph cannot be divided.
+    """
     if anchor is None:
         return sum(output.numel() * output.element_size() for output in outputs)
     edges = [get_gradient_edge(output) for output in outputs]
@@ -130,7 +159,7 @@ def halfway_bytes(stage: int, outputs: Sequence[torch.Tensor], anchor: torch.Ten
 
 
 def _gradient_bytes(node: Node, place: int) -> int:
-    """Of the gradient of what `node` has given in the forward, at this place among its outputs."""
+    """Return the bytes of the gradient of output number `place` of the forward of `node`."""
     given = node._input_metadata[place]
     shape: torch.Size = given.shape
     dtype: torch.dtype = given.dtype
@@ -138,8 +167,11 @@ def _gradient_bytes(node: Node, place: int) -> int:
 
 
 class _Graph:
-    """Autograd's graph behind `roots`. `inward` says of each node whether it leads to the inputs' `anchor`; nodes come
-    after those that they lead to. Raises `StageError` for a node that cannot be divided."""
+    """Autograd's graph behind some roots.
+
+    `inward` maps each node to True if it leads to the inputs' anchor; a node stands after the nodes that it leads to.
+    The constructor raises `StageError` for a node that cannot be divided.
+    """
 
     def __init__(self, stage: int, roots: Iterable[Node], anchor: torch.Tensor) -> None:
         self._below: dict[Node, list[Node]] = {}
@@ -157,7 +189,7 @@ class _Graph:
             self.inward[ahead.pop()] = any(map(self.inward.__getitem__, below)) or _leaf(node) is anchor
 
     def parts(self, roots: list[_RootEdge]) -> list[WeightPart]:
-        """The weights that I leaves out, with where their backwards begin: at borders, or at `roots`."""
+        """Return the weights that I leaves out, with the borders or `roots` at which their backwards begin."""
         sets = _DisjointSets()
         for node, below in self._below.items():
             for outward in (each for each in below if not self.inward[each]):
@@ -175,6 +207,8 @@ class _Graph:
 
 
 class _DisjointSets:
+    """Disjoint sets of nodes (union-find)."""
+
     def __init__(self) -> None:
         self._above: dict[Node, Node] = {}
 
@@ -192,13 +226,17 @@ class _DisjointSets:
 
 
 def _backward(roots: Sequence[Root], inputs: Sequence[torch.Tensor] = (), *, retain_graph: bool = False) -> None:
-    """Adds the gradients of `inputs`, or of all leaves, to their `.grad`."""
+    """Add the gradients of `inputs`, or of all leaves, to their `.grad`."""
     edges, gradients = zip(*roots, strict=True)
     torch.autograd.backward(edges, gradients, inputs=inputs or None, retain_graph=retain_graph)
 
 
 def _backward_and_inward(roots: Sequence[Root], inputs: Sequence[torch.Tensor], *, retain_graph: bool) -> None:
-    """The same, where some nodes also compute the gradients of their own inputs, which are dropped."""
+    """Add the gradients of `inputs` to their `.grad`; fragile nodes compute the gradients of their inputs, too.
+
+    Those gradients are dropped. They are computed since torch ends the process where a fragile node computes gradients
+    of weights alone.
+    """
     edges, gradients = zip(*roots, strict=True)
     fragile = [edge.node for edge in edges if isinstance(edge, GradientEdge) and _is_fragile(edge.node)]
     inward = [GradientEdge(below, place) for node in fragile for below, place in node.next_functions if below]
@@ -214,7 +252,7 @@ def _is_fragile(node: Node) -> bool:
 
 
 def _leaf(node: Node) -> torch.Tensor | None:
-    """The leaf whose gradient `node` adds up; None for a node that does something else."""
+    """Return the leaf whose gradient `node` adds up; None for a node that does something else."""
     return node.variable if node.name() == _ADDS_UP else None  # type: ignore[attr-defined]
 
 
@@ -241,23 +279,42 @@ def _require_divisible(stage: int, node: Node) -> None:
 
 
 class WaitingHalves:
-    """Those of stage number `stage`; in `kept`, the oldest first. `indivisible` is why it has none; "" if it may."""
+    """The microbatches of one stage that have run the first half of a backward and wait for the second.
+
+    Attributes:
+        kept: The waiting backwards by step and microbatch, the oldest first.
+    """
 
     def __init__(self, stage: int, indivisible: str) -> None:
+        """Begin with none.
+
+        Args:
+            stage: Number of the stage, for errors.
+            indivisible: Reason why the stage cannot halve a backward; "" if it can.
+        """
         self._stage = stage
         self._indivisible = indivisible
         self.kept: dict[Key, SplitBackward] = {}
 
     def demand(self) -> None:
-        """Raise `StageError` if a feature of the stage does not go with halves of backwards."""
+        """Raise `StageError` if a feature of the stage cannot be combined with halves of backwards."""
         if self._indivisible:
             raise StageError(f"stage {self._stage} {self._indivisible}")
 
     def run_first(
         self, key: Key, stashed: Stashed, outputs: list[torch.Tensor], gradients: Sequence[torch.Tensor]
     ) -> None:
-        """Hands gradients to the inputs of microbatch `key`, from `outputs` with theirs. From now on the graph alone
-        has the outputs: `stashed` and the list lose them. Raises `StageError` for a layer that cannot be divided."""
+        """Run the first half for one microbatch: hand gradients to its inputs.
+
+        Args:
+            key: Step and microbatch.
+            stashed: The microbatch's forward. Its `outputs` become None, so that the graph alone holds them.
+            outputs: Outputs that take part in the backward. The list is emptied for the same reason.
+            gradients: Gradients with respect to `outputs`, in the same order.
+
+        Raises:
+            StageError: A layer cannot be divided.
+        """
         half = SplitBackward(self._stage, outputs, gradients, stashed.input_nodes.anchor)
         stashed.outputs = None
         outputs.clear()
@@ -265,8 +322,14 @@ class WaitingHalves:
         self.kept[key] = half
 
     def run_second(self, step: int | None, microbatch: int | None, shared: Sequence[Root]) -> None:
-        """Adds the gradients of weights, of the named microbatch or of the oldest; before them those of `shared` ones.
-        One whose first half had nothing to run, since nothing required a gradient, adds those alone."""
+        """Run the second half for one microbatch: add the gradients of weights to their `.grad`.
+
+        Args:
+            step: Step of the microbatch. If this or `microbatch` is None, the oldest waiting one is taken.
+            microbatch: Number of the microbatch within the step.
+            shared: Shared weights with gradients from a later stage, which are added first. These alone are added for a
+                microbatch whose first half had nothing to run, since nothing required a gradient.
+        """
         oldest = next(iter(self.kept), (0, 0))
         key = oldest if step is None or microbatch is None else (step, microbatch)
         half = self.kept.pop(key, None)
@@ -275,9 +338,9 @@ class WaitingHalves:
         half.compute_weights(shared)
 
     def bytes_after(self, stashed: Stashed | None) -> int | None:
-        """Return what `stashed` would take between the halves, besides what its forward has saved.
+        """Return the bytes that `stashed` would take between the halves, besides what its forward has saved.
 
-        Returns 0 if it is None, and None if its backward cannot be divided.
+        Returns 0 if `stashed` is None, and None if its backward cannot be divided.
         """
         if self._indivisible:
             return None
