@@ -3,7 +3,7 @@
     refuses(plan)                    before anything is loaded      conflicts with the rest of the plan
     lower(program)                   once per compiled program      adds operations and queues
     handlers(stage)                  once per stage                 computes the operations that `lower` has added
-    around(stage, kind, compute)     once per stage and kind        wraps the stage's computation of one kind of operation
+    around(stage, kind, compute)     once per stage and kind        wraps the stage's computation of one kind
     state(stage), restore            at each snapshot               the feature's part of the snapshot
 
 Every method does nothing until a subclass overrides it. Hooks are composed before the first microbatch: for a kind
@@ -24,7 +24,7 @@ from .tree import Tree
 
 
 class Operation(Protocol):
-    """One entry of a worker's program, as features see it."""
+    """An entry of a worker's program, as features see it."""
 
     @property
     def kind(self) -> str:
@@ -84,7 +84,9 @@ class Feature:
         return {}
 
     def around(self, stage: Any, kind: str, compute: Compute) -> Compute:
-        """Return the function that computes operations of `kind` on `stage`; `compute` itself if this feature changes nothing.
+        """Return the function that computes operations of `kind` on `stage`.
+
+        Return `compute` itself if this feature changes nothing.
 
         Args:
             stage: The stage that computes.

@@ -78,8 +78,8 @@ class WeightAverage(NoAverage):
         """Return a context in which each parameter's memory is that of its average.
 
         Every reference to a parameter then computes with the average. Nothing is written, and autograd does not see the
-        change: graphs and versions that existed before continue as they are afterwards, when parameters have their own memory
-        again, also after an exception.
+        change: graphs and versions that existed before continue as they are afterwards, when parameters have their own
+        memory again, also after an exception.
         """
         own = {name: self._parameters[name].data for name in self.averages}
         try:
