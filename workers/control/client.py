@@ -1,4 +1,4 @@
-"""Asks the broker: one question, one answer, within a bound."""
+"""A command's questions to the broker: one question, one answer, within a time limit."""
 
 import os
 import socket
@@ -28,23 +28,29 @@ REPEAT = 0.25  # seconds between two looks whether a connection broke, and a que
 
 
 class BrokerUnreachable(StagelineError):
-    """No broker answers at the given address."""
+    """The error that no broker answers at the given address."""
 
     exit_code = ExitCode.NO_BROKER
 
 
 class NoAnswer(BrokerUnreachable):
-    """The address can be used, but nothing there answers as a broker does."""
+    """The error that an address can be used, but nothing there answers as a broker does."""
 
 
 class Client(AbstractContextManager["Client"]):
-    """A command's connection to the broker at `url`, for one thread. Raises `BrokerUnreachable`.
-
-    `secret` gives the run's control secret as of now, with which messages are sealed (b"": it is not known). Without
-    it, the broker answers questions, and refuses all else.
-    """
+    """A command's connection to the broker, for use by one thread."""
 
     def __init__(self, url: str, secret: Callable[[], bytes] = bytes) -> None:
+        """Open the connection.
+
+        Args:
+            url: The broker's address.
+            secret: Returns the run's control secret as of now, which seals messages, or b"" if it is not known. Without
+                the secret, the broker answers questions and refuses all other messages.
+
+        Raises:
+            BrokerUnreachable: The address cannot be used.
+        """
         self._url = url
         self._secret = secret
         self._sealer = Sealer(time)
@@ -56,10 +62,22 @@ class Client(AbstractContextManager["Client"]):
             raise BrokerUnreachable(str(error)) from error
 
     def __exit__(self, *_: object) -> None:
+        """Close the connection."""
         self._channel.close()
 
     def ask(self, what: str, timeout: float = 3.0, **of: str) -> dict[str, Any]:
-        """The facts of the broker's answer. Raises `BrokerUnreachable`, or `ValueError` if it refuses to answer."""
+        """Return the facts of the broker's answer, with the name of their schema under "schema".
+
+        Args:
+            what: The kind of facts, such as "status".
+            timeout: Seconds to wait for the answer. The question is sent again after a lost connection.
+            **of: Parameters of the question.
+
+        Raises:
+            BrokerUnreachable: No broker can be reached.
+            NoAnswer: No broker answered within `timeout`.
+            ValueError: The broker refuses to answer.
+        """
         while self._channel.receive(0) is not None:  # answers to questions that were given up
             continue
         self._send(Ask(what, of))
@@ -80,19 +98,24 @@ class Client(AbstractContextManager["Client"]):
         )
 
     def stop_run(self, reason: str, *, at_step_end: bool = False) -> None:
-        """Interrupts the run.
+        """Interrupt the run.
 
-        `at_step_end`: where snapshots are written, the stages finish a step, and exit with its checkpoint.
+        Args:
+            reason: The reason, for people.
+            at_step_end: True to let the stages, where snapshots are written, finish a step and exit with its
+                checkpoint.
         """
         self._send(StopRun(reason, at_step_end))
 
     def dismiss(self) -> None:
-        """The run is over, and no more queries will come: the broker may exit."""
+        """Tell the broker that it may exit: the run is over, and no more queries will come."""
         self._send(StopRun("the run is over", over=True))
 
     def decline(self, reason: str, timeout: float = 1.0) -> None:
-        """Tells that this process does not join, so that the script can say why. Returns once that has arrived, or
-        after `timeout` seconds."""
+        """Tell the broker that this process does not join, so that the script can say why.
+
+        Returns once that has arrived, or after `timeout` seconds. `reason` is cut to LONGEST_NAME characters.
+        """
         self._send(Declined(socket.gethostname(), os.getpid(), reason[:LONGEST_NAME]))
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
@@ -101,13 +124,23 @@ class Client(AbstractContextManager["Client"]):
                     return
 
     def exited(self, index: int, pid: int, status: int, result: int | None, detail: str) -> None:
-        """Reports that the process of a worker has exited, with `status` as `subprocess` gives it; the other two are
-        described at `Exited`."""
+        """Report that the process of a worker has exited.
+
+        Args:
+            index: The worker's index.
+            pid: The process's id.
+            status: The exit status as `subprocess` gives it; negative if a signal killed the process.
+            result: The exit code that the worker's command returned; None if it ended without returning one.
+            detail: End of a sentence about an exit without a result, such as "in forward (model.py, line 12)".
+        """
         self._send(Exited(index, pid, status, result, detail))
 
     def _send(self, message: ToBroker) -> None:
-        """A message that is lost shows in `ask`, which gets no answer. What must be sealed waits for the secret, which
-        is there once the broker is."""
+        """Send `message`, and what waited for the secret before it.
+
+        A message that must be sealed waits until the secret is known, which is once the broker is there. Loss of a
+        message shows in `ask`, which gets no answer. Raises `BrokerUnreachable` if the address cannot be used.
+        """
         secret = self._secret()
         self._unsealed.append(message)
         due = self._unsealed if secret else [each for each in self._unsealed if isinstance(each, Ask | Declined)]
@@ -119,7 +152,7 @@ class Client(AbstractContextManager["Client"]):
             raise BrokerUnreachable(str(error)) from error
 
     def _broke(self) -> bool:
-        """Whether there is a new connection in place of one that ended, and with it a question or its answer."""
+        """Return True if a new connection replaced one that ended, so that a question or its answer may be lost."""
         renewed = self._channel.renewed()
         again, self._connected = renewed and self._connected, renewed or self._connected
         return again

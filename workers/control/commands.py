@@ -1,4 +1,4 @@
-"""Runs an assigned worker's loop, and carries out the broker's commands between its turns: peers, trims, the run's end.
+"""An assigned worker's run of its loop, with the broker's commands carried out between turns: peers, trims, the end.
 
 wait for the other workers -> run the program -> save the weights -> Finished -> serve the others until Stop
 """
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 class CommandHandler:
-    """Runs the `loop` of the worker that has been `assigned` its place, as the broker commands."""
+    """An assigned worker's runner, which drives its `loop` and carries out the broker's commands."""
 
     def __init__(
         self,
@@ -39,6 +39,16 @@ class CommandHandler:
         loop: WorkerLoop,
         clock: Clock = time,
     ) -> None:
+        """Open the worker's ends of its queues; no peer is admitted before the broker has named any.
+
+        Args:
+            assigned: The worker's place.
+            control: The thread that receives commands and reports.
+            queues: The worker's queues.
+            hooks: The writer of snapshots.
+            loop: The compute loop.
+            clock: Source of monotonic time, in seconds.
+        """
         self._assigned = assigned
         self._control = control
         self._queues = queues
@@ -58,14 +68,16 @@ class CommandHandler:
         self._replies = [outbound for queue, outbound in self._outbound if queue.consumer == named.script]
 
     def run(self, save: Callable[[], SavedWeights], *, workers_timeout: float, lease: float) -> None:
-        """Return when the run has finished.
+        """Run the loop, save the weights and serve the other workers; return when the run has finished.
 
         Args:
-            save: Writes the weights.
-            workers_timeout: Seconds for which the other workers are awaited.
-            lease: Seconds that a broker may be away in the end.
+            save: Writes the weights; returns their digests, and the names of shared ones with their first names.
+            workers_timeout: Seconds to wait for the other workers.
+            lease: Seconds that the broker may be away at the end.
 
-        Raises `Stopped`, and what computing, the queues and the snapshots raise.
+        Raises:
+            Stopped: The run ends before this worker's program is over. Errors of the computation, the queues and the
+                snapshots pass through as they are.
         """
         self._begin_at(self._hooks.start or Position(self._assigned.step))
         self._wait_for_workers(workers_timeout)
@@ -77,7 +89,7 @@ class CommandHandler:
         self._serve_until_stopped(lease)
 
     def handle(self) -> None:
-        """Carries out the commands that have come. Raises `Stopped`."""
+        """Carry out the commands that have come. Raises `Stopped` if one ends this worker's work."""
         commands = self._control.commands
         while commands:
             match commands.popleft():
@@ -117,8 +129,11 @@ class CommandHandler:
         self._refused = True
 
     def announced(self) -> list[Announced]:
-        """The announced checkpoints among the commands, while the loop waits for the disk. Raises `Stopped` if that
-        refuses to write, the run is to end, and the time for its last step is over."""
+        """Return the announced checkpoints among the pending commands, for a loop that waits for the disk.
+
+        Raises:
+            Stopped: The run is to end, the disk refuses to write, and the time for the last step is over.
+        """
         commands = list(self._control.commands)
         stops = [command for command in commands if isinstance(command, Stop)]
         if self._ends is None and (stops or self._stop):
@@ -130,7 +145,7 @@ class CommandHandler:
         return [(command.step, command.best) for command in commands if isinstance(command, Trim)]
 
     def _wait_for_workers(self, timeout: float) -> None:
-        """Returns when every worker of the plan is there. Raises `Stopped`, with code 69, if that takes too long."""
+        """Wait until every worker of the plan is there. Raises `Stopped` with code 69 after `timeout` seconds."""
         deadline = self._clock.monotonic() + timeout
         while not self._joined:
             if self._clock.monotonic() > deadline:
@@ -141,9 +156,9 @@ class CommandHandler:
             self.handle()
 
     def _serve_until_stopped(self, lease: float) -> None:
-        """Sends the others what they still need, until the broker reports that all have finished.
+        """Send the other workers what they still need, until the broker reports that all have finished.
 
-        A broker that is away is waited for as long as others still have to take something, and `lease` seconds longer.
+        If the broker is away, waits as long as other workers still have messages to take, and `lease` seconds longer.
         """
         deadline = self._clock.monotonic() + lease
         while True:
@@ -163,8 +178,10 @@ class CommandHandler:
                 return
 
     def _hand_over_replies(self) -> None:
-        """The run is over, but the script may not have the replies to its last calls yet. A command, which can only be
-        to end, ends that."""
+        """Wait until the script has the replies to its last calls, which may be under way when the run is over.
+
+        Waits LAST_REPLIES seconds at most. A command ends the wait: it can only be one to end.
+        """
         deadline = self._clock.monotonic() + LAST_REPLIES
         commands = self._control.commands
         while not commands and any(map(_is_untaken, self._replies)) and self._clock.monotonic() < deadline:
@@ -178,7 +195,10 @@ class CommandHandler:
             inbound.rewind(max(begin.of(queue.per), queue.begins))
 
     def _trim(self, position: Position) -> None:
-        """Replies are kept until they have arrived: without snapshots, a step may be over before they have."""
+        """Release messages before `position` in the queues that this worker puts into.
+
+        Replies to the script are kept until they have arrived: without snapshots, a step may be over before they have.
+        """
         self._loop.note_answered()
         for queue, outbound in self._outbound:
             floor = position.of(queue.per)
@@ -187,8 +207,12 @@ class CommandHandler:
             outbound.trim(queue.within(floor))
 
     def _end(self, stop: Stop) -> None:
-        """Ends at once, unless there is a step to finish first, or snapshots to report: those of a worker that has gone
-        beyond that step may make another checkpoint complete."""
+        """End at once, unless a step is to be finished or snapshots are to be reported first.
+
+        The step is finished if `stop` asks for it, the schedule flushes at step ends, and a step is under way;
+        otherwise raises `Stopped`. A worker that is beyond the step to finish may have snapshots that make another
+        checkpoint complete.
+        """
         current, flushes = self._loop.step, self._loop.program.schedule.mode == "sync"
         if stop.step is None or current is None or not (stop.at_step_end and flushes and self._joined):
             raise self._stopped(stop)
@@ -210,7 +234,11 @@ class CommandHandler:
         raise self._stopped(self._newest(stop, CONFIRMATION if done else 0.0))
 
     def _newest(self, stop: Stop, timeout: float) -> Stop:
-        """The broker's newest word on the run's end: with the other workers' last snapshots, a state may be saved."""
+        """Return the broker's newest Stop: the first that says that the state is saved, or the newest after `timeout`.
+
+        The last snapshots of the other workers may complete a checkpoint, and the broker then says that a state is
+        saved. `timeout` is in seconds.
+        """
         deadline = self._clock.monotonic() + timeout
         while stop.code != ExitCode.SAVED and self._clock.monotonic() < deadline:
             self._queues.pump(PATIENCE)
@@ -219,19 +247,19 @@ class CommandHandler:
         return stop
 
     def _wait_for_replies(self, timeout: float) -> None:
-        """The script reads the losses of the steps that are saved, if it is still there."""
+        """Wait up to `timeout` seconds for the script, if it is still there, to read the losses of the saved steps."""
         deadline = self._clock.monotonic() + timeout
         while self._loop.progress.held_back and self._clock.monotonic() < deadline:
             self._queues.pump(PATIENCE)
             self._loop.note_answered()
 
     def _stopped(self, stop: Stop) -> Stopped:
-        """A worker that has steps left has not succeeded, whatever a message says."""
+        """Return the `Stopped` for `stop`; its code is a failure's unless this worker has finished its steps."""
         code = documented(stop.code) if self._finished else failure_code(stop.code)
         return Stopped(stop.reason, code, broker_knows=True)
 
 
 def _is_untaken(outbound: Outbound) -> bool:
-    """Whether messages have not arrived yet."""
+    """Return True if messages of `outbound` have not arrived yet."""
     depth = outbound.depth()
     return bool(depth.ready or depth.in_flight)

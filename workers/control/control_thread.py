@@ -53,16 +53,16 @@ CLOSING = 2.0  # seconds that the thread gets to send what is left
 
 
 def start_thread(target: Callable[[], None]) -> threading.Thread:
+    """Start and return a daemon thread that runs `target`."""
     thread = threading.Thread(target=target, name="control", daemon=True)
     thread.start()
     return thread
 
 
 class ControlThread:
-    """`join` first; then `start`, whose thread owns the channel to `url` and fills `commands`.
+    """A worker's connection to the broker, with a thread that reports on the compute loop and receives its commands.
 
-    `lifeline`: once it is cut, this process exits.
-    `open_channel`, `clock`, `spawn` and `exit_process` are those of the process; a simulated one has its own.
+    Call `join` first, then `start`. The thread owns the channel and fills `commands`.
     """
 
     def __init__(
@@ -76,6 +76,17 @@ class ControlThread:
         spawn: Callable[[Callable[[], None]], threading.Thread] = start_thread,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
+        """Open the channel to the broker.
+
+        Args:
+            url: The broker's address.
+            identity: The worker's identity, for its Hellos.
+            lifeline: This process exits once the lifeline is cut; None for one that is never cut.
+            open_channel: Opens the channel; a simulated process passes its own, as with the next three.
+            clock: Source of time, in seconds.
+            spawn: Starts the thread.
+            exit_process: Ends the process with an exit code.
+        """
         self.commands: deque[FromBroker | Stopped] = deque()
         self._wake: Callable[[], None] = lambda: None
         self._lifeline = lifeline or Lifeline()
@@ -94,11 +105,16 @@ class ControlThread:
         self._dismissed: tuple[float, Stop | Refused] | None = None  # when the broker first ended this worker's work
 
     def join(self, timeout: float, *, workers_timeout: float = float("inf")) -> Assigned:
-        """The broker's assignment; stands by for it as long as the broker says so.
+        """Return the broker's assignment; stand by for it as long as the broker says so.
 
-        Raises `BrokerUnreachable` if no broker answers for `timeout` seconds, `Stopped` if it refuses, or ends the
-        run, if a run that is resumed lacks other workers for `workers_timeout` seconds, or if the lifeline
-        is cut.
+        Args:
+            timeout: Seconds without an answer after which the broker counts as unreachable.
+            workers_timeout: Seconds that a resumed run may lack other workers.
+
+        Raises:
+            BrokerUnreachable: No broker answered for `timeout` seconds.
+            Stopped: The broker refuses this worker or ends the run, other workers are missing for too long, or the
+                lifeline is cut.
         """
         now = self._clock.monotonic
         joining, begun, deadline, reason = Joining(self._identity), now(), now() + timeout, ""
@@ -138,15 +154,15 @@ class ControlThread:
         wake: Callable[[], None],
         where: Callable[[int], str] = lambda stage: "",
     ) -> None:
-        """Begin to report on `progress`.
+        """Begin to report on `progress` from a thread.
 
         Args:
             assigned: This process's place.
             endpoint: The address of its queues.
-            progress: Of its loop, or of a script.
-            steps: How many are trained; None: as many as a script likes.
-            wake: Has the loop look at `commands`, whatever it waits for.
-            where: Gives the layer that a stage is in.
+            progress: The progress of its loop, or of a script.
+            steps: The number of steps to train; None if a script decides as it goes.
+            wake: Makes the loop look at `commands`, even while it waits.
+            where: Returns a stage's place in the model, such as "layer 3".
         """
         now, clock = self._clock.monotonic(), self._clock.time
         reporter = Reporter(progress, assigned.incarnation, steps, clock, where)
@@ -155,30 +171,36 @@ class ControlThread:
         self._thread = self._spawn(lambda: self._serve(session))
 
     def command(self, command: FromBroker | Stopped) -> None:
-        """Hands a command to the compute loop. For any thread, and for signal handlers."""
+        """Hand a command to the compute loop. Safe in any thread and in signal handlers."""
         self.commands.append(command)
         self._wake()
 
     @property
     def silence(self) -> float:
-        """For how many seconds the broker has sent nothing; a broker that is there confirms every report."""
+        """Seconds since the broker's last message, 0.0 before `start`. A broker that is there confirms every report."""
         return 0.0 if self._session is None else self._clock.monotonic() - self._session.last_received
 
     def send(self, message: Failed | Finished | Goodbye) -> None:
-        """Sent before the next report, in order, or, before `start`, with `close`. `Finished` is repeated until the
-        broker stops the run."""
+        """Queue `message` to be sent before the next report, in order, or with `close` if the thread has not started.
+
+        `Finished` is repeated until the broker stops the run. The reason of any other message is cut to LONGEST_TEXT
+        characters, since it may be the text of a user's exception.
+        """
         if not isinstance(message, Finished):  # it may be the text of a user's exception
             message = msgspec.structs.replace(message, reason=message.reason[:LONGEST_TEXT])
         self._outbox.append(message)
 
     def wait_until_confirmed(self, timeout: float) -> None:
-        """Waits until the broker has confirmed all finished steps and snapshots, `timeout` seconds at most."""
+        """Wait up to `timeout` seconds until the broker has confirmed all finished steps and snapshots."""
         deadline = self._clock.monotonic() + timeout
         while self._session and not self._session.reporter.all_confirmed and self._clock.monotonic() < deadline:
             self._clock.sleep(BEAT / 4)
 
     def close(self) -> None:
-        """Sends what is left, waiting half a second at most."""
+        """Send what is left, and close the channel.
+
+        Waits CLOSING seconds at most for the thread, and half a second for the channel.
+        """
         self._closing = True
         if self._thread is not None:
             self._thread.join(CLOSING)
@@ -231,7 +253,10 @@ class ControlThread:
             self.command(command)
 
     def _exit_if_ignored(self) -> None:
-        """A compute loop that hangs in the user's code cannot exit by itself; the process does, and says why."""
+        """Exit the process if the compute loop has not ended IGNORED seconds after the broker told it to.
+
+        A loop that hangs in the user's code cannot exit by itself. The log says why the process exits.
+        """
         if self._dismissed is None or self._clock.monotonic() - self._dismissed[0] < IGNORED:
             return
         command = self._dismissed[1]
@@ -242,8 +267,11 @@ class ControlThread:
         self._channel.send(self._sealer.worker_message(message))  # it may be lost: all that matters is sent again
 
     def _messages(self, deadline: float, stop: Callable[[], bool]) -> Iterator[FromBroker]:
-        """What comes before `deadline`, until `stop` holds. What is damaged, or not a broker's, is sent again, or
-        `join` runs out of time."""
+        """Yield the broker's messages until `deadline`, in monotonic seconds, or until `stop()` holds.
+
+        Damaged messages, and those that are not the broker's, are skipped: what mattered is sent again, or `join` times
+        out.
+        """
         while not stop() and (left := deadline - self._clock.monotonic()) > 0:
             if frame := self._channel.receive(left):
                 with suppress(BadMessage):
@@ -255,7 +283,10 @@ class ControlThread:
                     yield message
 
     def _is_believed(self, message: FromBroker, seal: MessageSeal) -> bool:
-        """A process without a place believes all: nothing can be proven to it yet."""
+        """Return True if `message` is the broker's; log the first of each kind that is not, and count all.
+
+        A process without a place believes every message: nothing can be proven to it yet.
+        """
         session = self._session
         if session is None or self._sealer.is_proven(seal) or session.may_hear(message):
             return True

@@ -1,4 +1,4 @@
-"""How a worker asks the broker for a place, and what it tells of itself: no sockets or threads.
+"""The worker's side of the control protocol until it has a place, and what it tells of itself: no sockets or threads.
 
 Joining    Hello (every JOIN seconds) ............ until Assigned
 """
@@ -17,10 +17,15 @@ JOIN = 0.5  # seconds between two Hellos of a worker that has no place
 
 
 class Stopped(Exception):
-    """The worker exits before its program is over, with exit code `code`. `broker_knows`: it leaves with a Goodbye,
-    since the run need not be ended for it."""
+    """The end of a worker before its program is over.
+
+    Attributes:
+        code: The exit code.
+        broker_knows: True if the worker leaves with a Goodbye, since the run need not end for it.
+    """
 
     def __init__(self, reason: str, code: int, *, broker_knows: bool = False) -> None:
+        """Keep the exit code and the way to leave; `reason` is the text for people."""
         super().__init__(reason)
         self.code = code
         self.broker_knows = broker_knows
@@ -31,42 +36,65 @@ class NotAdmitted(Stopped):
 
 
 class SnapshotInventory(Protocol):
-    """What a worker finds of a run's snapshots."""
+    """A worker's view of a run's snapshots on its disk."""
 
     def snapshots(self, run: str) -> list[tuple[int, int]] | None:
-        """(stage, step) of each; None if they cannot be looked at."""
+        """Return (stage, step) of each snapshot of `run`, or None if they cannot be read."""
 
     def can_begin(self, assigned: Assigned) -> bool:
-        """Whether the place can be taken: not if the snapshots to begin with were deleted after newer ones."""
+        """Return False if the snapshots that the place begins with were deleted after newer ones were written."""
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
-        """Reads the snapshots of `step`: of the stages of worker `claim`, or of all that there are."""
+        """Read the snapshots of `step` and return which are intact.
+
+        Args:
+            run: The run's id.
+            step: The step of the snapshots.
+            claim: Index of the worker whose stages are read; None for all stages found.
+        """
 
     def abandon(self, assigned: Assigned) -> None:
-        """Deletes the place's snapshots of steps after that which it begins at, as far as the run was restarted as a
-        whole since they were written. Raises if it cannot."""
+        """Delete the snapshots of the place after its first step that are older than the last restart of the whole run.
+
+        Raises an error if they cannot be deleted.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """How a worker introduces itself: `base` has what is the same in each of its Hellos. `disk`: None in a run whose
-    workers are not replaced. `why_not(run)` says why the run that a broker names cannot be this worker's; nothing of
-    that run is read or changed before."""
+    """A worker's description of itself for the broker.
+
+    Attributes:
+        base: A Hello with the fields that all of this worker's Hellos share.
+        disk: The worker's snapshots; None in a run whose workers are not replaced.
+        why_not: Returns why the run that a broker names cannot be this worker's run, or None if it can. It is called
+            before anything of that run is read or changed.
+    """
 
     base: Hello
     disk: SnapshotInventory | None = None
     why_not: Callable[[str], str | None] = lambda run: None
 
     def hello(self, run: str, **changes: object) -> Hello:
-        """`run`: the run's id, "" if it is not known; then it is not known either which snapshots are the run's."""
+        """Return a Hello with `changes` to the base and the snapshots of `run`.
+
+        Args:
+            run: The run's id, or "" if it is not known; then the snapshots are not known either, and stay None.
+            **changes: Fields that differ from the base.
+        """
         snapshots = self.disk.snapshots(run) if run and self.disk is not None else None
         return msgspec.structs.replace(self.base, snapshots=snapshots, **changes)
 
 
 class Joining:
-    """Asks for a place, and stands by for one. `urgent`: `hello` is to be sent at once."""
+    """A worker's request for a place, which is repeated while the worker stands by.
+
+    Attributes:
+        urgent: True if the next `hello` is to be sent at once.
+    """
 
     def __init__(self, identity: WorkerIdentity) -> None:
+        """Start without a run, an inspection or a declined place."""
         self.urgent = False
         self._identity = identity
         self._inspection: Inspection | None = None  # the newest
@@ -74,12 +102,17 @@ class Joining:
         self._declined = 0  # the incarnation of a place that could not be taken
 
     def hello(self) -> Hello:
-        """What to send now, and every JOIN seconds."""
+        """Return the Hello to send now, and again every JOIN seconds."""
         self.urgent = False
         return self._identity.hello(self._run, incarnation=self._declined, inspection=self._inspection)
 
     def receive(self, message: FromBroker) -> Assigned | None:
-        """The place, if there is one now. Raises `Stopped`."""
+        """Return the place that `message` assigns, or None if there is none yet.
+
+        Raises:
+            NotAdmitted: The broker refuses this worker.
+            Stopped: The broker ends the run, or the run cannot be this worker's.
+        """
         match message:
             case Assigned() as assigned:
                 return self._consider(assigned)
@@ -94,7 +127,10 @@ class Joining:
         return None
 
     def _consider(self, assigned: Assigned) -> Assigned | None:
-        """If what to begin with is gone, the broker's records are old: it learns that from the next hello."""
+        """Return the place, or None if the snapshots to begin with are gone.
+
+        In that case the broker's records are old; the next hello tells it so.
+        """
         self._enter(assigned.run)
         disk = self._identity.disk
         if disk is not None and not disk.can_begin(assigned):
@@ -105,13 +141,13 @@ class Joining:
         return assigned
 
     def _enter(self, run: str) -> None:
-        """From now on `run` is the run. Raises `Stopped` if it cannot be."""
+        """Make `run` the worker's run. Raises `Stopped` if the worker's identity rules that run out."""
         if run != self._run and (reason := self._identity.why_not(run)) is not None:
             raise Stopped(reason, ExitCode.REFUSED)
         self._run = run
 
     def _inspect(self, step: int) -> None:
-        """Reads the snapshots that the broker asks about, once."""
+        """Read the snapshots that the broker asks about, once for each step."""
         disk, last = self._identity.disk, self._inspection
         if disk is None or not step or (last is not None and last.step == step):
             return

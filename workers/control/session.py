@@ -1,7 +1,7 @@
-"""What a worker with a place sends to the broker and when, and how it takes the answers: no sockets or threads.
+"""The worker's side of the control protocol after it has a place: messages to send and answers to take, without I/O.
 
     Session     Hello (whenever the broker may be another one), Report (every BEAT seconds), Finished, until Stop
-    Reporter    makes the reports of what the compute loop leaves in its `Progress`
+    Reporter    makes the reports from the `Progress` that the compute loop writes
 
 Times are monotonic, in seconds.
 """
@@ -52,15 +52,10 @@ _STATES: dict[str, tuple[MicrobatchState, ...]] = {  # of a microbatch, from an 
 
 
 class Reporter:
-    """Finished steps and snapshots must arrive: they are sent, and sent again until they are confirmed; only then comes
-    what followed them. So a confirmed report means that all before it were.
+    """Source of a worker's reports, which repeats finished steps and snapshots until the broker confirms them.
 
-    Args:
-        progress: Whose news are reported.
-        incarnation: Under which they are.
-        steps: How many steps are trained; None: as many as a script likes.
-        clock: Gives the seconds since the epoch.
-        where: Gives the layer that a stage is in: "layer 3", "the loss".
+    A report carries new steps and snapshots only after the earlier ones are confirmed. A confirmed report therefore
+    means that all reports before it were confirmed.
     """
 
     def __init__(
@@ -71,6 +66,15 @@ class Reporter:
         clock: Callable[[], float] = time,
         where: Callable[[int], str] = lambda stage: "",
     ) -> None:
+        """Start with nothing sent.
+
+        Args:
+            progress: The progress to report on.
+            incarnation: The incarnation under which reports are sent.
+            steps: The number of steps to train; None if a script decides as it goes.
+            clock: Returns the seconds since the epoch.
+            where: Returns a stage's place in the model, such as "layer 3" or "the loss".
+        """
         self.progress = progress
         self._where = where
         self.incarnation = incarnation
@@ -90,7 +94,10 @@ class Reporter:
         self._busy, self._at = progress.busy, clock()
 
     def report(self, now: float) -> Report:
-        """What is new. `now` is monotonic, in seconds."""
+        """Return a report of everything new at `now`, in monotonic seconds.
+
+        While sent records are unconfirmed and younger than REPEATED seconds, returns a heartbeat instead.
+        """
         progress = self.progress
         if (self._records or self._snapshots or self._rounds or self._digests) and now - self._sent < REPEATED:
             return self.heartbeat(now)
@@ -113,11 +120,14 @@ class Reporter:
         return self._report(now, self._number)
 
     def heartbeat(self, now: float) -> Report:
-        """A report without what must arrive, which needs no confirmation."""
+        """Return a report without steps, snapshots, evaluations or digests.
+
+        Its number is 0: it needs no confirmation.
+        """
         return self._report(now, 0)
 
     def confirmed(self, number: int) -> None:
-        """The broker has stored the report of this number."""
+        """Drop what report `number` carried: the broker has stored it. Any number but the newest is ignored."""
         if number == self._number:
             self._records.clear()
             self._confirmed_digests.extend(self._digests)
@@ -128,7 +138,10 @@ class Reporter:
                 self._snapshots.clear()
 
     def resend_all(self, incarnation: int) -> None:
-        """There may be another broker, whose records are old, or lost: sends all that it must know of this worker."""
+        """Queue all that a new broker must know of this worker again, to be sent under `incarnation`.
+
+        Called when another broker may be there, whose records are old or lost.
+        """
         self.incarnation = incarnation
         self._resent = deque(self.progress.records(self._steps))
         written = {each for each in self.progress.written if self.progress.may_report(each[1])}
@@ -140,7 +153,7 @@ class Reporter:
 
     @property
     def all_confirmed(self) -> bool:
-        """Whether nothing is left to send."""
+        """True if nothing is left to send."""
         progress = self.progress
         moved = progress.digests or self._digests or self._resent_digests
         new = progress.steps or progress.reportable or self._confirmed_rounds < len(progress.evaluations)
@@ -188,7 +201,7 @@ class Reporter:
         return min(1.0, max(0.0, idle))
 
     def _events(self) -> list[Event]:
-        """The states that the open steps' microbatches entered: by actions that are done, and by the current one."""
+        """Return the states that the open steps' microbatches entered by finished actions and by the current one."""
         progress = self.progress
         stages = [list(stage) for stage in list(progress.open.values())]  # the loop goes on meanwhile
         actions: list[tuple[Instruction, tuple[float, ...]]] = [
@@ -217,11 +230,7 @@ class Reporter:
 
 
 class Session:
-    """Of a worker that is `assigned` its place, and whose queues are at `endpoint`.
-
-    `outbox`: what is to be sent before the next report, in order; `Finished` is sent after all reports, until the
-    broker stops the run. `last_received`: when the broker's last message came.
-    """
+    """A worker's exchange with the broker from its assignment to the run's end."""
 
     def __init__(
         self,
@@ -233,6 +242,17 @@ class Session:
         *,
         now: float,
     ) -> None:
+        """Start at `now`, before the first Hello.
+
+        Args:
+            identity: The worker's identity, for its Hellos.
+            assigned: The place that the broker assigned.
+            endpoint: The address of the worker's queues.
+            reporter: The source of its reports.
+            outbox: Messages to send before the next report, in order. `Finished` is sent after all reports, and
+                repeated until the broker stops the run.
+            now: Monotonic time in seconds, kept as `last_received`, the time of the broker's last message.
+        """
         self.last_received = now
         self._identity = identity
         self._assigned = assigned
@@ -246,21 +266,30 @@ class Session:
         self._parting: Failed | Goodbye | None = None  # of a worker: it says nothing else any more
 
     def reconnected(self) -> None:
-        """There is a new connection, perhaps to another broker, which knows neither this worker nor its endpoint; and
-        the last messages of the former one may be lost. A new Hello is answered with the endpoints of the peers."""
+        """Begin again with Hello: the connection is new, and perhaps the broker too.
+
+        Another broker knows neither this worker nor its endpoint, and the last messages to the former one may be lost,
+        so they are sent again. The broker answers the new Hello with the endpoints of the peers.
+        """
         self._known = False
         self.reporter.resend_all(self.reporter.incarnation)
 
     def may_hear(self, message: FromBroker) -> bool:
-        """True if `message` counts though it is not sealed for this worker: its place was given by a broker whose
-        records are lost, and with them the secrets, or another broker refuses it. Only as long as no broker has proven
-        over this connection that it is the former one."""
+        """Return True if `message` counts although it is not sealed for this worker.
+
+        Two kinds count: a new incarnation from a broker that has lost its records, and with them the secrets, and a
+        refusal by another broker. Neither counts once a broker has proven over this connection that it is the former
+        one.
+        """
         renews = isinstance(message, Assigned) and message.keep and message.incarnation > self.reporter.incarnation
         return not self._known and (renews or isinstance(message, Refused))
 
     def due(self, now: float) -> Iterator[WorkerMessage]:
-        """What to send in this beat. Once a worker has said that it ends, it repeats that: if it said anything else,
-        the broker would take it for alive."""
+        """Yield the messages to send in this beat, at `now` in monotonic seconds.
+
+        A worker that has said that it ends repeats only that: after any other message the broker would count it as
+        alive.
+        """
         if self._parting is not None:
             yield self._parting
             return
@@ -281,7 +310,7 @@ class Session:
             yield msgspec.structs.replace(self._finished, incarnation=self.reporter.incarnation)
 
     def unsent(self) -> Iterator[WorkerMessage]:
-        """What is left to be sent if there is no other beat."""
+        """Yield the messages of the outbox, for this beat or for the last one before the channel closes."""
         while self._outbox:
             message = self._outbox.popleft()
             if isinstance(message, Finished):
