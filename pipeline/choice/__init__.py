@@ -1,7 +1,7 @@
-"""Which schedule a run takes, by what its own steps have measured: `schedule.name = "auto"`.
+"""Choice of a run's schedule by the times of its own steps: `schedule.name = "auto"`.
 
-May import `schedule`. Read `measured.py`, what actions and messages take; then `ranking.py`, which simulates
-every schedule with those times, and `review.py`, which says when to rank and when to change.
+May import `schedule`. Read `measured.py` (times of actions and messages) first, then `ranking.py` (simulates every
+schedule with those times) and `review.py` (when to rank, and when to change the schedule).
 """
 
 from .measured import MeasuredTimes, StepActions

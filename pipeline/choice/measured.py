@@ -1,7 +1,8 @@
-"""What actions and messages take, from the starts and ends of a few steps' actions on all stages.
+"""Times of actions and messages, computed from the starts and ends of a few steps' actions on all stages.
 
-Workers read their own clocks, which need not agree: from one to the other a message takes what it takes and the
-difference of the clocks, and back what it takes less that difference. Half of both is the one-way latency.
+Workers read their own clocks, which need not agree. A message from one worker to another appears to take its latency
+plus the difference of the clocks; a message back appears to take its latency minus that difference. Half of the sum of
+both is the one-way latency.
 
     stage 0  F0 ends 10.0                        B0 starts 10.9        forward  0.5 = latency + difference
     stage 1             F0 starts 10.5 ... B0 ends 10.8                backward 0.1 = latency - difference
@@ -22,7 +23,7 @@ _LEAST = 1e-3  # seconds by which it has to be longer, too: below, it is the swi
 
 
 class ActionTimes(NamedTuple):
-    """When `action` began and ended, in seconds of its worker's clock."""
+    """Start and end of one `action`, in seconds of its worker's clock."""
 
     action: Action
     start: float
@@ -34,10 +35,23 @@ StepActions = Mapping[int, Sequence[ActionTimes]]  # of a step, by stage
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTimes:
-    """Seconds of each stage's actions for a microbatch; None where none was ever seen, as of halves of a backward that
-    ran whole. `latency[h]`: of a message between stages h and h+1, one way. `transfer[h]`: how long it keeps the link
-    busy; 0 where messages were not seen to hold each other up. `step`: what a step took. `unsplit`: the stages that
-    send gradients of shared parameters after each backward, which therefore runs whole in every schedule."""
+    """Times of each stage's actions for one microbatch, and of the messages between stages, in seconds.
+
+    A time is None if no such action was ever seen, for example the halves of a backward that always ran whole.
+
+    Attributes:
+        forward: By stage, the time of a forward.
+        backward: By stage, the time of a whole backward.
+        input: By stage, the time of the first half of a backward.
+        weight: By stage, the time of the second half of a backward.
+        update: By stage, the time of an update.
+        latency: `latency[h]` is the one-way latency of a message between stages h and h+1.
+        transfer: `transfer[h]` is how long a message keeps the link between stages h and h+1 busy; 0 if messages were
+            not seen to hold each other up.
+        step: Time of a step.
+        unsplit: Stages that send gradients of shared parameters after each backward. Their backwards therefore run
+            whole in every schedule.
+    """
 
     forward: tuple[float, ...]
     backward: tuple[float | None, ...]
@@ -51,8 +65,16 @@ class MeasuredTimes:
 
     @classmethod
     def of(cls, steps: Sequence[StepActions], placement: Placement, before: Self | None = None) -> Self:
-        """Of some steps, in order, in which every stage has run its actions. What was not seen in them is taken from
-        the times measured `before`, as much longer or shorter as the stage's forwards have become since."""
+        """Return the times measured in some steps.
+
+        An action that was not seen in these steps gets its time from `before`, scaled by the change of the stage's
+        forward time since then.
+
+        Args:
+            steps: Actions of each step by stage. The steps are in order, and every stage has run its actions in them.
+            placement: The stages of each worker.
+            before: Times measured earlier. None for the first measurement.
+        """
         stages = range(sum(map(len, placement)))
         seen = {kind: [_typical(steps, stage, kind) for stage in stages] for kind in _SEEN}
         forward, update = (tuple(each or 0.0 for each in seen[kind]) for kind in (Kind.FORWARD, Kind.UPDATE))
@@ -75,7 +97,7 @@ class MeasuredTimes:
 
     @property
     def halving(self) -> float | None:
-        """How many times longer the halves of all backwards take than the whole ones; None before it is measured."""
+        """Ratio of the time of all backwards run in halves to their time run whole; None until both are measured."""
         both = [
             (half + other, whole)
             for half, other, whole in zip(self.input, self.weight, self.backward, strict=True)
@@ -85,14 +107,18 @@ class MeasuredTimes:
 
     @property
     def first_trainable(self) -> int:
-        """The first stage that runs backwards; the number of stages if none does."""
+        """Index of the first stage that runs backwards; the number of stages if none does."""
         ran = (whole is not None or half is not None for whole, half in zip(self.backward, self.input, strict=True))
         return next((stage for stage, each in enumerate(ran) if each), len(self.forward))
 
     def costs(self, *, halved: bool) -> Costs:
-        """For a simulation. A schedule with `halved` backwards is given the halves as measured; before they are, they
-        are taken to be equal, and to take as long as the whole together. The first stage that trains has no gradient to
-        send, so its second half is the whole."""
+        """Return the costs with which to simulate a schedule.
+
+        Args:
+            halved: True for a schedule that runs backwards in two halves. It is given the halves as measured. Until
+                they are measured, the halves are taken to be equal, and together as long as the whole backward. The
+                first trainable stage has no gradient to send, so its second half is the whole backward.
+        """
         pairs = [self._halves(stage, halved=halved) for stage in range(len(self.forward))]
         return Costs(
             self.forward, tuple(one for one, _ in pairs), tuple(two for _, two in pairs), self.update, self.latency
@@ -120,15 +146,19 @@ def _drift(then: float, now: float) -> float:
 def _or_before(
     seen: Sequence[float | None], before: Sequence[float | None] | None, drifts: Sequence[float]
 ) -> tuple[float | None, ...]:
-    """What was seen now, or else what was known before, times its stage's drift."""
+    """Return, by stage, the time seen now; without one, the time known before multiplied by the stage's drift."""
     known = [None] * len(seen) if before is None else before
     carried = (None if then is None else then * drift for then, drift in zip(known, drifts, strict=True))
     return tuple(then if now is None else now for now, then in zip(seen, carried, strict=True))
 
 
 def _latency(steps: Sequence[StepActions], stage: int) -> float:
-    """One way, between `stage` and the next: of a step, what its fastest message took in each direction; of all steps,
-    what is typical. The fastest is one that was waited for: others lie until they are taken."""
+    """Return the one-way latency between `stage` and the next, in seconds.
+
+    The latency of a step is computed from its fastest message in each direction; the result is the median over the
+    steps. The fastest message is one that was waited for: others lie in the queue until they are taken. Returns 0 if no
+    gradient comes back: then messages in flight only delay the beginning of a run.
+    """
     there = [_fastest(step[stage], step[stage + 1], _is_forward) for step in steps]
     back = [_fastest(step[stage + 1], step[stage], _is_backward) for step in steps]
     pairs = [(one, other) for one, other in zip(there, back, strict=True) if one is not None and other is not None]
@@ -145,8 +175,12 @@ def _fastest(
 
 
 def _transfer(steps: Sequence[StepActions], stage: int) -> float:
-    """How long a message keeps the link to the next stage busy: the interval in which messages arrive, where they were
-    sent in a shorter one and the next stage waited for each."""
+    """Return how long a message keeps the link between `stage` and the next busy, in seconds.
+
+    The result is the median interval between arriving messages, counting only those that were sent in a shorter
+    interval and for each of which the next stage waited. Returns 0.0 if fewer than two such intervals a step were
+    found.
+    """
     found = [
         *(each for step in steps for each in _held_up(step[stage], step[stage + 1], _is_forward)),
         *(each for step in steps for each in _held_up(step[stage + 1], step[stage], _is_backward)),
@@ -182,7 +216,11 @@ def _is_backward(action: Action) -> bool:
 
 
 def _step_time(steps: Sequence[StepActions]) -> float:
-    """From the end of a step to the end of the next, on the last stage; of a single step, how long that was at work."""
+    """Return the time of a step in seconds, as seen on the last stage.
+
+    The result is the median time from the end of a step to the end of the next. For a single step, it is the time from
+    the first start to the last end.
+    """
     ends = [max(each.end for each in step[max(step)]) for step in steps]
     if len(ends) == 1:
         return ends[0] - min(each.start for each in steps[0][max(steps[0])])

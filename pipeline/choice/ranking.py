@@ -1,9 +1,11 @@
-"""The schedules that a run may take, ranked: a step of each is simulated with the measured times.
+"""Ranking of the schedules that a run may take: a step of each is simulated with the measured times.
 
-Candidates are all schedules of the catalogue that accept the run's placement, and windows for its latencies; those for
-which memory has no room are left out. Halves of a backward may take longer than the whole, since both read the same
-weights and activations: a schedule that runs them is refused where they take more than 1.15 times as long. Before they
-are measured it is simulated as if they took as long as the whole, which says whether it is worth while to measure them.
+Candidates are all schedules of the catalogue that accept the run's placement, and windows for its latencies. Those
+that do not fit into the memory limit are left out.
+
+The halves of a backward may take longer than the whole, since both read the same weights and activations. A schedule
+that runs halves is refused if they take more than 1.15 times as long as the whole. Until they are measured, it is
+simulated as if they took as long as the whole; this tells if measuring them is worth while.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,9 +22,14 @@ Taken = Callable[[Sequence[int], Sequence[int]], int]  # bytes, for microbatches
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """What a stage takes in its worker's memory: `fixed` with its weights, gradients and optimizer, so much more for
-    each `microbatch` in flight, and again more for each that is `halfway` between the halves of its backward; None if
-    the stage cannot split backwards."""
+    """Memory that a stage takes on its worker, in bytes.
+
+    Attributes:
+        fixed: Weights, gradients and optimizer state.
+        microbatch: Further bytes for each microbatch in flight.
+        halfway: Further bytes for each microbatch between the halves of its backward. None if the stage cannot split
+            backwards.
+    """
 
     fixed: int
     microbatch: int
@@ -31,7 +38,7 @@ class StageBytes:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule, `window` if it has one; or why it cannot be made for this placement."""
+    """A schedule to simulate, with its `window` if it has one; or the `reason` why this placement cannot have it."""
 
     name: str
     window: tuple[int, ...] | None = None
@@ -40,15 +47,23 @@ class Candidate:
 
     @property
     def halves(self) -> bool:
-        """Whether it runs backwards in two halves."""
+        """True if the schedule runs backwards in two halves."""
         return self.schedule is not None and self.schedule.halves_backwards
 
 
 def candidates(
     placement: Placement, microbatches: int, times: MeasuredTimes, taken: Taken, limit: int
 ) -> Iterator[Candidate]:
-    """Every schedule of the catalogue, in its order. `taken` gives the bytes of the worker that takes most; a window is
-    made smaller until that is within the `limit`."""
+    """Yield every schedule of the catalogue, in the catalogue's order, some with several windows.
+
+    Args:
+        placement: The stages of each worker.
+        microbatches: Microbatches of a step.
+        times: Measured times, from which windows are sized.
+        taken: Returns the bytes of the worker that takes most, given the microbatches in flight on each stage and those
+            between the halves of their backwards.
+        limit: Bytes that a worker may take. A window is made smaller until it fits.
+    """
     for name in schedule_names():
         for window in _windows(name, placement, microbatches, times, taken, limit):
             yield _candidate(name, window, placement, microbatches, times.first_trainable)
@@ -67,8 +82,11 @@ def _candidate(
 def _windows(
     name: str, placement: Placement, microbatches: int, times: MeasuredTimes, taken: Taken, limit: int
 ) -> list[Window | None]:
-    """With what windows to simulate a schedule: zb-h1 with 1F1B's, which is None there, with the one for the latencies,
-    and with another microbatch for each hop, by which gradients of weights fill the end of a step."""
+    """Return the windows with which to simulate schedule `name`; None stands for the schedule's own.
+
+    For zb-h1 these are 1F1B's window (None), the window sized for the latencies, and a window with one more microbatch
+    for each hop, which lets gradients of weights fill the end of a step.
+    """
     stages = len(times.forward)
 
     def whole(window: Window) -> int:
@@ -92,7 +110,13 @@ def _windows(
 
 
 def sized_window(placement: Placement, microbatches: int, times: MeasuredTimes) -> Window:
-    """The smallest window that hides the measured latencies beside the slowest worker."""
+    """Return the smallest window that hides the measured latencies behind the slowest worker.
+
+    Args:
+        placement: The stages of each worker.
+        microbatches: Microbatches of a step, which no entry of the window exceeds.
+        times: Measured times.
+    """
     costs = times.costs(halved=False)
     forward = max(sum(costs.forward[stage] for stage in stages) for stages in placement)
     whole = [
@@ -103,8 +127,16 @@ def sized_window(placement: Placement, microbatches: int, times: MeasuredTimes) 
 
 
 def fitting(window: Window, taken: Callable[[Window], int], limit: int) -> Window:
-    """The window, with the most in flight lowered by one again and again until it is within the limit, or 1
-    everywhere. Each stage keeps at least as many as the next one."""
+    """Return `window`, made smaller until it takes at most `limit` bytes.
+
+    The largest entry is lowered by one repeatedly; the result is 1 everywhere if nothing larger fits. Each stage keeps
+    at least as many microbatches as the next one.
+
+    Args:
+        window: Microbatches in flight, by stage; no entry is larger than the one before it.
+        taken: Returns the bytes that a window takes on the worker that takes most.
+        limit: Bytes.
+    """
     while taken(window) > limit and window[0] > 1:
         most = window[0]
         last = max(stage for stage, each in enumerate(window) if each == most)
@@ -118,9 +150,19 @@ ALIKE = 1.02  # times the shortest step: schedules up to there count as equally 
 
 @dataclass(frozen=True, slots=True)
 class RankedSchedule:
-    """A schedule as simulated: the `seconds` of a step, how many microbatches each stage has `in_flight` at most, the
-    bytes of the worker that takes most; or the `reason` why the run cannot take it, with seconds None. `at_best`: the
-    seconds if halves of backwards, which it runs and which are not measured, take no longer than the whole."""
+    """A schedule with the result of its simulation.
+
+    Attributes:
+        name: Name in the catalogue.
+        window: Microbatches in flight by stage, for a schedule with a window.
+        seconds: Time of a step. None if the run cannot take the schedule.
+        in_flight: Most microbatches in flight, by stage.
+        bytes: Memory of the worker that takes most.
+        reason: Why the run cannot take the schedule, "" if it can.
+        halves: True if the schedule accepts the placement and runs backwards in two halves.
+        at_best: Time of a step if the halves take no longer than the whole backward. None unless the schedule runs
+            halves that are not measured yet.
+    """
 
     name: str
     window: tuple[int, ...] | None
@@ -133,14 +175,22 @@ class RankedSchedule:
 
     @property
     def title(self) -> str:
-        """ "1f1b", "window 7,4,1"."""
+        """Name and window for people: "1f1b", "window 7,4,1"."""
         return self.name if self.window is None else f"{self.name} {','.join(map(str, self.window))}"
 
 
 @dataclass(slots=True)
 class Ranking:
-    """Ranks one schedule at each `advance`, since simulating a long step takes a while. `stages`: what each takes in
-    memory, of which a worker may take `limit` bytes."""
+    """Ranking in progress: each `advance` ranks one schedule, since simulating a long step takes a while.
+
+    Attributes:
+        placement: The stages of each worker.
+        microbatches: Microbatches of a step.
+        times: Measured times to simulate with.
+        stages: Memory of each stage.
+        limit: Bytes that a worker may take.
+        found: Schedules ranked so far.
+    """
 
     placement: Placement
     microbatches: int
@@ -151,17 +201,21 @@ class Ranking:
     _left: Iterator[Candidate] = field(init=False)
 
     def __post_init__(self) -> None:
+        """Begin with the first candidate."""
         self._left = candidates(self.placement, self.microbatches, self.times, self.taken, self.limit)
 
     def advance(self) -> bool:
-        """Ranks the next; False if there is none."""
+        """Rank the next schedule. Returns False if there is none."""
         candidate = next(self._left, None)
         if candidate is not None:
             self.found.append(self._ranked(candidate))
         return candidate is not None
 
     def best(self, given_up: Collection[tuple[str, tuple[int, ...] | None]] = ()) -> RankedSchedule | None:
-        """Of those that take least, and are not given up, the one with the least memory; None if nothing has room."""
+        """Return the schedule with the least memory among the fastest, without those in `given_up` (name and window).
+
+        Steps up to `ALIKE` times as long as the shortest count as equally fast. Returns None if no schedule fits.
+        """
         left = (each for each in self.found if (each.name, each.window) not in given_up)
         possible = [(each.seconds, each) for each in left if each.seconds is not None]
         if not possible:
@@ -170,8 +224,10 @@ class Ranking:
         return min((each for seconds, each in possible if seconds <= ALIKE * shortest), key=lambda each: each.bytes)
 
     def worth_measuring(self, times_as_fast: float) -> RankedSchedule | None:
-        """The schedule for which to measure what halves of backwards take: at best, it is so much faster than every
-        one whose time is known. None if there is no such."""
+        """Return the schedule to run next in order to measure halves of backwards, None if there is none.
+
+        At best, this schedule is more than `times_as_fast` times as fast as every schedule whose time is known.
+        """
         known = [each.seconds for each in self.found if each.seconds is not None]
         open_ = [(each.at_best, each) for each in self.found if each.at_best is not None]
         if not open_ or not known:
@@ -180,15 +236,19 @@ class Ranking:
         return found if min(known) > times_as_fast * seconds else None
 
     def like(self, name: str, window: Sequence[int] | None) -> RankedSchedule:
-        """The same schedule, simulated with these times: one that is among those found, or a window from before."""
+        """Return the schedule of this name and window, simulated with these times; it need not be among `found`."""
         given = None if window is None else tuple(window)
         same = (each for each in self.found if (each.name, each.window) == (name, given))
         found = next(same, None)
         return found if found is not None else self._ranked(self._made(name, given))
 
     def taken(self, in_flight: Sequence[int], halfway: Sequence[int] = ()) -> int:
-        """The bytes of the worker that takes most, with so many microbatches in flight on each stage, and so many
-        `halfway` between the halves of their backwards."""
+        """Return the bytes of the worker that takes most.
+
+        Args:
+            in_flight: Microbatches in flight, by stage.
+            halfway: Microbatches between the halves of their backwards, by stage. Empty for none.
+        """
         between = halfway or [0] * len(in_flight)
 
         def of_stage(stage: int) -> int:
@@ -218,7 +278,7 @@ class Ranking:
         return ranked
 
     def _refusal(self, ranked: RankedSchedule) -> str:
-        """Why the run cannot take it; "" if it can."""
+        """Return why the run cannot take the schedule, "" if it can."""
         if ranked.halves and (whole := [stage for stage, held in sorted(self.stages.items()) if held.halfway is None]):
             named = f"stage {whole[0]}" if len(whole) == 1 else f"stages {', '.join(map(str, whole))}"
             return f"backwards of {named} cannot be split in two halves, since activations are recomputed there"

@@ -1,14 +1,14 @@
-"""When a run measures, when it ranks, and when it changes its schedule.
+"""Reviews of a run's schedule: the times at which it measures, ranks, and changes its schedule.
 
     steps     1 2 3 4      5 6 7 8 9 10     11 12 13 14    ...       every REVIEW seconds
               measured     ranked; then     measured: is it as fast as what it took before?
               with 1f1b    the change
 
-What is chosen first may be hardly faster than what the run has. Later another schedule must be clearly faster, twice in
-a row, so that two that are alike do not take turns.
+The first choice may be hardly faster than the present schedule. Later another schedule must be clearly faster in two
+reviews in a row, so that two schedules that are alike do not take turns.
 
-What halves of backwards take, only steps that run them can tell. Where such a schedule would be the fastest if they
-took no longer than the whole, the run takes it for the next sample; that decides.
+Only steps that run halves of backwards tell how long the halves take. If such a schedule would be the fastest with
+halves as long as the whole, the run takes it for the next sample, which decides.
 
     steps     1 2 3 4     5 6 7      8 9 10 11          12 13 14
               1f1b        ranked     zb-h1: I, W        ranked again, with I and W
@@ -34,8 +34,16 @@ Lasting = tuple[str, tuple[int, ...] | None]  # a schedule's name and window
 
 @dataclass(frozen=True, slots=True)
 class ChosenSchedule:
-    """The outcome of a review: the schedule to go on with, which may be the present one, and why; `compared` are all,
-    `times` what they were simulated with."""
+    """The outcome of a review: the schedule to go on with, which may be the present one.
+
+    Attributes:
+        name: Name of the schedule.
+        window: Its window, None if it has none.
+        changes: True if it is not the present schedule.
+        why: The reason, for people.
+        compared: All schedules that were ranked.
+        times: Times with which they were simulated.
+    """
 
     name: str
     window: tuple[int, ...] | None
@@ -47,7 +55,17 @@ class ChosenSchedule:
 
 @dataclass(slots=True)
 class ScheduleReview:
-    """Of a run with this placement, whose workers may take `limit` bytes each, and which begins with `present`."""
+    """State of the reviews of one run.
+
+    Attributes:
+        placement: The stages of each worker.
+        microbatches: Microbatches of a step.
+        limit: Bytes that a worker may take.
+        present: Name and window of the schedule that the run has.
+        begins: First step to measure. Step 0 is left out, since it loads what is loaded once. None between samples.
+        first: True until a review has ended.
+        times: Times measured last.
+    """
 
     placement: Placement
     microbatches: int
@@ -65,19 +83,33 @@ class ScheduleReview:
     _favourite: tuple[Lasting, int] | None = None  # what was clearly faster, and in how many reviews
 
     def wants(self, step: int) -> bool:
-        """Whether the times of `step` are to be noted."""
+        """Return True if the times of `step` are to be noted."""
         return self.begins is not None and step >= self.begins and self._ranking is None
 
     def note(self, step: int, stage: int, actions: Sequence[ActionTimes]) -> None:
-        """What a stage has run in a step; nothing if its times are not known, after which the sample begins again."""
+        """Note the actions that a stage has run in a step.
+
+        Args:
+            step: The step.
+            stage: The stage.
+            actions: Actions with their times. Empty if the times are not known: then the sample begins again.
+        """
         if not actions:
             self._measure_from(step + 1)
         elif self.wants(step):
             self._steps[step][stage] = actions
 
     def changed(self, name: str, window: Sequence[int] | None, step: int, now: float) -> None:
-        """From `step` on the run takes this schedule. What is measured of it begins one step later, when the pipeline
-        has come to the new order."""
+        """Note that the run takes this schedule from `step` on.
+
+        Measuring begins one step later, when the pipeline has come to the new order.
+
+        Args:
+            name: Name of the schedule.
+            window: Its window, None if it has none.
+            step: First step with the schedule.
+            now: Time in seconds.
+        """
         if self.times is not None and (name, window) != self.present:
             self._former = self.present, self.times.step
         self.present = name, None if window is None else tuple(window)
@@ -85,13 +117,21 @@ class ScheduleReview:
         self._measure_from(step + 1)
 
     def interrupt(self, begun: int) -> None:
-        """Steps are repeated after a loss: the sample begins again, after those `begun`."""
+        """Begin the sample again after the steps that have `begun`, since steps are repeated after a loss."""
         if self.begins is not None and self._ranking is None:
             self._measure_from(max(self.begins, begun + 1))
 
     def advance(self, now: float, begun: int, stages: Mapping[int, StageBytes]) -> ChosenSchedule | None:
-        """One turn: begins to measure with a step after those `begun` if a review is due, ranks one schedule, or
-        decides. None: nothing is decided in this turn."""
+        """Take one turn: begin to measure if a review is due, or rank one schedule, or decide.
+
+        Args:
+            now: Time in seconds.
+            begun: Last step that has begun; measuring starts after it.
+            stages: Memory of each stage. No ranking begins before every stage is known.
+
+        Returns:
+            The decision; None if this turn decides nothing.
+        """
         if self.begins is None and now >= self._next:
             self._measure_from(begun + 1)
         if self._ranking is None:
@@ -135,8 +175,10 @@ class ScheduleReview:
         return ChosenSchedule(chosen.name, chosen.window, changes, why, tuple(ranking.found), ranking.times)
 
     def _worth_measuring(self, ranking: Ranking, present: RankedSchedule) -> RankedSchedule | None:
-        """A schedule that is taken to see how long halves of backwards take. After the first review it must be clearly
-        faster, at best; the sample that it is taken for counts as the first again."""
+        """Return a schedule to take in order to see how long halves of backwards take, None if there is none.
+
+        After the first review, it must be clearly faster at best. Its sample counts as the first again.
+        """
         found = ranking.worth_measuring(ALIKE if self.first else FASTER)
         if found is None or (found.name, found.window) in self._given_up or present.seconds is None:
             return None
@@ -157,7 +199,11 @@ class ScheduleReview:
         return self._favourite[1] >= REVIEWS
 
     def _give_up_if_slower(self, ranking: Ranking, present: RankedSchedule) -> None:
-        """The measured step decides, once after each change, unless the links or costs have changed meanwhile."""
+        """Give up the present schedule if its measured step is longer than that of the schedule before.
+
+        This is decided once after each change. The schedule before is simulated again: if links or costs have changed
+        so that it would be slow now, too, the present schedule is kept.
+        """
         former, self._former = self._former, None
         if former is None:
             return
@@ -194,7 +240,7 @@ def _seconds(ranked: RankedSchedule) -> str:
 
 
 def _refused_halves(found: Sequence[RankedSchedule]) -> list[str]:
-    """Why schedules that split backwards are not taken, each reason once."""
+    """Return why schedules that split backwards are not taken, each reason once."""
     titles = defaultdict(list)
     for each in found:
         if each.halves and each.reason:
