@@ -199,11 +199,12 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used, so that commands do not wait for torch."""
+    """Import a public name at its first use, so that commands do not wait for torch."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
+    """Return the public names."""
     return __all__

@@ -246,7 +246,8 @@ class LineOptions:
     @property
     def named_metrics(self) -> Mapping[str, Metric]:
         """The metrics by their own names; their places tell those apart that have none, or the same. Workers on other
-        machines have them by the same names."""
+        machines have them by the same names.
+        """
         return dict(zip(_names_of(self.metrics), self.metrics, strict=True))
 
     @property

@@ -51,7 +51,8 @@ InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times
 
 def build_model(model: Model, options: LineOptions) -> tuple[Any, list[Segment]]:
     """The model and its stages; a factory is called under the seed, and leaves the random state of this process as it
-    was. Weights that are read from files are not there yet. Raises `ModelRefused`."""
+    was. Weights that are read from files are not there yet. Raises `ModelRefused`.
+    """
     with generators_kept(torch.device("cpu")):
         return make_segments(
             factory_of(model),
@@ -74,7 +75,8 @@ def factory_of(model: Model) -> Callable[[], Any]:
 @contextmanager
 def registered(model: Model, options: LineOptions) -> Iterator[None]:
     """A context in which the script's objects have the names that the plan calls them by. A process that is forked in
-    it keeps them; this one needs them no longer."""
+    it keeps them; this one needs them no longer.
+    """
     objects = {"model": factory_of(model), **options.objects}
     OBJECTS.update(objects)
     try:
@@ -86,7 +88,8 @@ def registered(model: Model, options: LineOptions) -> Iterator[None]:
 
 def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] = {}) -> Plan:
     """The plan of a run of `stages` stages that a script drives; with `remote`, these keys are as given there. Raises
-    `PlanRefused`, and `ModelRefused` for a function that lists the schedule."""
+    `PlanRefused`, and `ModelRefused` for a function that lists the schedule.
+    """
     pairs = list(_written(options, options.placement or [(stage,) for stage in range(stages)]))
     pairs += [(("model", "factory"), "script:model"), (("data", "source"), SCRIPT_BATCHES)]
     if options.cut is None:
@@ -125,7 +128,8 @@ def _of_each_worker(key: str, name: str, value: Any, workers: int) -> Iterator[t
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
     """By name, in the order of the unsplit model's state dict. `copies` are names of parameters that stages share, each
-    with its name in the first stage."""
+    with its name in the first stage.
+    """
 
     entries: Mapping[str, tuple[torch.Size, torch.dtype]]
     copies: Mapping[str, str] = field(default_factory=dict)

@@ -1,12 +1,12 @@
-"""What `Line.fit` is given: its options, its callbacks, and batches, which it takes from the line's position on.
+"""`Line.fit`'s options, its callbacks, and its batches, which begin at the line's position.
 
 a Loader or StreamLoader    begins there: batches(start, epochs=epochs)
 another iterable            a list, a torch DataLoader: walked once for each epoch; batches before the position are
                             drawn and passed over
-an iterator                 goes on from where it stands
+an iterator                 continues from where it stands
 
-A fit that a resumed script goes on with, in the middle of an epoch, compares what it passes over with what the steps
-before were trained on; of a `Loader` or `StreamLoader`, the batch before the position.
+A fit that a resumed script continues in the middle of an epoch compares the batches that it passes over with those
+that the earlier steps were trained on; of a `Loader` or `StreamLoader`, only the batch before the position.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -38,13 +38,20 @@ def steps_from(
     accumulate: int,
     differs: DiffersFrom | None = None,
 ) -> Iterator[Batch]:
-    """What each step from `position` on is trained on, up to `steps` in all, and to the end of epoch number `epochs`:
-    one pass if neither is given. With `accumulate` above 1, tuples of so many inputs and targets. `differs` compares
-    a batch that is passed over with the one that its step was trained on.
+    """Yield the batch of each step from `position` on.
 
-    Raises `DataError` for what is no iterable of (x, y), an epoch without batches, batches that make no whole step
-    at the end, and other batches than those that the steps before were trained on; `ValueError` for epochs of an
-    iterator.
+    Args:
+        batches: Loader, iterable or iterator of (x, y).
+        position: Number of steps already called.
+        epochs: Number of epochs at whose end the batches stop. Without `epochs` and `steps`, it is one pass.
+        steps: Total number of steps, counted from the beginning of the run.
+        accumulate: Batches of a step; above 1, x and y are tuples of that length.
+        differs: Compares a passed-over batch with the one that its step was trained on.
+
+    Raises:
+        DataError: `batches` is no iterable of (x, y), an epoch has no batch, the last batches make no whole step, or
+            the batches differ from those that the earlier steps were trained on.
+        ValueError: `epochs` with an iterator.
     """
     given: Any = batches
     if epochs is not None and isinstance(given, Iterator):
@@ -60,7 +67,14 @@ def steps_from(
 
 
 def end_of(batches: FitBatches, epochs: int | None, steps: int | None, accumulate: int) -> int | None:
-    """The step that `steps_from` ends before at the latest; None if only the batches know."""
+    """Return the step before which `steps_from` ends at the latest; None if only the batches know.
+
+    Args:
+        batches: Loader, iterable or iterator of (x, y).
+        epochs: Number of epochs, or None.
+        steps: Total number of steps, or None.
+        accumulate: Batches of a step.
+    """
     passes = 1 if epochs is None and steps is None else epochs
     each = None if passes is None else _length(batches)
     counted = None if passes is None or each is None else passes * each // accumulate
@@ -68,7 +82,7 @@ def end_of(batches: FitBatches, epochs: int | None, steps: int | None, accumulat
 
 
 def _length(batches: object) -> int | None:
-    """How many batches an epoch has; None if it does not tell. A torch DataLoader of a stream raises."""
+    """Return the number of batches in an epoch; None if unknown. A torch DataLoader of a stream raises on `len`."""
     if isinstance(batches, Iterator) or not isinstance(batches, Sized):
         return None
     with suppress(TypeError, NotImplementedError):
@@ -77,12 +91,12 @@ def _length(batches: object) -> int | None:
 
 
 def held_out_of(batches: FitBatches) -> FitBatches | None:
-    """What a loader holds out of its batches; None for others."""
+    """Return the batches that a `Loader` holds out; None for other batches."""
     return batches.held_out() if isinstance(batches, Loader) else None
 
 
 def one_pass(batches: FitBatches) -> Iterable[Batch]:
-    """The same batches each time: a loader's are those of epoch 0."""
+    """Return batches that are equal each time they are walked; of a loader, those of epoch 0."""
     return batches.batches(epochs=1) if isinstance(batches, Loader | StreamLoader) else batches
 
 
@@ -108,8 +122,10 @@ def _from_loader(
 def _walked_to(
     batches: Iterable[Any], position: int, epochs: int | None, accumulate: int, differs: DiffersFrom | None
 ) -> Iterator[Batch]:
-    """The steps from `position` on. Steps before the epoch in which that lies are not compared: between two epochs, a
-    loader may shuffle as it likes."""
+    """Yield the batches of the steps from `position` on.
+
+    Only steps of the epoch that `position` lies in are compared: between two epochs, a loader may shuffle freely.
+    """
     drawn = WalkedBatches(batches, epochs)
     what, differing, epoch = "", 0, 0
     for step, batch in enumerate(_steps(drawn, accumulate)):
@@ -135,14 +151,16 @@ def _other_batches(batches: object, position: int, step: int, what: str) -> Data
 
 
 class WalkedBatches:
-    """The batches of all epochs, one after the other, and the number of the epoch that the newest one is of."""
+    """Batches of all epochs in a row; `epoch` is the number of the newest batch's epoch."""
 
     def __init__(self, batches: Iterable[Any], epochs: int | None) -> None:
+        """Prepare to walk `batches` `epochs` times; None walks them without end."""
         self.epoch = 0
         self._batches = batches
         self._epochs = epochs
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield the batches; raise `DataError` for an epoch that has none."""
         for epoch in count() if self._epochs is None else range(self._epochs):
             self.epoch, empty = epoch, True
             for batch in self._batches:
@@ -164,9 +182,16 @@ def _grouped(batches: Iterator[Batch], accumulate: int) -> Iterator[Batch]:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """How a fit ended: after so many `steps` of the line, and why (`reason`). `loss` is the last step's, None if it had
-    no rows, or if this fit had nothing left to train. `evaluations` by step; `best` is None without one that found a
-    finite number."""
+    """Result of `Line.fit`.
+
+    Attributes:
+        steps: Number of steps of the line at the end.
+        loss: Loss of the last step; None if it had no rows, or if this fit had nothing left to train.
+        reason: Why the fit ended, as a sentence.
+        stopped_early: True if `patience` ended the fit.
+        evaluations: Values by name, by step.
+        best: Best evaluation; None if no evaluation found a finite number.
+    """
 
     steps: int
     loss: float | None
@@ -177,25 +202,40 @@ class Fitted:
 
 
 class Callback:
-    """Derive from it, and define what is wanted. What a method raises ends the fit, as in the body of a loop."""
+    """Base class for objects that follow `Line.fit`: derive from it and override the methods needed.
+
+    An exception from a method ends the fit, as it does in the body of a loop.
+
+    Example:
+        class Print(Callback):
+            def on_step(self, step, loss):
+                print(step, loss.item())
+
+        line.fit(loader, epochs=2, callbacks=[Print()])
+    """
 
     def on_step(self, step: int, loss: StepLoss) -> None:
-        """Step `step`, counted from 0, has this loss, which is there. In order; two later steps are under way by then,
-        unless it is followed by an evaluation or the end."""
+        """Handle the loss of step `step`, counted from 0; the loss is known, reading it does not wait.
+
+        Steps arrive in order. Two later steps are already under way, unless an evaluation or the end follows `step`.
+        """
 
     def on_evaluation(self, step: int, found: Mapping[str, float | None]) -> None:
-        """`found`, "loss" and the metrics, after `step` steps. The steps before it were told."""
+        """Handle an evaluation after `step` steps; `found` has "loss" and the metrics.
+
+        `on_step` has been called for all steps before it.
+        """
 
     def on_best(self, step: int, value: float) -> None:
-        """That was the best so far. If the fit keeps it, it is on the disk."""
+        """Handle a new best `value`, after `step` steps. If the fit keeps the best checkpoint, it is on the disk."""
 
     def on_end(self, fitted: Fitted | None) -> None:
-        """The fit is over; with None, an error has ended it."""
+        """Handle the end of the fit; `fitted` is None if an error ended it."""
 
 
 @contextmanager
 def named(callback: Callback, method: str, step: int | None = None) -> Iterator[None]:
-    """What is raised within says of which callback it is."""
+    """Return a context that adds a note to each exception: the callback's class, its `method`, and the step."""
     try:
         yield
     except BaseException as error:
@@ -205,26 +245,33 @@ def named(callback: Callback, method: str, step: int | None = None) -> Iterator[
 
 
 class TensorBoard(Callback):
-    """Writes losses, norms of gradients and evaluations to event files in `folder`.
+    """Callback that writes losses, gradient norms and evaluations to TensorBoard event files in `folder`.
 
-    Of a line that goes on, what an earlier process has written of the first step that this one is told of, and of
-    later ones, is replaced. Raises `TensorBoardMissing`.
+    On a resumed line, entries of an earlier process from the first step of this one on are replaced. Raises
+    `TensorBoardMissing`.
+
+    Example:
+        line.fit(loader, epochs=2, callbacks=[TensorBoard("events")])
     """
 
     def __init__(self, folder: str | Path) -> None:
+        """Name the folder; raise `TensorBoardMissing` at once if the package is not installed."""
         self._folder = Path(folder)
         self._file: EventFile | None = None
         writer_class()  # it is missed at once
 
     def on_step(self, step: int, loss: StepLoss) -> None:
+        """Write the loss and the gradient norm."""
         self._opened(step).add_step(step, loss.item(), loss.gradient_norm)
 
     def on_evaluation(self, step: int, found: Mapping[str, float | None]) -> None:
+        """Write the evaluation and flush the file."""
         file = self._opened(step)
         file.add_evaluation(step, found)
         file.flush()
 
     def on_end(self, fitted: Fitted | None) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.__exit__()
             self._file = None
@@ -237,7 +284,7 @@ class TensorBoard(Callback):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """The arguments of `Line.fit`, where they are described."""
+    """Arguments of `Line.fit`, which documents each."""
 
     epochs: int | None = None
     steps: int | None = None
@@ -251,13 +298,18 @@ class FitOptions:
 
     @property
     def criterion(self) -> Criterion:
-        """What evaluations are compared by."""
+        """Criterion that compares evaluations."""
         return Criterion(self.metric, Better(self.better or Better.LOWER), self.patience)
 
 
 def demand_fit(options: FitOptions, metrics: Iterable[str], cannot_save: str) -> None:
-    """Raises `ValueError`, which names the argument, its value and what is expected. `metrics` are the line's;
-    `cannot_save`: why it saves no checkpoint, "" if it does."""
+    """Raise `ValueError` if an option is unusable; the error names the argument, its value and the expected values.
+
+    Args:
+        options: Options of the fit.
+        metrics: Names of the line's metrics.
+        cannot_save: Why the line saves no checkpoint; "" if it does.
+    """
     if wrong := next(_complaints(options, ["loss", *metrics], cannot_save), None):
         raise ValueError(wrong)
 

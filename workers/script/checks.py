@@ -61,7 +61,8 @@ def demand_usable(call: LineCall) -> None:
 
 def demand_default_device() -> None:
     """Raises `ModelRefused` if the script has changed torch's default device: the memory for messages between stages
-    would be made there too."""
+    would be made there too.
+    """
     if (device := torch.get_default_device()).type != "cpu":
         raise ModelRefused(
             f"the script has changed torch's default device to {device} (torch.set_default_device, or a "

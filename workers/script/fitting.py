@@ -1,20 +1,20 @@
-"""The loop of `Line.fit`: steps through batches, evaluates every so many steps, keeps the best, and stops early.
+"""Loop of `Line.fit`: steps through batches, evaluations, the best checkpoint, and early stopping.
 
 step 0 1 2 3 | evaluate | step 4 5 6 7 | evaluate | ...      evaluate_every = 4
              note, best                note, best: stop?
 
 Two steps are under way while the next batch is drawn: a loss is read when it is two steps old, at an evaluation, or at
 the end, so callbacks are told of it after the same calls in every run. Decisions follow from the evaluations alone, in
-`pipeline/evaluation.py`; a fit that goes on begins with those that are noted:
+`pipeline/evaluation.py`; a resumed fit begins with the evaluations on record:
 
 evaluations.jsonl    {"kind":"evaluation","step":200,"loss":0.41,"metrics":{"accuracy":0.8},"time":...,"fit":1}
 
-An evaluation of a fit is on the disk before its next step is called. So where a run goes on after `position` steps, all
-that a fit has evaluated until then is there; what came later is cut off, and evaluated again. A fit is known by its
-number in the script.
+An evaluation of a fit is on the disk before its next step is called. So a run that resumes after `position` steps finds
+all evaluations of the fit until then; later ones are cut off, and evaluated again. A fit is known by its number in the
+script.
 
 best -> .best-step-400-5fa0c1d2          a link, replaced by one rename once the new checkpoint is whole
-        .best-step-400-5fa0c1d2/         as `Line.save` makes it; what the link has named before is removed then
+        .best-step-400-5fa0c1d2/         written by `Line.save`; the link's former target is then removed
 """
 
 import os
@@ -51,10 +51,13 @@ Found = Mapping[str, float | None]
 
 
 class EvaluationLog:
-    """Of the run in `folder`, which goes on after `position` steps; without a folder, of this process alone. Raises
-    `OSError`."""
+    """Record of a run's evaluations, in the file `evaluations.jsonl` of its folder or, without a folder, in memory."""
 
     def __init__(self, folder: Path | None, position: int) -> None:
+        """Read the record, and cut off lines after `position`, the step at which the run resumes.
+
+        Raises `OSError` if the file cannot be read or written.
+        """
         self._path = None if folder is None else folder / EVALUATIONS
         self._lines: list[EvaluationMetrics] = []
         if self._path is not None and self._path.exists():
@@ -63,11 +66,17 @@ class EvaluationLog:
                 self._lines = [line for line in lines_in(file) if isinstance(line, EvaluationMetrics)]
 
     def of_fit(self, number: int) -> list[tuple[int, Found]]:
-        """(step, values) of each evaluation of that fit, in order."""
+        """Return (step, values) of each evaluation of fit `number`, in order."""
         return [(line.step, line.values) for line in self._lines if line.fit == number]
 
     def note(self, step: int, found: Found, fit: int | None = None) -> None:
-        """An evaluation after `step` steps; one of a fit survives a power failure when this returns."""
+        """Record an evaluation; one that belongs to a fit survives a power failure once this returns.
+
+        Args:
+            step: Number of steps trained.
+            found: Values by name.
+            fit: Number of the fit in the script; None outside a fit.
+        """
         line = evaluation_line(step, found, time(), fit)
         if fit is not None:
             self._lines.append(line)
@@ -77,7 +86,7 @@ class EvaluationLog:
 
 
 def _append(path: Path, size: int, text: bytes, *, durable: bool) -> None:
-    """Adds `text` to the first `size` bytes of a file."""
+    """Truncate a file to `size` bytes and append `text`."""
     with path.open("ab") as file:
         file.truncate(size)
         file.write(text)
@@ -89,9 +98,10 @@ def _append(path: Path, size: int, text: bytes, *, durable: bool) -> None:
 
 
 class BestCheckpoint:
-    """At the path `link`; `save` writes a checkpoint into a folder. Raises `ValueError` if something else is there."""
+    """Best checkpoint of a fit: a symbolic link to the folder that holds it."""
 
     def __init__(self, link: Path, save: Callable[[Path], object]) -> None:
+        """Raise `ValueError` if `link` exists and is no link; `save` writes a checkpoint into a folder."""
         self._link = link.absolute()
         self._save = save
         if os.path.lexists(self._link) and not self._link.is_symlink():
@@ -99,11 +109,11 @@ class BestCheckpoint:
 
     @property
     def step(self) -> int | None:
-        """After how many steps the checkpoint is; None if there is none."""
+        """Number of steps after which the checkpoint was saved; None if there is none."""
         return read_saved(self._link).step if is_saved(self._link) else None
 
     def keep(self, step: int) -> None:
-        """The line has trained `step` steps: this is the best from now on. Raises `NotSaved`, or `OSError`."""
+        """Save the line's present state, after `step` steps, as the best checkpoint. Raises `NotSaved` or `OSError`."""
         prefix = f".{self._link.name}-step-"
         folder = self._link.with_name(f"{prefix}{step}-{secrets.token_hex(4)}")
         self._save(folder)
@@ -117,22 +127,21 @@ class BestCheckpoint:
 
 
 class Steps(Protocol):
-    """What a fit needs of a line."""
+    """Methods of a line that a fit calls."""
 
     @property
     def position(self) -> int:
-        """How many steps have been called."""
+        """Number of training steps called so far."""
 
     def step(self, x: Tree, y: Tree) -> StepLoss:
-        """Trains on one batch."""
+        """Train on one batch."""
 
     def save(self, folder: str | Path) -> None:
-        """Saves a checkpoint."""
+        """Save a checkpoint in `folder`."""
 
 
 class Fit:
-    """Fit `number` of the script, of `line` with the batches of `steps`; `measure` evaluates and notes nothing. `end`:
-    after how many steps it is over at the latest, None if that is not known."""
+    """Single call of `Line.fit`."""
 
     def __init__(
         self,
@@ -144,6 +153,17 @@ class Fit:
         measure: Callable[[Iterable[Batch]], Found],
         end: int | None = None,
     ) -> None:
+        """Prepare a fit, and take up the evaluations that it has on record.
+
+        Args:
+            line: Line to train.
+            steps: Batches of the steps.
+            options: Arguments of `Line.fit`.
+            record: Evaluations of the run.
+            number: Number of this fit in the script.
+            measure: Evaluates batches without recording the result.
+            end: Step at which the fit is over at the latest; None if unknown.
+        """
         self._line = line
         self._steps = steps
         self._options = options
@@ -158,7 +178,7 @@ class Fit:
         self._standing = Standing(options.criterion).after_all(self._found.items())
 
     def run(self) -> Fitted:
-        """Raises what the line and the callbacks raise."""
+        """Run the fit and tell each callback of its end. Raises what the line and the callbacks raise."""
         ended: Fitted | None = None
         try:
             self._train()
@@ -182,8 +202,10 @@ class Fit:
                 self._evaluate(step + 1)
 
     def _catch_up(self) -> None:
-        """What a fit that ended here had still to do. One that was over before has nothing: the line has since been
-        trained by what came after it."""
+        """Evaluate, or keep the best checkpoint, if a fit that ended at this position had not done so.
+
+        A fit that was over before has nothing to do: later calls have trained the line since.
+        """
         position = self._line.position
         if self._end is not None and position > self._end:
             return
@@ -219,7 +241,7 @@ class Fit:
                 callback.on_best(best.step, best.value)
 
     def _tell_losses(self, left: int) -> None:
-        """Of all steps but the `left` newest. Waits for what is not there yet."""
+        """Tell callbacks the losses of all steps but the `left` newest; wait for those that are not known yet."""
         while len(self._called) > left:
             step, loss = self._called.popleft()
             self._loss = loss.item()
@@ -239,7 +261,7 @@ def _end(callback: Callback, ended: Fitted | None) -> None:
 
 
 def _why(position: int, options: FitOptions) -> str:
-    """Why there are no more steps."""
+    """Return why there are no more steps."""
     if options.steps is not None and position >= options.steps:
         return f"all of {options.steps} steps are trained"
     if options.steps is not None:

@@ -1,11 +1,11 @@
-"""Trains a model in stages from a user's script: a module, a loader, a loop.
+"""`Line` trains a model in stages from a user's script: a module, a loader, a loop.
 
-with Line(model, cut=[2], loss=loss, optimizer=partial(SGD, lr=0.1), microbatches=8) as line:
-    for x, y in loader:
-        loss = line.step(x, y)
-model.load_state_dict(line.state_dict())
+    with Line(model, cut=[2], loss=loss, optimizer=partial(SGD, lr=0.1), microbatches=8) as line:
+        for x, y in loader:
+            loss = line.step(x, y)
+    model.load_state_dict(line.state_dict())
 
-Here is what a script sees; `ScriptRun` carries the calls out, in this process or in others.
+This file has the script's view. A `ScriptRun` carries the calls out, in this process or in others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,37 +37,57 @@ MOST = 2 * UNDER_WAY  # calls without replies: a script that has so many sleeps 
 
 
 class Line(AbstractContextManager["Line"]):
-    """The stages of a model as workers of a schedule, trained with a loader of one's own.
+    """A model's stages on the workers of a schedule, driven step by step from a script.
 
-    `model`: an `nn.Sequential`, a model of a known family or `Layers`, with `cut` (the numbers or names of the layers
-    that stages 1, 2, ... begin with) or `stages` (their number); a list with one module for each stage; or a function
-    that returns one of these. `loss` is a mean over rows;
-    `optimizer` makes an optimizer from a stage's parameters; `groups` give some of these settings of their own, by
-    their names: {"match": ["*.bias"], "weight_decay": 0.0}. Before its steps gradients are scaled down so that their
-    norm over all stages is at most `clip_norm`. With `ema_decay`, workers keep an exponential moving average of the
-    weights, as torch's `AveragedModel` does: `ema=True` asks for it. With `autocast` = "bf16", forwards and the loss
-    are computed as in torch.autocast. `recompute`: backward runs each "stage", its "layers" one by one, or layers
-    and modules whose names match these patterns, forward again instead of keeping their activations. `metrics` are
-    means over rows, which `evaluate` gives.
-    `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
-    `window` goes with "window", and may with "zb-h1". `workers`: "processes", one for each worker, forked from this
-    one, or "inline", in this thread. `broker`: the address at which workers on other machines join,
-    "tcp://0.0.0.0:7000" or "redis://host/0": then none are forked. Files of a run of processes go to `folder`;
-    `settings` are other keys of a plan, {"recovery.lease": "30s"}.
-    `resume` is what `Line.resume` passes on: None begins a run. `progress` is drawn on stderr: with
-    None if that is a terminal. `weights`: the file or folder that each worker reads those of its stages from; a
-    function that makes the model is then called without memory for parameters. `trainable`: patterns of the names of
-    parameters that are trained, as `fnmatch` has them; all others get `requires_grad = False`, also in `model` itself.
-    `taps`: patterns of the names of layers whose outputs are written to the run's folder, where `read_taps` reads them.
-    `accept_difference`: train a traced model though its graphs were found to compute something other than its forward.
+    A line trains bit for bit like the unsplit model under the same microbatches, loss shares and layer seeding. It is a
+    context manager: leaving the block without an error closes it.
 
-    Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
-    `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `NoSuchRun` for what cannot be resumed,
-    `RunFailed` if the processes do not start.
+    Args:
+        model: An `nn.Sequential`, a model of a known family or `Layers`; a list with one module for each stage; or a
+            function that returns one of these.
+        loss: Function of (outputs, targets); a mean over rows.
+        optimizer: Function that makes an optimizer from a stage's parameters, such as `partial(SGD, lr=0.1)`.
+        lr_scheduler: Function that makes a scheduler from an optimizer. It advances every `lr_every` steps.
+        clip_norm: Largest norm of the gradients over all stages; before the update, larger ones are scaled down to it.
+        ema_decay: Decay of an exponential moving average of the weights, as torch's `AveragedModel` keeps it. Methods
+            read the averages with `ema=True`.
+        groups: Optimizer settings for parameters whose names match patterns: {"match": ["*.bias"], "weight_decay":
+            0.0}.
+        cut: Numbers or names of the layers that stages 1, 2, ... begin with. Excludes `stages`, the number of stages.
+        placement: Stages of each worker; by default each worker has one stage.
+        schedule: Name from `schedule_names()`, or a function that lists the actions. `window` (one number for each
+            stage) goes with "window", and optionally with "zb-h1".
+        microbatches: Number of microbatches that each batch is split into; `accumulate` is the number of batches a
+            step.
+        device, autocast, threads: Where and how stages compute; with `autocast` = "bf16", forwards and the loss run
+            under torch.autocast.
+        recompute: "stage", "layers" (one by one), or patterns of layers' and modules' names: their forward runs again
+            during the backward instead of keeping activations.
+        metrics: Functions of (outputs, targets), means over rows, which `evaluate` returns.
+        features: Features, their classes or functions that make them; the outermost first.
+        workers: "processes", one for each worker, forked from this one; or "inline", in this thread.
+        broker: Address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0"; then no
+            worker is forked.
+        name, folder: Name of the run, and the folder for the files of runs with processes.
+        settings: Other keys of a plan, {"recovery.lease": "30s"}.
+        trainable: Patterns (`fnmatch`) of the names of parameters that are trained. All others get
+            `requires_grad = False`, also in `model` itself.
+        taps: Patterns of the names of layers whose outputs are written to the run's folder, for `read_taps`.
+        weights: File or folder that each worker reads its stages' weights from; a function that makes the model is then
+            called without memory for parameters.
+        accept_difference: Train a traced model although its graphs were found to differ from its forward.
+        progress: Draw progress on stderr. None: draw if stderr is a terminal.
+        resume: Set by `Line.resume`; None begins a run.
+
+    Raises:
+        ModelRefused, ScheduleRefused, PlanRefused: The arguments cannot work.
+        NoSuchRun: The folder to resume cannot be resumed.
+        RunFailed: The processes do not start.
     """
 
     @given_as(LineCall)
     def __init__(self, options: LineCall) -> None:
+        """Begin the run, or resume it; `options` holds the arguments that the class documents."""
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
         self._options = options
@@ -80,17 +100,21 @@ class Line(AbstractContextManager["Line"]):
 
     @classmethod
     def resume(cls, saved: str | Path, /, model: Model, **arguments: Any) -> Self:
-        """Goes on from the folder `saved`: of a run that has ended early, or is about to end, at its newest complete
-        checkpoint; or one that `save` has written. `position` tells where that is.
+        """Continue the run in the folder `saved`, at its newest complete checkpoint; `position` tells the step.
 
-        `model` and the arguments are those that the run was begun with; but `cut`, `stages`, `placement`, `schedule`
-        and `window` may differ where its workers are on this machine. Others are refused. Raises as `Line` does, and
-        `NoSuchRun` for what cannot be gone on with.
+        Args:
+            saved: Folder of a run that ended early or is about to end, or a folder that `save` wrote.
+            model: Model that the run began with.
+            **arguments: Arguments that the run began with. `cut`, `stages`, `placement`, `schedule` and `window` may
+                differ if the run's workers are on this machine; other differences are refused.
+
+        Raises:
+            NoSuchRun: `saved` cannot be continued. Other errors are those of `Line`.
         """
         return cls(model, resume=saved, **arguments)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """After an error, the run ends as it is; its newest checkpoint stays."""
+        """Close the line; after an error, end the run as it is and keep its newest checkpoint."""
         if error is None:
             self.close()
         elif not self._closed:
@@ -102,28 +126,36 @@ class Line(AbstractContextManager["Line"]):
             self._run.abort(reason, knows_failure=knows, interrupted=interrupted)
 
     def __repr__(self) -> str:
+        """Return the run's folder, its number of workers, the position, and why the line is closed."""
         where = "inline" if self.folder is None else f"run {self.folder}"
         closed = f", {self._closed}" if self._closed else ""
         return f"Line({where}, {self._run.size} workers, step {self.position}{closed})"
 
     @property
     def folder(self) -> Path | None:
-        """Where the run's files are: snapshots, logs, and the weights at the end; None of an inline line."""
+        """Folder of the run's snapshots, logs and final weights; None for an inline line."""
         return self._run.folder
 
     @property
     def position(self) -> int:
-        """How many steps have been called: where a loader goes on."""
+        """Number of training steps called so far, at which a loader continues."""
         return self._run.position
 
     def step(self, x: Tree, y: Tree) -> StepLoss:
-        """Trains on one batch; its loss, which is waited for when it is read, so that the next step may begin before.
+        """Train on one batch and return its loss without waiting, so that the next step may begin.
 
-        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows; they are copied. With `accumulate`
-        above 1, each is a tuple of so many, of the step's batches. Raises `DataError`
-        if they have different numbers of rows, one has no tensor, or a traced model was traced with inputs of another
-        shape or for other numbers of rows (then nothing has changed), `RunFailed` or `ComputeFailed` if the run has
-        failed, also in an earlier step.
+        Args:
+            x: Tree of tensors whose dimension 0 counts the batch's rows; copied. With `accumulate` above 1, a tuple of
+                `accumulate` trees.
+            y: Targets, in the form of `x`.
+
+        Returns:
+            The loss; reading it waits for the step.
+
+        Raises:
+            DataError: Rows differ in number, a tree has no tensor, or a traced model was traced with inputs of another
+                shape or for other numbers of rows. The line has not changed.
+            RunFailed, ComputeFailed: The run has failed, in this or an earlier step.
         """
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
@@ -143,17 +175,24 @@ class Line(AbstractContextManager["Line"]):
         best: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Fitted:
-        """Trains on `batches` as a loop over `step` does: a list or a loader of (x, y), walked once for each epoch.
+        """Train on `batches` like a loop over `step`, with evaluations, early stopping and a best checkpoint.
 
-        `epochs` and `steps` count from the beginning of the run: a line that was resumed goes on at its position. With
-        neither, it is one pass. After every `evaluate_every` steps it evaluates the batches of `held_out`, by default
-        those that a `Loader` holds out. They are compared by `metric`: by the loss, of which the lower is `better`, or
-        another, of which you say "lower" or "higher". After `patience` of them in a row that were not better, the fit
-        ends. Of a line with `ema_decay`, the averages are evaluated. `best`: the path at which it keeps a checkpoint of
-        the best one, which `Line.resume` goes on from. `callbacks`: see `Callback`.
+        Args:
+            batches: List or loader of (x, y), walked once for each epoch.
+            epochs: Number of epochs, counted from the beginning of the run; a resumed line continues at its position.
+            steps: Number of steps, counted likewise. Without `epochs` and `steps`, it is one pass.
+            held_out: Batches to evaluate; by default those that a `Loader` holds out.
+            evaluate_every: Number of steps between evaluations. With `ema_decay`, the averages are evaluated.
+            metric: Value that evaluations are compared by.
+            better: "lower" or "higher"; required for every metric but the loss.
+            patience: Number of evaluations in a row without an improvement after which the fit ends.
+            best: Path at which the best checkpoint is kept, for `Line.resume`.
+            callbacks: Objects of classes derived from `Callback`.
 
-        Raises `ValueError` for options that cannot be, `DataError` for batches, `NotSaved`, and what `step` and the
-        callbacks raise.
+        Raises:
+            ValueError: Options contradict each other or have wrong values.
+            DataError: `batches` are unusable.
+            NotSaved: The best checkpoint cannot be saved. Errors of `step` and of callbacks also end the fit.
         """
         wanted = FitOptions(
             epochs=epochs,
@@ -175,11 +214,15 @@ class Line(AbstractContextManager["Line"]):
         return Fit(self, each, wanted, self._evaluations, self._fits, measure, end).run()
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> dict[str, float]:
-        """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients; with
-        `ema`, of the averages of the weights.
+        """Return the mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode without gradients.
 
-        Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets); `ModelRefused` for
-        averages of a line without `ema_decay`.
+        Args:
+            batches: Iterable of (inputs, targets).
+            ema: Evaluate the averages of the weights.
+
+        Raises:
+            DataError: There are no rows, or `batches` is no iterable of (inputs, targets).
+            ModelRefused: `ema` on a line without `ema_decay`.
         """
         self._demand_averages(ema=ema)
         found = self._evaluate(batches, ema=ema)
@@ -193,19 +236,22 @@ class Line(AbstractContextManager["Line"]):
         return {name: value / rows for name, value in sums.items()}
 
     def predict(self, x: Tree, *, ema: bool = False) -> Tree:
-        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype. With
-        `ema`, as the averages of the weights compute it. Raises `ModelRefused` as `evaluate` does."""
+        """Return the model's output for `x`, in evaluation mode without gradients.
+
+        Inputs and outputs are trees of tensors of any dtype. With `ema`, the averages of the weights compute the
+        output; raises `ModelRefused` for that on a line without `ema_decay`.
+        """
         self._demand_averages(ema=ema)
         rows(x)
         self._check_inputs(x, self._options.accumulate)
         return concatenate(only(self._call(CallKind.PREDICT, _copied(x), ema=ema).result()))
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
-        """The weights under the unsplit model's names, in its order, on the CPU. For a list: as `nn.Sequential(*model)`
-        has them. With `ema`, averages stand for the parameters that are trained; before the first step, these are the
-        weights themselves.
+        """Return the weights under the unsplit model's names, in its order, on the CPU.
 
-        Also of a line that was closed without an error. Raises `ModelRefused` as `evaluate` does.
+        A model given as a list has the names of `nn.Sequential(*model)`. With `ema`, averages stand for the trained
+        parameters; before the first step they equal the weights. Works after a close without an error, too. Raises
+        `ModelRefused` for `ema` on a line without `ema_decay`.
         """
         self._demand_averages(ema=ema)
         if self._closed == FINISHED:
@@ -214,30 +260,31 @@ class Line(AbstractContextManager["Line"]):
         return self._weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Sets the weights, which have the unsplit model's names. The optimizers keep their state, averages too.
+        """Set the weights from `state`, which has the unsplit model's names; optimizer state and averages stay.
 
-        Raises `ModelRefused` for names that are missing or not the model's, and other shapes or dtypes; nothing has
-        changed then.
+        Raises `ModelRefused` for missing or unknown names, and for other shapes or dtypes; the line has not changed
+        then.
         """
         self._weights.check(state)
         self._call(CallKind.LOAD, state={name: tensor.detach().clone() for name, tensor in state.items()}).result()
 
     def save(self, folder: str | Path) -> None:
-        """Saves a checkpoint of what was called so far in `folder`, which is made, and may not have anything in it:
-        `Line.resume(folder, the same arguments)` goes on from there, bit for bit, as a run of its own.
+        """Save a checkpoint of all calls so far in `folder`, which is created and must be empty.
 
-        Raises `NotSaved`, after which nothing is left of it, and the line can go on.
+        `Line.resume(folder, the same arguments)` continues from it bit for bit, as a run of its own. Raises `NotSaved`;
+        nothing of the checkpoint is left then, and the line can continue.
         """
         self._run.save(Path(folder), lambda draft: self._call(CallKind.SAVE, draft).result())
 
     def timetable(self) -> Timetable:
-        """When each action of the newest training step began and ended, as far as the workers have reported; before
-        the first, and inline, as the schedule plans it. Prints as text, and draws itself in a notebook.
+        """Return the begin and end of each action of the newest training step that the workers have reported.
+
+        Before the first step, and inline, it is the schedule's plan. It prints as text and draws itself in a notebook.
         """
         return self._run.timetable()
 
     def close(self) -> None:
-        """Ends the run: all steps are carried out, the weights are saved in its folder. Raises `RunFailed`."""
+        """End the run: carry out all steps and save the weights in its folder. Raises `RunFailed`."""
         if not self._closed:
             self._closed = CLOSED
             try:
@@ -247,7 +294,7 @@ class Line(AbstractContextManager["Line"]):
                 self._hide()
 
     def _repr_html_(self) -> str:
-        """For a notebook: where it is, its workers, its losses, and a step as it ran."""
+        """Return a notebook's view: the position, the workers, the losses, and a timetable of one step."""
         state = self._closed or f"position {self.position}"
         return page(self._options.name, state, self._seen, self._run.workers(), self.timetable())
 
@@ -259,7 +306,7 @@ class Line(AbstractContextManager["Line"]):
             raise
 
     def _hide(self) -> None:
-        """Ends the display of progress."""
+        """End the display of progress."""
         if self._display is not None:
             self._display.close()
 
@@ -287,7 +334,11 @@ class Line(AbstractContextManager["Line"]):
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
-        """Waits while too many calls are under way; what they raise is raised here at the latest."""
+        """Submit a call, and return the future of its replies.
+
+        With `MOST` calls without replies it waits until only `UNDER_WAY` are left. Errors of earlier calls are raised
+        here at the latest.
+        """
         if self._closed:
             raise LineClosed(
                 "this line is closed, as it is at the end of its `with`: its run is over. Call it before, or make a "
@@ -302,11 +353,11 @@ class Line(AbstractContextManager["Line"]):
 
 
 def _copied(tree: Tree) -> Tree:
-    """What is retained must not change, and a loader may fill the same memory again."""
+    """Return a copy of `tree`: retained calls must not change, and a loader may fill the same memory again."""
     return map_tensors(lambda tensor: tensor.detach().clone(), tree)
 
 
 def _measured(replies: Replies) -> tuple[float | None, float | None]:
-    """A step's loss, and the norm of its gradients."""
+    """Return a step's loss and the norm of its gradients."""
     found: float | tuple[float | None, float] | None = only(replies)
     return found if isinstance(found, tuple) else (found, None)

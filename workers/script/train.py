@@ -1,4 +1,4 @@
-"""Runs a plan from a script: what `stageline train` does, as a function.
+"""`train` runs a plan from a script: `stageline train` as a function.
 
 result = train("examples/digits", "run.epochs=5")
 model.load_state_dict(result.state_dict())
@@ -23,24 +23,39 @@ from stageline.workers.runs.owner import StartingRun
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished run: `result` is what `stageline train --json` prints, `folder` contains the run's files."""
+    """Finished run: `result` is what `stageline train --json` prints, `folder` contains the run's files."""
 
     result: Result
     folder: Path
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
-        """The trained weights under the unsplit model's names, on the CPU; with `ema`, their averages. Raises
-        `FileNotFoundError` for averages of a plan without optimizer.ema_decay."""
+        """Return the trained weights under the unsplit model's names, on the CPU; with `ema`, their averages.
+
+        Raises `FileNotFoundError` for averages of a plan without optimizer.ema_decay.
+        """
         return load_weights(self.folder, ema=ema)
 
 
 def train(config: str | Path, *sets: str, on_status: Callable[[Facts], None] = lambda facts: None) -> Trained:
-    """Runs a plan to its end on this machine; the broker and every worker are processes of their own.
+    """Run a plan to its end on this machine; the broker and every worker are processes of their own.
 
-    `config` is a plan file, or the folder of a `stageline.toml`; `sets` override its keys: "run.steps=20". `on_status`
-    is called with the broker's status (schema status/1) several times a second. Call it in the main thread: it handles
-    signals meanwhile.
-    Raises `PlanRefused`, `ModelRefused` or `DataError` before the run begins, `RunFailed` afterwards.
+    Call it in the main thread: it handles signals during the run.
+
+    Args:
+        config: Plan file, or the folder of a `stageline.toml`.
+        *sets: Keys that override the plan's: "run.steps=20".
+        on_status: Called with the broker's status (schema status/1) several times a second.
+
+    Returns:
+        The result and the folder of the run.
+
+    Raises:
+        PlanRefused, ModelRefused, DataError: The run cannot begin.
+        RunFailed: The run began and failed.
+
+    Example:
+        trained = train("examples/digits", "run.epochs=5")
+        model.load_state_dict(trained.state_dict())
     """
     plan = read_plan(config, sets=sets, environment=os.environ)
     arguments = [str(config), *(argument for each in sets for argument in ("--set", each))]

@@ -96,7 +96,8 @@ def only(replies: Replies) -> Any:
 
 def total(replies: Iterable[Replies]) -> dict[str, float]:
     """The sums of evaluated batches over all their rows: "rows", "loss", and the metrics. Raises `DataError` if there
-    are no rows."""
+    are no rows.
+    """
     sums: dict[str, float] = {}
     for each in replies:
         found: Mapping[str, float | None] = only(each)
@@ -128,7 +129,8 @@ class StepLoss:
     @property
     def gradient_norm(self) -> float | None:
         """The norm of all gradients before they were clipped, for which it waits as for the loss; None without
-        `clip_norm`."""
+        `clip_norm`.
+        """
         return self._measured()[1]
 
     def _measured(self) -> tuple[float | None, float | None]:

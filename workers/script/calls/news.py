@@ -63,7 +63,8 @@ def ask(url: str, what: str) -> dict[str, Any] | None:
 
 def waits_for(progress: Progress, url: str) -> str:
     """What a run has waited for longer than `PATIENCE`, as far as its script or its broker know; "" for nothing.
-    `progress` is the script's."""
+    `progress` is the script's.
+    """
     if time() - progress.since < PATIENCE:
         return ""
     if not progress.waits:
@@ -93,7 +94,8 @@ class Run(Protocol):
 
 def watch_for_close(run: Run, folder: Path, progress: Progress) -> "weakref.finalize[..., object]":
     """To be detached when `run` is closed: else it is ended when this process is, and stderr is told, as also when it
-    is forgotten."""
+    is forgotten.
+    """
     return weakref.finalize(run, _leave, os.getpid(), weakref.ref(run), folder, progress)
 
 
@@ -171,7 +173,8 @@ def _label(row: dict[str, Any]) -> str:
 
 def early_end(folder: Path, store: str, *, knows_failure: bool = False) -> str:
     """Of the run in `folder`, whose broker has ended and kept its records at `store`; in the words of `stageline
-    why`. Records that cannot be read leave the place alone. A failure is named unless the script knows it."""
+    why`. Records that cannot be read leave the place alone. A failure is named unless the script knows it.
+    """
     where = f"the run is in {folder}"
     try:
         with recorded_run(folder, store) as run:
@@ -203,7 +206,8 @@ class NewsAlone:
 
 class OnTerminal(NewsAlone):
     """Draws one line again and again, and below it what the run waits for; what the script prints goes above it. The
-    cursor stays visible: a script that is killed leaves a terminal that works."""
+    cursor stays visible: a script that is killed leaves a terminal that works.
+    """
 
     def __init__(self, console: "Console") -> None:
         from rich.live import Live
@@ -269,7 +273,8 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 class Display(AbstractContextManager["Display"]):
     """Shows what was `seen` of the run `name` until it is closed; `waits_for` says what it waits for, "" for nothing,
-    and may take its time; `news` gives what has happened since it was called."""
+    and may take its time; `news` gives what has happened since it was called.
+    """
 
     def __init__(
         self, name: str, seen: Seen, waits_for: Callable[[], str], surface: NewsAlone, news: Callable[[], list[str]]
@@ -330,7 +335,8 @@ def display_of(
 ) -> Display | None:
     """With `progress` None, progress is shown on a terminal alone, elsewhere the `news` alone, if there can be any;
     with True all is shown in any case, with False nothing. A terminal on which another bar is drawn, of another line or
-    the script's own, is left to that."""
+    the script's own, is left to that.
+    """
     if progress is False or sys.stderr is None:
         return None
     if progress or is_free_terminal():

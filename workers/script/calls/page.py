@@ -108,7 +108,8 @@ def _ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[f
 
 class Seen:
     """The losses of `steps` have come, counted from the run's beginning; `loss` is the newest that there was. Written
-    by the thread that takes the replies, once for each step; read by any."""
+    by the thread that takes the replies, once for each step; read by any.
+    """
 
     def __init__(self, start: int) -> None:
         self.start = self.steps = start

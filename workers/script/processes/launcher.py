@@ -96,7 +96,8 @@ class LauncherReport:
 class LauncherTask:
     """Task of a launcher: `plan` knows its stages and workers; `resume`: the run in `folder` is continued; `lifeline`
     is the descriptor of a pipe of which the script, process `script`, has the other end. `code`: that of a run whose
-    workers join from other machines."""
+    workers join from other machines.
+    """
 
     plan: Plan
     folder: Path
@@ -269,7 +270,8 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
 class LauncherLifeline(Lifeline):
     """In the script: cut once the launcher has ended without a good end of the run. Then no broker may be there that
-    could say so."""
+    could say so.
+    """
 
     def __init__(self, processes: LocalProcesses) -> None:
         super().__init__()

@@ -169,7 +169,8 @@ class ProcessRun:
 
     def timetable(self) -> Timetable:
         """Return that of the newest step whose times are known; as it is planned while there is none. The broker is
-        asked; once that is gone, its records tell."""
+        asked; once that is gone, its records tell.
+        """
         schedule = self._program.schedule
         facts = None if self._driver.ended.is_set() else ask(self._processes.broker, "timetable")
         if facts is None:
@@ -182,7 +183,8 @@ class ProcessRun:
 
     def waits_for(self) -> str:
         """Return what the run has waited for longer than a moment; "" for nothing. For any thread; it may take
-        seconds."""
+        seconds.
+        """
         return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._processes.broker)
 
     def news(self) -> list[str]:
@@ -199,7 +201,8 @@ class ProcessRun:
 
     def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
         """End the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows.
-        `interrupted`: by Ctrl-C, so that another one may come."""
+        `interrupted`: by Ctrl-C, so that another one may come.
+        """
         self._open.detach()
         self._knows_failure = knows_failure
         with self._stack:

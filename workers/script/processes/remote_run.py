@@ -69,7 +69,8 @@ class PositionFile:
 
     def keep(self) -> None:
         """Write all, since the run ends and may be gone on from after any step. In one attempt: a disk that cannot be
-        written to is logged, and does not keep the run from ending."""
+        written to is logged, and does not keep the run from ending.
+        """
         try:
             self._write(write_json)
         except OSError as error:
@@ -109,7 +110,8 @@ class PositionFile:
 @dataclass(frozen=True, slots=True)
 class Absence:
     """The workers that are missing; why the broker did not answer when it was last asked, "" if it did; and what is
-    known of processes that cannot join."""
+    known of processes that cannot join.
+    """
 
     workers: list[int]
     unreachable: str
@@ -124,7 +126,8 @@ def await_workers(
     tell: Callable[[str], object] = lambda line: None,
 ) -> Absence | None:
     """Return None once all `workers` are there, or the run has `ended`; else, after `patience` seconds, what is
-    missing: all of them until the broker has said otherwise. Each process that cannot join is told once."""
+    missing: all of them until the broker has said otherwise. Each process that cannot join is told once.
+    """
     missing, unreachable, deadline = list(range(workers)), "", monotonic() + patience
     told: dict[str, None] = {}  # in order
     while not ended.is_set() and monotonic() < deadline:

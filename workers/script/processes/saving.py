@@ -38,7 +38,8 @@ ENDS = 30.0  # seconds for the processes of a run to end, after the lease
 
 def await_former_processes(folder: Path, lease: float) -> None:
     """Return once no process runs the run in `folder`. Raises `RunGoesOn` at once if its script is there, and after
-    `lease` and `ENDS` seconds in any case."""
+    `lease` and `ENDS` seconds in any case.
+    """
     deadline = monotonic() + lease + ENDS
     while True:
         try:
@@ -63,7 +64,8 @@ def save_checkpoint(
     folder: Path, plan: Plan, run: str, position: Callable[[], int], call: Callable[[str], Replies]
 ) -> None:
     """Have all workers write their stages' snapshots, for which `call` gives them a folder. `position` counts the steps
-    that are then done. Raises `NotSaved`, after which nothing is left of it, and what `call` raises."""
+    that are then done. Raises `NotSaved`, after which nothing is left of it, and what `call` raises.
+    """
     if not position():
         raise NotSaved("no step was trained yet, so there is nothing to go on from; state_dict() has the weights")
     draft = draft_folder(folder.absolute())
