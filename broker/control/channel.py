@@ -1,4 +1,4 @@
-"""The promise of a channel for control messages between the broker and the others, whatever carries them.
+"""The interface of a channel for control messages between the broker and its workers and commands.
 
     worker, command    ClientChannel.send     ------->  ServerChannel.receive    broker
                        ClientChannel.receive  <-------  ServerChannel.send
@@ -18,17 +18,17 @@ Received = tuple[bytes, bytes | None]  # likewise; None for what no client of ou
 
 
 class ClientChannel(Protocol):
-    """A worker's or command's connection to the broker. For one thread at a time."""
+    """A worker's or command's connection to the broker, for use by one thread at a time."""
 
     @property
     def trouble(self) -> str:
-        """Why the broker cannot be reached, if that is known; "" if it is not."""
+        """The reason why the broker cannot be reached, or "" if none is known."""
 
     def send(self, message: bytes) -> bool:
         """Send `message`. Returns False if there is no broker at the moment: the message is lost."""
 
     def receive(self, timeout: float) -> bytes | None:
-        """The broker's next message; None if none arrives within `timeout` seconds."""
+        """Return the broker's next message, or None if none arrives within `timeout` seconds."""
 
     def renewed(self) -> bool:
         """Return True if the broker or the connection is a new one since the last call: it may not know this client."""
@@ -43,17 +43,19 @@ class ServerChannel(Protocol):
     endpoint: str  # where a `ClientChannel` finds it
 
     def receive(self, timeout: float) -> Sequence[Received] | None:
-        """The messages that have arrived; waits up to `timeout` seconds for the first.
+        """Return the messages that have arrived; wait up to `timeout` seconds for the first.
 
-        None while no client can reach the broker: then no silence of a worker counts against it.
+        Returns None while no client can reach the broker: then no silence of a worker counts against it.
         """
 
     def trust(self, sender: bytes) -> None:
-        """Give the connection of `sender` wider limits from now on: what came from it with the last `receive` was
-        genuine."""
+        """Give the connection of `sender` wider limits from now on.
+
+        Called when the messages that the last `receive` brought from `sender` were genuine.
+        """
 
     def send(self, envelopes: Iterable[Envelope]) -> None:
-        """Send messages. One is lost if its recipient is gone, or too slow to take it."""
+        """Send messages to their recipients. A message is lost if its recipient is gone, or too slow to take it."""
 
     def close(self) -> None:
         """Release the address."""

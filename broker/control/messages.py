@@ -51,29 +51,39 @@ StepDigest = tuple[Name, Count, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1
 
 
 def is_full(steps: int, times: int) -> bool:
-    """Return True if no more fit into a report that has so many finished `steps`, with so many bytes of `times`."""
+    """Return True if no more steps fit into a report with `steps` finished steps and `times` bytes of their times."""
     return steps >= MOST_STEPS or times >= MOST_TIMES
 
 
 class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
-    """Base of all; the field "is" of an encoded message tells which."""
+    """The base of all messages; the field "is" of an encoded message names its type."""
 
 
 class Hello(_ControlMessage, frozen=True, tag="hello"):
-    """A worker registers. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
+    """A process's request for a place, or a worker's news of its endpoint or its survival.
 
-    `claim` is the worker index it wants (None: any that is free). `incarnation` is 0 at first. A worker that has been
-    assigned one sends Hello again with it: when it has an endpoint, and when the broker may have been restarted.
-    `settings` is `Plan.as_mapping()`, so that a refusal can name what differs in two plans. A `spare` replaces a lost
-    worker: before the run starts, and while no place is free, it is told to stand by.
-    `memory` is sent with an incarnation. `snapshots`: (stage, step) of the run's snapshots on its disk, of any stage;
-    None before it has looked, or does not know which run to look for. An assigned worker that finds its initial
-    snapshots deleted sends its incarnation and `snapshots`, without `memory`.
-    `inspection` is the answer to `Standby.step`. `token` is drawn by the process and shown to the broker alone: by it a
-    worker that has not used its incarnation yet is known again. `length` is sent by a worker that knows it; one that
-    `needs_length` has no data, and stands by until the broker knows it.
-    `queues` are those that the process has an end of, sent with its endpoint: the broker explains by them what it waits
-    for, and refuses a process whose queues are others than those of the processes at their other ends.
+    A worker that has an incarnation sends Hello again when it has an endpoint, and when the broker may have been
+    restarted. A worker that finds its initial snapshots deleted sends its incarnation and `snapshots`, without
+    `memory`.
+
+    Attributes:
+        plan: `Plan.digest()`.
+        endpoint: Address of the process's queues, "" if they have none.
+        claim: The wanted worker index; None for any free one.
+        incarnation: The incarnation assigned to the worker, 0 at first.
+        settings: `Plan.as_mapping()`, so that a refusal can name how two plans differ.
+        spare: True for a process that replaces a lost worker. It stands by before the run starts and while no place is
+            free.
+        memory: The worker's record of the run, sent with an incarnation.
+        snapshots: (stage, step) of the run's snapshots on the worker's disk, of any stage; None before it has looked,
+            or if it does not know the run.
+        inspection: The answer to `Standby.step`.
+        token: A secret that the process draws and shows to the broker alone. It identifies a worker that has not used
+            its incarnation yet.
+        length: The run's length, from a worker that knows it.
+        needs_length: True for a worker without data, which stands by until the broker knows the length.
+        queues: Queues that the process has an end of, sent with its endpoint. The broker explains waits by them, and
+            refuses a process whose queues differ from those of the processes at their other ends.
     """
 
     version: int
@@ -96,30 +106,34 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
 
 
 class Report(_ControlMessage, frozen=True, tag="report"):
-    """Progress of a worker's compute loop since the last report. Sent even when nothing happened: a heartbeat.
+    """A worker's progress since its last report. Sent even when nothing happened, as a heartbeat.
 
-    `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation. `steps`, `snapshots`
-    and `evaluations` are repeated until they are confirmed.
-    `now` describes what the compute loop is doing ("2F3 of step 7", "waits for forward-1 message 40"), `since` (seconds
-    since the epoch) when it began, `actions` how many actions it has completed: no growth means no progress, unless
-    `waiting`. The script's `actions` is the number of its next call; between two calls it is not `waiting`, for as long
-    as its user's code takes.
-    `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
-    `training_steps`: how many steps the run trains, sent by a worker that knows it; or all that a script has called
-    for, sent by a script that makes no more calls.
-    `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
-    `evaluations`: what rounds of evaluation have found, sent by the last stage's worker. Its snapshot of a later step
-    comes with a round or after it: the broker knows the round before that checkpoint can be complete.
-    In a run that chooses its schedule, `orders` is how many the worker knows, `closed` the first step that it does not
-    begin before it knows the next one (None: it waits for none), and `stage_bytes` what each of its stages takes:
-    (stage, without activations, activations of a microbatch in flight, and what that takes more between the halves of
-    its backward, None if the stage cannot split it).
-    `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
-    `layer`: where in the model it computes ("layer 30"). `trouble`: why the server of its queues does not move
-    messages, for `troubled` seconds now; "" if it does. `fault`: what the worker cannot do for want of disk space,
-    descriptors or memory, and tries again; "" if there is nothing. It continues "worker 1".
-    `digests`: of the messages that this end has put into a queue at a server, or has taken from there, in each step;
-    they come with the snapshots of the steps after those or before, and are repeated until they are confirmed.
+    Attributes:
+        actions: Completed actions; no growth means no progress, unless `waiting`. A script's are the number of its next
+            call; between two calls it is not `waiting`, for as long as its user's code takes.
+        now: The compute loop's present action or wait: "2F3 of step 7", "waits for forward-1 message 40".
+        since: The start of that, in seconds since the epoch.
+        idle: The share of the time since the last report in which the loop waited, 0 to 1.
+        steps: Finished steps. `steps`, `snapshots`, `evaluations` and `digests` are repeated until they are confirmed.
+        training_steps: Steps that the run trains, if the worker knows; from a script that makes no more calls, all that
+            it has called for.
+        number: The report's number under its incarnation, from 1 on; 0 if it needs no confirmation.
+        snapshots: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
+        complete: The newest checkpoint announced to the worker.
+        waits: The messages, room or credit that the loop lacks; empty while it computes.
+        layer: The place in the model where it computes, such as "layer 30".
+        trouble: The reason why the server of the worker's queues moves no messages, for `troubled` seconds now; else
+            "".
+        fault: The work that fails for want of disk space, descriptors or memory and is tried again, continuing "worker
+            1"; "" if there is none.
+        evaluations: Rounds of evaluation, from the last stage's worker. The snapshot of a later step comes with a round
+            or after it, so that the broker knows the round before that checkpoint can be complete.
+        orders: The number of schedule orders that the worker knows.
+        closed: The first step that the worker does not begin before it knows the next order; None if it waits for none.
+        stage_bytes: Memory of each stage: (stage, bytes without activations, bytes of one microbatch in flight, further
+            bytes of that between the halves of its backward or None if the stage cannot split it).
+        digests: Digests of the messages that this end has put into, or taken from, a queue at a server, by step. They
+            come with the snapshots of the steps after or before them.
     """
 
     incarnation: Count
@@ -153,7 +167,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
 
 
 class Failed(_ControlMessage, frozen=True, tag="failed"):
-    """The worker ends with an error: `reason` for people, `code` its exit code."""
+    """A worker's end by an error: `reason` for people, `code` its exit code."""
 
     incarnation: Count
     reason: Text
@@ -161,10 +175,13 @@ class Failed(_ControlMessage, frozen=True, tag="failed"):
 
 
 class Finished(_ControlMessage, frozen=True, tag="finished"):
-    """All steps are done. `digests` maps each state_dict name of the worker's stages to [dtype, shape, sha256 hex].
-    `copies` are names of parameters that stages share, each with its name in the first stage that has it.
+    """A worker's news that all its steps are done.
 
     Others may still need its queues: the worker serves them until Stop with code 0 arrives, when all have finished.
+
+    Attributes:
+        digests: [dtype, shape, sha256 hex] of each state_dict entry of the worker's stages, by name.
+        copies: Names of parameters that stages share, each with its name in the first stage that has it.
     """
 
     incarnation: Count
@@ -173,8 +190,11 @@ class Finished(_ControlMessage, frozen=True, tag="finished"):
 
 
 class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
-    """The worker leaves on purpose (`reason`); everything is reported. `training_steps`: all that a script has called
-    for, sent by a script; the workers carry those out, and save the state after them."""
+    """A worker's departure on purpose, for `reason`, after all is reported.
+
+    `training_steps`, sent by a script, counts all steps that it has called for; the workers carry those out, and save
+    the state after them.
+    """
 
     incarnation: Count
     reason: Text
@@ -182,7 +202,10 @@ class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
 
 
 class Declined(_ControlMessage, frozen=True, tag="declined"):
-    """Process `pid` on `host` was to join, and does not: `reason` for people. From anyone; the script is told."""
+    """A process's news that it was to join and does not, with the `reason` for people.
+
+    Any process may send it; the script is told.
+    """
 
     host: Name
     pid: int
@@ -190,15 +213,20 @@ class Declined(_ControlMessage, frozen=True, tag="declined"):
 
 
 class Assigned(_ControlMessage, frozen=True, tag="assigned"):
-    """The worker is number `index` of the plan, under `incarnation`, and begins at `step`: 0, or a complete checkpoint.
+    """A worker's place: number `index` of the plan, under `incarnation`, from `step` on.
 
-    Newer snapshots of its stages belong to another incarnation and must be ignored.
-    `keep` is sent to a running worker after the broker has lost its records: it continues where it is, under this
-    incarnation from now on, and repeats the losses of its steps.
-    No worker whose incarnation is `since` or older still runs: the run was restarted as a whole, perhaps further back
-    than those were, and their statements about their queues must be ignored.
-    `secret` is the incarnation's, for the worker's seals; empty if the worker has it. `queue_key` is for the seals of
-    its queues' requests. `length` is the run's, if the broker knows it. `orders` and `closed`: see `ScheduleOrders`.
+    Snapshots of its stages that are newer than `step` belong to another incarnation and must be ignored.
+
+    Attributes:
+        step: 0, or a complete checkpoint.
+        keep: True for a running worker after the broker has lost its records: it continues where it is, under this
+            incarnation from now on, and repeats the losses of its steps.
+        since: No worker of this incarnation or an older one still runs: the run was restarted as a whole, perhaps
+            further back than those were, and their statements about their queues must be ignored.
+        secret: The incarnation's secret, for the worker's seals; empty if the worker has it.
+        queue_key: The secret that seals requests between the ends of queues.
+        length: The run's length, if the broker knows it.
+        orders: As in `ScheduleOrders`; so is `closed`.
     """
 
     run: RunId
@@ -214,16 +242,16 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     closed: Count | None = None
 
     def __repr__(self) -> str:
-        """Without the secrets."""
+        """Return the message as text, without the secrets."""
         shown = (f"{name}={getattr(self, name)!r}" for name in ("run", "index", "incarnation", "step", "keep", "since"))
         return f"Assigned({', '.join(shown)})"
 
 
 class Standby(_ControlMessage, frozen=True, tag="standby"):
-    """No place is free yet: stay, and repeat Hello about once a second. `reason` is for people.
+    """An instruction to stay, since no place is free yet, and to repeat Hello about once a second.
 
-    With `run`, the id of the run, the broker has lost its records and needs `Hello.snapshots`. With `step` too, the run
-    is resumed, and the broker needs `Hello.inspection` of that step.
+    With `run`, the run's id, the broker has lost its records and needs `Hello.snapshots`. With `step` too, the run is
+    resumed, and the broker needs `Hello.inspection` of that step. `reason` is for people.
     """
 
     reason: str
@@ -232,23 +260,25 @@ class Standby(_ControlMessage, frozen=True, tag="standby"):
 
 
 class Peers(_ControlMessage, frozen=True, tag="peers"):
-    """Addresses of every worker's queues: index -> (incarnation, endpoint). Sent once all have joined, then on
-    changes."""
+    """The addresses of every worker's queues: index -> (incarnation, endpoint).
+
+    Sent once all have joined, and again after each change.
+    """
 
     workers: dict[int, tuple[int, str]]
 
 
 class Confirmed(_ControlMessage, frozen=True, tag="heard"):
-    """The broker has stored the worker's reports up to this number."""
+    """A confirmation that the broker has stored the worker's reports up to `number`."""
 
     number: Count
 
 
 class Trim(_ControlMessage, frozen=True, tag="trim"):
-    """Checkpoint `step` is complete: queues may be trimmed to it, older snapshots deleted, but for those of step
-    `best`, of the best round of evaluation before `step`.
+    """An announcement that checkpoint `step` is complete.
 
-    In a run without snapshots: every stage has finished the steps before `step`.
+    Queues may be trimmed to it and older snapshots deleted, except those of step `best`, which is that of the best
+    round of evaluation before `step`. In a run without snapshots: every stage has finished the steps before `step`.
     """
 
     step: int
@@ -256,20 +286,23 @@ class Trim(_ControlMessage, frozen=True, tag="trim"):
 
 
 class ScheduleOrders(_ControlMessage, frozen=True, tag="orders"):
-    """By which schedules the run's steps go, of a run that chooses them: all `orders` so far. Another one is to come if
-    there is a step `closed`: begin neither that one nor a later one before it has come, and report which step is the
-    first that is closed. Repeated until every worker's reports show it."""
+    """The schedules of a run's steps, in a run that chooses them: all `orders` so far.
+
+    If there is a step `closed`, another order is to come: a worker begins neither that step nor a later one before it
+    has come, and reports which step is the first that it has closed. Repeated until every worker's reports show it.
+    """
 
     orders: tuple[ScheduleOrder, ...]
     closed: Count | None = None
 
 
 class Stop(_ControlMessage, frozen=True, tag="stop"):
-    """End the run: `reason` for people, `code` the exit code to end with.
+    """An instruction to end the run: `reason` for people, `code` the exit code.
 
-    `at_step_end`: finish the steps before `step` first, the same for all, and write a snapshot of it; a worker that is
-    past it, or cannot finish in time, leaves without. With `at_step_end` and no `step`, sent to the script alone: make
-    no more calls, and report how many training steps were called for; the Stop with the step follows.
+    With `at_step_end`, all workers first finish the steps before `step`, the same for all, and write a snapshot of it;
+    a worker that is past it, or cannot finish in time, leaves without. With `at_step_end` and no `step`, sent to the
+    script alone: the script makes no more calls, and reports how many training steps it called for; the Stop with the
+    step follows.
     """
 
     reason: str
@@ -279,23 +312,28 @@ class Stop(_ControlMessage, frozen=True, tag="stop"):
 
 
 class Refused(_ControlMessage, frozen=True, tag="refused"):
-    """The broker refuses: `reason` says why, and what would work. `code` is the exit code to end with."""
+    """The broker's refusal: `reason` says why and what would work, `code` is the exit code to end with."""
 
     reason: str
     code: int
 
 
 class Ask(_ControlMessage, frozen=True, tag="ask"):
-    """A command's query: `what` is "status", "queues", "story" or "why", `of` its parameters."""
+    """A command's query.
+
+    Attributes:
+        what: "status", "queues", "story", "why", "timetable" or "join".
+        of: The query's parameters, by name.
+    """
 
     what: str
     of: dict[str, str] = {}
 
 
 class StopRun(_ControlMessage, frozen=True, tag="stop-run"):
-    """The supervisor, or a command, interrupts the run; the broker knows with which exit code that ends.
+    """A request by the supervisor or a command to interrupt the run; the broker knows the exit code for it.
 
-    With `over` it only says that no more queries will come after the run's end, so that the broker may exit.
+    With `over`, it only says that no more queries will come after the run's end, so that the broker may exit.
     """
 
     reason: Text
@@ -304,11 +342,14 @@ class StopRun(_ControlMessage, frozen=True, tag="stop-run"):
 
 
 class Exited(_ControlMessage, frozen=True, tag="exited"):
-    """The process of worker `index` ended; `status` as `subprocess` gives it (negative: a signal killed it).
+    """The supervisor's news that the process of worker `index` ended.
 
-    `result` is the exit code that its command returned, None if it ended without returning one: then `status` says
-    nothing about the run. `detail` continues a sentence about such an end: "in forward (model.py, line 12)".
-    Of the script, which is no child of a process of the run, only a negative `status` is known; else it is 0.
+    Attributes:
+        status: The exit status as `subprocess` gives it; negative if a signal killed the process. Of the script, which
+            is no child of a process of the run, only a negative status is known; else it is 0.
+        result: The exit code that the worker's command returned; None if it ended without returning one. Then `status`
+            says nothing about the run.
+        detail: End of a sentence about an end without a result: "in forward (model.py, line 12)".
     """
 
     index: Count
@@ -319,7 +360,7 @@ class Exited(_ControlMessage, frozen=True, tag="exited"):
 
 
 class Answer(_ControlMessage, frozen=True, tag="answer"):
-    """JSON-ready facts, under a versioned schema name such as `status/1`."""
+    """The facts of a query's answer, ready for JSON, under a versioned schema name such as `status/1`."""
 
     schema: str
     facts: dict[str, object]

@@ -1,9 +1,9 @@
-"""The bytes of control messages: msgpack behind a seal.
+"""The encoding of control messages: msgpack behind a seal.
 
-What a worker says under an incarnation is sealed with the incarnation's secret, StopRun and Exited with the run's
-control secret; who may say what is decided in `coordinator/coordinator.py`. What the broker sends to a worker is
-sealed with the same secret of its incarnation; answers to commands are not sealed. No message
-of one direction can be decoded as one of the other.
+A worker's messages under an incarnation are sealed with the incarnation's secret, StopRun and Exited with the run's
+control secret; `coordinator/coordinator.py` decides who may say what. The broker seals its messages to a worker with
+the secret of the worker's incarnation; answers to commands are not sealed. No message of one direction can be decoded
+as one of the other.
 
     frame    CRC-32 of the rest, u32 | tag, 16 bytes | serial, u64 | body          little-endian
     tag      BLAKE2b of serial and body, keyed with a secret; 16 zero bytes: the message is not sealed
@@ -36,13 +36,16 @@ _UNSEALED = bytes(TAG_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """The secrets of the run with the id `run`. Without a `key` there are none, and nothing can be proven."""
+    """The secrets of one run, derived from its id and its key.
+
+    Without a key, every secret is empty, and nothing can be proven.
+    """
 
     run: str
     key: bytes = field(default=b"", repr=False)
 
     def of_incarnation(self, incarnation: int) -> bytes:
-        """Return the secret that seals the messages between the broker and the worker of this incarnation."""
+        """Return the secret that seals the messages between the broker and the worker of `incarnation`."""
         return self._derived(f"incarnation {incarnation}")
 
     @property
@@ -63,26 +66,35 @@ class RunKeys:
 
 @dataclass(frozen=True, slots=True)
 class MessageSeal:
-    """The seal of a message that was received: its `tag`, made over `covered`, which begins with its `serial`."""
+    """A received message's seal: its `tag`, made over the bytes `covered`, which begin with its `serial`."""
 
     tag: bytes
     serial: int
     covered: bytes = field(repr=False)
 
     def is_of(self, secret: bytes) -> bool:
-        """True if the seal was made with `secret`; no seal is made with an empty one."""
+        """Return True if the seal was made with `secret`. An empty secret makes no seal."""
         return bool(secret) and hmac.compare_digest(self.tag, _tag(secret, self.covered))
 
 
 def sealed(body: bytes, secret: bytes = b"", serial: int = 0) -> bytes:
-    """The frame of a message; not sealed if `secret` is empty."""
+    """Return the frame of a message; it is not sealed if `secret` is empty.
+
+    Args:
+        body: The encoded message.
+        secret: The key of the seal.
+        serial: A number above those of earlier messages with this secret.
+    """
     covered = serial.to_bytes(8, "little") + body
     rest = (_tag(secret, covered) if secret else _UNSEALED) + covered
     return crc32(rest).to_bytes(4, "little") + rest
 
 
 def opened(frame: bytes) -> tuple[bytes, MessageSeal]:
-    """The body and the seal of a frame. Raises `BadMessage` if it is damaged."""
+    """Return the body and the seal of a frame, without a look at the seal.
+
+    Raises `BadMessage` if the frame is damaged.
+    """
     if len(frame) < _SERIAL.stop or crc32(frame[4:]) != int.from_bytes(frame[:4], "little"):
         raise BadMessage("a control message is damaged: its CRC-32 does not match")
     seal = MessageSeal(frame[4 : _SERIAL.start], int.from_bytes(frame[_SERIAL], "little"), frame[_SERIAL.start :])
@@ -90,19 +102,19 @@ def opened(frame: bytes) -> tuple[bytes, MessageSeal]:
 
 
 class Serials:
-    """The serials of one secret that have come: each counts once.
-
-    The `recent` highest may come in any order, as those of several processes that share a secret do; with 1, they only
-    rise.
-    """
+    """A memory of the serials received under one secret: each counts once."""
 
     def __init__(self, recent: int = 1) -> None:
+        """Remember the `recent` highest serials.
+
+        These may come in any order, as those of several processes that share a secret do. With 1, serials only rise.
+        """
         self._recent = recent
         self._floor = -1
         self._seen: set[int] = set()
 
     def is_new(self, serial: int) -> bool:
-        """True if `serial` has not come, and is not older than those that are remembered. From then on it has come."""
+        """Return True if `serial` has not come and is not older than those remembered; then note it as received."""
         if serial <= self._floor or serial in self._seen:
             return False
         self._seen.add(serial)
@@ -117,7 +129,7 @@ def _tag(secret: bytes, covered: bytes) -> bytes:
 
 
 class _Speaker(msgspec.Struct):
-    """Under which incarnation a message is said; what else it has is skipped."""
+    """A message's incarnation alone: the other fields are skipped."""
 
     incarnation: Count = 0
 
@@ -130,31 +142,45 @@ _AnyMessage = TypeVar("_AnyMessage")
 
 
 class SealedMessage(NamedTuple):
-    """A message to the broker, and the seal that came with it."""
+    """A message to the broker, with the seal that came with it."""
 
     message: ToBroker
     seal: MessageSeal
 
 
 class SealedAnswer(NamedTuple):
-    """A message from the broker, and the seal that came with it."""
+    """A message from the broker, with the seal that came with it."""
 
     message: FromBroker
     seal: MessageSeal
 
 
 def encode(message: ToBroker | FromBroker, secret: bytes = b"", serial: int = 0) -> bytes:
-    """The bytes that travel, sealed with `secret` unless that is empty."""
+    """Return the frame of `message`, sealed with `secret` unless that is empty.
+
+    Args:
+        message: A message of either direction.
+        secret: The key of the seal.
+        serial: A number above those of earlier messages with this secret.
+    """
     return sealed(_encode(message), secret, serial)
 
 
 def decode_to_broker(
     frame: bytes, is_proven: Callable[[int, MessageSeal], bool] = lambda incarnation, seal: False
 ) -> SealedMessage:
-    """Raise `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version.
+    """Return a message to the broker, with its seal.
 
-    `is_proven`, of an incarnation and a seal, is asked before a long message is decoded: its content may take fifty
-    times its bytes. Else the seal has not been looked at: `Authenticity` does.
+    The seal is looked at only for a long message, before its content is decoded, which may take fifty times its bytes.
+    For all others, `Authenticity` judges the seal.
+
+    Args:
+        frame: The bytes received.
+        is_proven: Returns True if a seal is that of an incarnation.
+
+    Raises:
+        BadMessage: The frame is damaged, or a long message proves nothing.
+        ForeignMessage: The frame is no message of this version.
     """
     body, seal = opened(frame)
     if len(body) > LARGEST_UNPROVEN and not is_proven(_decode(body, _speaker).incarnation, seal):
@@ -163,7 +189,12 @@ def decode_to_broker(
 
 
 def decode_from_broker(frame: bytes) -> SealedAnswer:
-    """Raise `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version."""
+    """Return a message from the broker, with its seal, which has not been judged.
+
+    Raises:
+        BadMessage: The frame is damaged.
+        ForeignMessage: The frame is no message of this version.
+    """
     body, seal = opened(frame)
     return SealedAnswer(_decode(body, _from_broker), seal)
 
@@ -176,40 +207,45 @@ def _decode(body: bytes, decoder: "msgspec.msgpack.Decoder[_AnyMessage]") -> _An
 
 
 class Sealer:
-    """The seals and serials of what one process sends: a worker's under its incarnation's secret, a command's under
-    the run's. With the same secret a worker checks what the broker says.
+    """A process's maker of seals for what it sends, and judge of the seals on what it receives.
 
-    Serials begin at the time of `clock`, in seconds since the epoch, so that they are above those of any earlier
-    process that had the same secret.
+    A worker's messages are sealed under its incarnation's secret, and with that secret it checks what the broker says.
+    A command's messages are sealed under the run's.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        """Begin serials at the time of `clock`, in seconds since the epoch.
+
+        They are then above those of any earlier process that had the same secret.
+        """
         self._clock = clock
         self._serial = 0
         self._secrets: dict[int, bytes] = {}  # by incarnation
         self._heard = Serials()
 
     def learn(self, assigned: Assigned) -> None:
-        """The worker's messages under this incarnation are sealed from now on."""
+        """Take the secret that `assigned` brings: messages under its incarnation are sealed from now on."""
         if assigned.secret:
             self._secrets[assigned.incarnation] = assigned.secret
 
     def is_proven(self, seal: MessageSeal) -> bool:
-        """True if the broker made the seal, for a message that has not come before. A worker whose place came without
-        a secret can prove nothing, and believes all."""
+        """Return True if the broker made the seal, and the message has not come before.
+
+        A worker whose place came without a secret can prove nothing, and believes every message.
+        """
         if not self._secrets:
             return True
         return any(map(seal.is_of, self._secrets.values())) and self._heard.is_new(seal.serial)
 
     def forget_serials(self) -> None:
-        """There may be another broker, on a machine whose clock is behind."""
+        """Accept any serial again: another broker may answer, on a machine whose clock is behind."""
         self._heard = Serials()
 
     def worker_message(self, message: Hello | Report | Failed | Finished | Goodbye) -> bytes:
-        """The frame of a worker's message; not sealed if it is under no incarnation."""
+        """Return the frame of a worker's message; it is not sealed if it is under no incarnation."""
         return self.sealed(message, self._secrets.get(message.incarnation, b""))
 
     def sealed(self, message: ToBroker, secret: bytes) -> bytes:
-        """The frame of a message; not sealed if `secret` is empty."""
+        """Return the frame of `message`, with the next serial; it is not sealed if `secret` is empty."""
         self._serial = max(self._serial + 1, int(self._clock() * 1e9))
         return encode(message, secret, self._serial)

@@ -1,4 +1,4 @@
-"""Records that control messages contain: of steps, evaluations, waits, snapshots, and of what a run is.
+"""Records that control messages contain: of steps, evaluations, waits, snapshots, and of the run's size and order.
 
 The broker and workers keep some of them, too.
 """
@@ -16,11 +16,17 @@ Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
 
 
 class _ControlRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
-    """Base of all; the field "is" of an encoded record tells which."""
+    """The base of all records; the field "is" of an encoded record names its type."""
 
 
 class ScheduleOrder(_ControlRecord, frozen=True, tag="order"):
-    """From `step` on, until the next order, steps run by the schedule `name`, with `window` if it has one."""
+    """An order to run the steps from `step` on, until the next order, by the schedule `name`.
+
+    Attributes:
+        step: The first step of the order.
+        name: The schedule's name.
+        window: The schedule's window, one number for each stage; None if the schedule has none.
+    """
 
     step: Count
     name: Name
@@ -28,9 +34,16 @@ class ScheduleOrder(_ControlRecord, frozen=True, tag="order"):
 
 
 class WorkerRecord(_ControlRecord, frozen=True, tag="memory"):
-    """A worker's own record of its run, in case the broker has lost its records: the `run`, its `index`, the newest
-    checkpoint announced to it as `complete`, and the first `step` that it has not finished at all its stages; for the
-    script, the first that it has not asked for. `orders`: all that it knows, of a run that chooses its schedule."""
+    """A worker's own record of its run, in case the broker has lost its records.
+
+    Attributes:
+        run: The run's id.
+        index: The worker's index.
+        complete: The newest checkpoint announced to the worker.
+        step: The first step that the worker has not finished at all its stages; for the script, the first that it has
+            not asked for.
+        orders: All orders that the worker knows, in a run that chooses its schedule.
+    """
 
     run: RunId
     index: Count
@@ -40,8 +53,13 @@ class WorkerRecord(_ControlRecord, frozen=True, tag="memory"):
 
 
 class Inspection(_ControlRecord, frozen=True, tag="inspection"):
-    """Result of reading the worker's snapshots of `step`: those of `stages` are intact; `damages` describes the others,
-    each with its folder."""
+    """A worker's result of reading its snapshots of `step`.
+
+    Attributes:
+        step: The snapshots' step.
+        stages: The stages whose snapshots are intact.
+        damages: Descriptions of the other snapshots, each with its folder.
+    """
 
     step: Count
     stages: list[Count]
@@ -49,7 +67,7 @@ class Inspection(_ControlRecord, frozen=True, tag="inspection"):
 
 
 class SampleOrder(_ControlRecord, frozen=True, tag="order"):
-    """Order of the samples in batches: the arguments of `pipeline.data.Order`."""
+    """An order of the samples in batches: the arguments of `pipeline.data.Order`."""
 
     count: Count
     batch_size: Count
@@ -58,9 +76,14 @@ class SampleOrder(_ControlRecord, frozen=True, tag="order"):
 
 
 class RunLength(_ControlRecord, frozen=True, tag="length"):
-    """Number of steps that a run trains, and of batches in each of its rounds of evaluation: known where the data is.
-    `epoch`: how many steps an epoch has, where workers need to know; else 0. `order`: which samples each batch has,
-    where workers without data need to know, and the data source draws them so."""
+    """A run's number of training steps and evaluation batches, known where the data is.
+
+    Attributes:
+        training: Steps that the run trains.
+        evaluation: Batches in each round of evaluation.
+        epoch: Steps of an epoch, where workers need to know; otherwise 0.
+        order: The samples of each batch, where workers without data need to know and the data source draws them so.
+    """
 
     training: Count
     evaluation: Count
@@ -69,11 +92,15 @@ class RunLength(_ControlRecord, frozen=True, tag="length"):
 
 
 class StepRecord(_ControlRecord, frozen=True, tag="step"):
-    """A step that a stage has finished. `times` holds each action of that stage in the order in which the worker ran
-    them: its kind, its microbatch, its start and its end (`ledger/ledger.py` packs and reads them).
+    """A step that a stage has finished.
 
-    Empty `times`: not measured. `loss` is the step's on the last stage, None elsewhere and for a step without rows.
-    `norm`, also on the last stage, is that of all gradients, where they are clipped.
+    Attributes:
+        stage: The stage.
+        step: The step.
+        times: Each action of the stage in the order in which the worker ran them: its kind, microbatch, start and end
+            (`ledger/ledger.py` packs and reads them). Empty if not measured.
+        loss: The step's loss on the last stage; None elsewhere and for a step without rows.
+        norm: The norm of all gradients, on the last stage, where gradients are clipped.
     """
 
     stage: Count
@@ -84,8 +111,14 @@ class StepRecord(_ControlRecord, frozen=True, tag="step"):
 
 
 class EvaluationRecord(_ControlRecord, frozen=True, tag="evaluation"):
-    """Result of the round of evaluation after `step` training steps: means over `rows` rows, which may be infinite or
-    no number. `loss` is None without rows; `metrics` are by name."""
+    """A round of evaluation after `step` training steps, with its means over `rows` rows.
+
+    Attributes:
+        step: The number of training steps before the round.
+        rows: The number of evaluated rows.
+        loss: The mean loss, which may be infinite or NaN; None without rows.
+        metrics: The means of other metrics, by name; they may be infinite or NaN too.
+    """
 
     step: Count
     rows: Count
@@ -94,12 +127,15 @@ class EvaluationRecord(_ControlRecord, frozen=True, tag="evaluation"):
 
     @property
     def values(self) -> dict[str, float | None]:
-        """Values by which evaluations may be compared."""
+        """The values by which evaluations may be compared: the metrics, and the loss under "loss"."""
         return {**self.metrics, "loss": self.loss}
 
 
 class Event(_ControlRecord, frozen=True, tag="event"):
-    """A microbatch entered a state at a stage (`ledger.MicrobatchState`), `at` seconds since the epoch."""
+    """A microbatch's entry into a state at a stage, at the time `at` in seconds since the epoch.
+
+    `state` is a `ledger.MicrobatchState`.
+    """
 
     stage: Count
     step: Count
@@ -109,7 +145,7 @@ class Event(_ControlRecord, frozen=True, tag="event"):
 
 
 class Lack(StrEnum):
-    """Reason why a process cannot go on."""
+    """A reason why a process cannot go on."""
 
     MESSAGE = "message"  # it has not come
     ROOM = "room"  # to keep the message that was computed
@@ -117,8 +153,15 @@ class Lack(StrEnum):
 
 
 class Wait(_ControlRecord, frozen=True, tag="wait"):
-    """A process lacks message `number` of `queue` for `action` ("1F3") of `step`, `since` then: it has not come, or
-    there is no room or no credit to put it. Of a call, a loss and a reply, `step` is the call's number.
+    """A process's wait for message `number` of `queue`, which it needs for an action.
+
+    Attributes:
+        queue: The queue's name.
+        number: The message's number in the queue.
+        action: The action that waits, such as "1F3".
+        step: The action's step; for a call, a loss and a reply, the call's number.
+        since: The start of the wait, in seconds since the epoch.
+        lacks: What is missing: the message itself, or room or credit to put it.
     """
 
     queue: Name

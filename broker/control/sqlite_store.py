@@ -1,12 +1,12 @@
-"""A run in one SQLite file, in write-ahead mode: a commit survives the death of the process.
+"""A store of a run's records in one SQLite file, in write-ahead mode: a commit survives the death of the process.
 
     fact    name -> JSON
     step    (stage, slot) -> step, times       a ring: slot is step modulo the steps kept, so the file stops growing
     loss    step -> loss
 
-The file is for this user alone: among the facts is the run's key.
-`synchronous = NORMAL` gives up the last commits when the machine loses power, never the file's integrity.
-A write that fails for want of room, descriptors or memory, or since another process has the file, is made again.
+The file is for this user alone: among the facts is the run's key. `synchronous = NORMAL` gives up the last commits when
+the machine loses power, never the file's integrity. A write is tried again if it fails for want of room, descriptors or
+memory, or because another process has the file.
 
 The reader neither writes to the file nor locks it. A running broker holds a lock, and a killed one has left a
 write-ahead log, which SQLite cannot read without writing: the reader opens a copy of both files. A file without such a
@@ -60,11 +60,7 @@ _TRIES = 5  # copies that are made until none of the files has changed meanwhile
 
 
 class SqliteStore:
-    """See `Store`. One process at a time may have a file open.
-
-    A file that cannot be written is tried again for `patience` seconds, one that cannot be opened for a few; meanwhile
-    `waiting` is called several times a second with the reason, and may raise.
-    """
+    """A `Store` in an SQLite file, which one process at a time may have open."""
 
     def __init__(
         self,
@@ -73,6 +69,14 @@ class SqliteStore:
         patience: float = 0.0,
         waiting: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        """Open the file, or make it. Raises `StoreUnusable` if that fails.
+
+        Args:
+            path: The file.
+            kept_steps: Steps of each stage whose times are kept.
+            patience: Seconds for which a failed write is tried again; opening is tried for a few seconds at most.
+            waiting: Called several times a second with the reason while a fault lasts; it may raise.
+        """
         self._path = path
         self._kept_steps = kept_steps
         self._patience = min(patience, _OPENING)
@@ -82,6 +86,7 @@ class SqliteStore:
         self._patience = patience
 
     def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
+        """Keep finished steps and their losses, all or nothing. A step's loss is the first one given."""
         rows = [(record.stage, record.step % self._kept_steps, record.step, record.times) for record in records]
 
         def write(transaction: sqlite3.Connection) -> None:
@@ -91,26 +96,32 @@ class SqliteStore:
         self._change(write)
 
     def put(self, name: str, fact: Fact) -> None:
+        """Keep `fact` under `name` in place of the one before."""
         row = name, msgspec.json.encode(fact)
         self._change(lambda transaction: transaction.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", row))
 
     def load(self) -> StoredRun:
+        """Return all that is kept."""
         facts = {name: msgspec.json.decode(text, type=Fact) for name, text in self._rows("SELECT * FROM fact")}
         finished = dict(self._rows("SELECT stage, max(step) + 1 FROM step GROUP BY stage"))
         return StoredRun(facts, finished, dict(self._rows("SELECT step, loss FROM loss")))
 
     def record(self, stage: int, step: int) -> StepRecord | None:
+        """Return the record of `step` of `stage`, without its loss, or None if it is not kept."""
         where = stage, step % self._kept_steps, step
         rows = self._rows("SELECT times FROM step WHERE stage = ? AND slot = ? AND step = ?", where)
         return next((StepRecord(stage, step, times) for (times,) in rows), None)
 
     def go_back(self, stages: Sequence[int], step: int) -> None:
+        """Forget that the stages have finished `step` and later steps; losses stay."""
         rows = [(stage, step) for stage in stages]
         self._change(
             lambda transaction: transaction.executemany("DELETE FROM step WHERE stage = ? AND step >= ?", rows)
         )
 
     def begin(self) -> None:
+        """Forget everything: another run begins."""
+
         def forget(transaction: sqlite3.Connection) -> None:
             for table in ("fact", "step", "loss"):
                 transaction.execute(f"DELETE FROM {table}")  # noqa: S608  # our own names
@@ -118,6 +129,7 @@ class SqliteStore:
         self._change(forget)
 
     def close(self) -> None:
+        """Close the file."""
         self._connection.close()
 
     def _opened(self) -> sqlite3.Connection:
@@ -143,7 +155,7 @@ class SqliteStore:
         return self._persist(lambda: self._connection.execute(query, of).fetchall())
 
     def _change(self, change: Callable[[sqlite3.Connection], object]) -> None:
-        """Carry out all of `change` or nothing."""
+        """Carry out all of `change`, or nothing."""
 
         def attempt() -> None:
             with self._connection:
@@ -179,7 +191,7 @@ class SqliteStore:
 
 @contextmanager
 def _system_errors(path: Path) -> Iterator[None]:
-    """Raise `OSError` in the place of SQLite's error for a fault that may pass."""
+    """Raise `OSError` in place of SQLite's error for a fault that may pass."""
     try:
         yield
     except sqlite3.Error as error:
@@ -192,8 +204,10 @@ def _system_errors(path: Path) -> Iterator[None]:
 
 
 def _demand_descriptors(folder: Path) -> None:
-    """Raise the `OSError` for which SQLite cannot open a file there, if that may pass. Not of the file itself: closing
-    that would give up SQLite's locks."""
+    """Raise the passing `OSError` for which SQLite cannot open a file in `folder`, if there is one.
+
+    The folder is opened, not the file: closing the file would give up SQLite's locks.
+    """
     try:
         os.close(os.open(folder, os.O_RDONLY))
     except OSError as error:
@@ -209,16 +223,20 @@ def _advice(error: Exception) -> str:
 
 
 def _make_private(path: Path) -> None:
-    """Make the file if there is none; SQLite gives the files beside it the same permissions."""
+    """Make the file if there is none, for this user alone; SQLite gives the files beside it the same permissions."""
     with suppress(OSError):  # SQLite will say what is wrong
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         path.chmod(0o600)
 
 
 class SqliteReader(SqliteStore):
-    """A `Store` to read from; `path` must be there. Raises `StoreUnusable`, which names it; so does every write."""
+    """A `Store` that reads an existing file. Every write raises `StoreUnusable`."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file at `path`, or a copy if it has a write-ahead log.
+
+        Raises `StoreUnusable`, which names the file, if it cannot be read or is not there.
+        """
         self._path = path
         self._kept_steps = KEPT_STEPS
         self._empty = False
@@ -236,9 +254,11 @@ class SqliteReader(SqliteStore):
             cleanup.pop_all()
 
     def load(self) -> StoredRun:
+        """Return all that is kept; an empty run if the broker has not written anything yet."""
         return StoredRun() if self._empty else super().load()
 
     def record(self, stage: int, step: int) -> StepRecord | None:
+        """Return the record of `step` of `stage`, without its loss, or None if it is not kept."""
         return None if self._empty else super().record(stage, step)
 
     def _check_format(self) -> None:
@@ -254,7 +274,7 @@ class SqliteReader(SqliteStore):
             )
 
     def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Try once: a command that only reads tells what is wrong."""
+        """Try once: a command that only reads reports the fault at once."""
         try:
             return attempt()
         except sqlite3.Error as error:
@@ -270,7 +290,7 @@ def _log(path: Path) -> Path:
 
 
 def _copy(path: Path, folder: Path) -> Path:
-    """Copy the file and its log, as they were at one moment if possible; returns the copy's place."""
+    """Copy the file and its log, as they were at one moment if possible; return the copy's path."""
     for _ in range(_TRIES):
         before = _state(path)
         for file in (path, _log(path)):

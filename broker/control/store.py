@@ -1,4 +1,4 @@
-"""The records that a broker needs after it was killed: the promise of a store, and the store in memory."""
+"""The interface of a store for the records that a broker needs after it was killed, and a store in memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ Fact = dict[str, object]  # of JSON's own types
 
 
 class StoreUnusable(BrokerError):
-    """The store cannot be opened, read or written; the text names it and the reason."""
+    """The error that a store cannot be opened, read or written; its text names the store and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """All that a store knows, but for the times of single steps."""
+    """A run's records as a store has them, without the times of single steps."""
 
     facts: Mapping[str, Fact] = field(default_factory=dict)
     finished: Mapping[int, int] = field(default_factory=dict)  # stage -> steps
@@ -28,7 +28,7 @@ class StoredRun:
 
 
 def steps_finished(records: Iterable[StepRecord]) -> dict[int, int]:
-    """stage -> how many steps it has finished, by the `records` that are kept."""
+    """Return how many steps each stage has finished according to `records`, by stage."""
     finished: dict[int, int] = {}
     for record in records:
         finished[record.stage] = max(finished.get(record.stage, 0), record.step + 1)
@@ -36,13 +36,16 @@ def steps_finished(records: Iterable[StepRecord]) -> dict[int, int]:
 
 
 class Store(Protocol):
-    """Keeps what it was given although the process is killed right after the call returns.
+    """A store of one run's records, which survive if the process is killed right after a call returns.
 
-    Writing the same twice is writing it once. Every method may raise `StoreUnusable`.
+    Writing a record twice has the effect of writing it once. Every method may raise `StoreUnusable`.
     """
 
     def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
-        """Keep finished steps and their losses, all or nothing. Old steps' times may be forgotten, losses never."""
+        """Keep finished steps and their losses, all or nothing.
+
+        Times of old steps may be forgotten, losses never.
+        """
 
     def put(self, name: str, fact: Fact) -> None:
         """Keep `fact` under `name` in place of the one before."""
@@ -51,10 +54,10 @@ class Store(Protocol):
         """Return all that is kept."""
 
     def record(self, stage: int, step: int) -> StepRecord | None:
-        """Return a finished step of a stage (without its loss), None if it is not kept."""
+        """Return the record of `step` of `stage`, without its loss, or None if it is not kept."""
 
     def go_back(self, stages: Sequence[int], step: int) -> None:
-        """Forget that the stages have finished `step` and those after it; losses stay."""
+        """Forget that the stages have finished `step` and later steps; losses stay."""
 
     def begin(self) -> None:
         """Forget everything: another run begins."""
@@ -64,13 +67,15 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """See `Store`."""
+    """A store in memory, for runs and tests that need no records after the process."""
 
     def __init__(self, kept_steps: int = KEPT_STEPS) -> None:
+        """Start empty; keep the times of `kept_steps` steps for each stage."""
         self._kept_steps = kept_steps
         self.begin()
 
     def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
+        """Keep finished steps and their losses. A step's loss is the first one given."""
         for record in records:
             slot = record.stage, record.step % self._kept_steps
             if slot not in self._records or self._records[slot].step < record.step:
@@ -79,22 +84,27 @@ class MemoryStore:
             self._losses.setdefault(step, loss)
 
     def put(self, name: str, fact: Fact) -> None:
+        """Keep `fact` under `name` in place of the one before."""
         self._facts[name] = msgspec.json.encode(fact)  # what comes back is what any other store gives back
 
     def load(self) -> StoredRun:
+        """Return all that is kept. Facts have passed through JSON, as in every other store."""
         facts = {name: msgspec.json.decode(text, type=Fact) for name, text in self._facts.items()}
         return StoredRun(facts, steps_finished(self._records.values()), dict(self._losses))
 
     def record(self, stage: int, step: int) -> StepRecord | None:
+        """Return the record of `step` of `stage`, without its loss, or None if it is not kept."""
         record = self._records.get((stage, step % self._kept_steps))
         return StepRecord(stage, step, record.times) if record is not None and record.step == step else None
 
     def begin(self) -> None:
+        """Forget everything: another run begins."""
         self._records: dict[tuple[int, int], StepRecord] = {}
         self._losses: dict[int, float | None] = {}
         self._facts: dict[str, bytes] = {}
 
     def go_back(self, stages: Sequence[int], step: int) -> None:
+        """Forget that the stages have finished `step` and later steps; losses stay."""
         self._records = {slot: r for slot, r in self._records.items() if r.stage not in stages or r.step < step}
 
     def close(self) -> None:
