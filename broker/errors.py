@@ -1,4 +1,4 @@
-"""The errors of the broker package: what can go wrong between workers, and on which side."""
+"""Errors of the broker package: what can go wrong between workers, and on which side."""
 
 from stageline.pipeline.errors import StagelineError
 
@@ -8,44 +8,44 @@ class BrokerError(StagelineError):
 
 
 class BadMessage(BrokerError):
-    """What arrived is not a valid message: damaged, too large, or of another run or wire version."""
+    """Arrival of something that is not a valid message: damaged, too large, or of another run or wire version."""
 
 
 class Unsendable(BrokerError):
-    """The payload holds something that cannot travel; the model's output must change."""
+    """Payload that holds a value which cannot travel; the model's output must change."""
 
 
 class Disagreement(BrokerError):
-    """Two messages of one identity have different bits: what computed them was not deterministic."""
+    """Two messages of one identity with different bits: the computation behind them was not deterministic."""
 
 
 class QueueGap(BrokerError):
-    """A message skips a number of its queue; the sender lost one or sent out of order."""
+    """Message that skips a number of its queue; the sender lost one or sent out of order."""
 
 
 class QueueFull(BrokerError):
-    """A queue holds as much as it may, and no message is trimmed."""
+    """Queue that holds as much as it may while no message is trimmed."""
 
 
 class QueueClosed(BrokerError):
-    """This end of a queue is closed: it can neither put nor take."""
+    """Use of a queue end that is closed: it can neither put nor take."""
 
 
 class Fenced(BrokerError):
-    """A newer incarnation owns the stage: the worker that gets this error was replaced and must stop."""
+    """Ownership of the stage by a newer incarnation: the worker that gets this error was replaced and must stop."""
 
 
 class EndpointTaken(BrokerError):
-    """An address cannot be bound: in use, or not an address of this machine."""
+    """Address that cannot be bound: in use, or not an address of this machine."""
 
 
 class AddressUnusable(BrokerError):
-    """The text given as the broker's address is not an address."""
+    """Text given as the broker's address that is not an address."""
 
 
 class ForeignMessage(BadMessage):
-    """An intact message of another run or wire version: a resend would bring the same."""
+    """Intact message of another run or wire version: a resend would bring the same bytes."""
 
 
 class Overwritten(BrokerError):
-    """A tensor was written to after it was put: a resend of its message would have other bits."""
+    """Write to a tensor after it was put: a resend of its message would have other bits."""

@@ -1,4 +1,4 @@
-"""The queue ends of one worker among several processes, whichever transport carries the messages.
+"""Queue ends of one worker among several processes, whichever transport carries the messages.
 
 Workers that are connected to each other have one link for all queues that begin at a worker, and one to each worker
 that it takes from:
@@ -49,10 +49,11 @@ class QueueOptions:
 
     `ahead`: the windows of all queues of the run together. `retain_bytes`: what may be retained in memory; beyond it,
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
-    waits up to `patience` seconds, calling `waiting` with the reason meanwhile, which may call `trim`. Replies to a
-    script, as large as it asks for, have an eighth of `retain_bytes` for themselves, and the disk as far as it goes: a
-    script that goes on from a checkpoint wants them again. `key` seals what workers request of each other over ZeroMQ.
-    `wakes_at_once`: a `ring` ends a wait at once; else, over ZeroMQ, it may go on for 20 ms, which costs less.
+    waits up to `patience` seconds, and calls `waiting` with the reason during the wait, which may call `trim`. Replies
+    to a script, as large as it asks for, have an eighth of `retain_bytes` for themselves, and the disk as far as it
+    goes: a script that goes on from a checkpoint wants them again. `key` seals what workers request of each other over
+    ZeroMQ. `wakes_at_once`: a `ring` ends a wait at once; without it, over ZeroMQ, a wait may go on for 20 ms, which
+    costs less.
     """
 
     ahead: int = 64
@@ -66,9 +67,10 @@ class QueueOptions:
 
 
 class QueueEnds(ABC):
-    """Makes each end when it is first asked for; both ends of a queue that stays at this worker are in memory."""
+    """Ends of one worker's queues, each made on its first use; both ends of a queue within the worker are in memory."""
 
     def __init__(self, run: str, incarnation: int, options: QueueOptions) -> None:
+        """Make the ends of the worker of this incarnation in the run with this id."""
         self.run = run
         self.incarnation = incarnation
         self.options = options
@@ -85,21 +87,22 @@ class QueueEnds(ABC):
 
     @abstractmethod
     def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
-        """Return what `look` finds; None after `timeout` seconds or a `ring`. The other queues are served meanwhile."""
+        """Return what `look` finds; None after `timeout` seconds or a `ring`. Serves the other queues until then."""
 
     @abstractmethod
     def _serve(self, seconds: float) -> None:
-        """Serve the other queues for so long: a `put` waits for room."""
+        """Serve the other queues for `seconds`, because a `put` waits for room."""
 
     @abstractmethod
     def _new_outbound(self, log: Log) -> Outbound:
-        """The producer's end of the queue of `log`."""
+        """Return the producer's end of the queue of `log`."""
 
     @abstractmethod
     def _new_inbound(self, receiver: Receiver) -> Inbound:
-        """The consumer's end of the queue of `receiver`."""
+        """Return the consumer's end of the queue of `receiver`."""
 
     def outbound(self, queue: Queue) -> Outbound:
+        """Return the producer's end of `queue`; the first call makes it."""
         if queue.name not in self._outbounds:
             if queue.is_local:
                 self._outbounds[queue.name] = self._local.outbound(queue)
@@ -109,7 +112,7 @@ class QueueEnds(ABC):
         return self._outbounds[queue.name]
 
     def inbound(self, queue: Queue) -> Inbound:
-        """Raise `ValueError` if the queue has no window."""
+        """Return the consumer's end of `queue`; the first call makes it. Raises `ValueError` without a window."""
         if queue.name not in self._inbounds:
             if queue.is_local:
                 self._inbounds[queue.name] = LocalInbound(self._local.inbound(queue), self.wait_for)
@@ -118,6 +121,7 @@ class QueueEnds(ABC):
         return self._inbounds[queue.name]
 
     def close(self) -> None:
+        """Close the queues within this worker, and forget what is on the disk."""
         self._local.close()
         self._budget.spill.close()
         self._replies.spill.close()
@@ -132,8 +136,7 @@ class QueueEnds(ABC):
 
 
 def look_until(until: float, find: Callable[[], Found | None]) -> Found | None:
-    """Return what `find` finds before the time `until`, called again and again; other threads and processes go
-    first."""
+    """Return what `find` finds before time `until`, called again and again with other processes first; else None."""
     while monotonic() < until:
         if (found := find()) is not None:
             return found
@@ -147,17 +150,19 @@ def processors() -> int:
 
 
 class LocalInbound:
-    """The consumer's end of a queue that begins at the same worker: it serves the other queues while it waits."""
+    """Consumer's end of a queue that begins at the same worker: it serves the other queues while it waits."""
 
     def __init__(
         self, queue: MemoryQueue, wait_for: Callable[[Callable[[], Message | None], float], Message | None]
     ) -> None:
+        """Wrap `queue`; `wait_for` is `QueueEnds.wait_for` of the worker."""
         self.queue = queue.queue
         self.rewind = queue.rewind
         self._queue = queue
         self._wait_for = wait_for
 
     def take(self, timeout: float) -> Message | None:
+        """Return the next message in order, or None after `timeout` seconds, as `Inbound.take`."""
         message = self._queue.take(0)
         if message is None and timeout > 0:
             return self._wait_for(lambda: self._queue.take(0), timeout)
@@ -165,26 +170,28 @@ class LocalInbound:
 
 
 class Wakeup:
-    """Wakes the one thread that waits for queues: the descriptor `fd` is readable from `ring` until `silence`."""
+    """Alarm of the one thread that waits for queues: the descriptor `fd` is readable from `ring` until `silence`."""
 
     def __init__(self) -> None:
+        """Open a pair of sockets, which `close` closes."""
         self._receiving, self._sending = socket.socketpair()
         self._receiving.setblocking(False)
         self._sending.setblocking(False)
         self.fd = self._receiving.fileno()
 
     def ring(self) -> None:
-        """Wake the waiting thread. For any thread, and for signal handlers: never blocks, never fails, also after
-        `close`."""
+        """Wake the waiting thread. Never blocks or fails, in any thread or signal handler, even after `close`."""
         with suppress(OSError):
             self._sending.send(b"!")
 
     def silence(self) -> None:
+        """Make `fd` unreadable until the next `ring`."""
         with suppress(BlockingIOError):
             while self._receiving.recv(4096):
                 pass
 
     def close(self) -> None:
+        """Close the sockets; a later `ring` does nothing."""
         self._sending.close()
         self._receiving.close()
 
@@ -192,7 +199,7 @@ class Wakeup:
 class LinkedQueues(QueueEnds):
     """All queue ends of one worker; other workers connect to its producers at `endpoint`.
 
-    Only the thread that made it may use it, except for `ring`.
+    Only the thread that made the object may use it, except for `ring`.
     """
 
     outbound_link: OutboundLink
@@ -200,6 +207,7 @@ class LinkedQueues(QueueEnds):
     schemes: tuple[str, ...]  # of the endpoints that it can connect to
 
     def __init__(self, run: str, incarnation: int, options: QueueOptions) -> None:
+        """Make the ends without links; a subclass opens `outbound_link`."""
         super().__init__(run, incarnation, options)
         self._closed = False
         self._links: dict[str, InboundLink] = {}  # by the producers' endpoints
@@ -208,15 +216,14 @@ class LinkedQueues(QueueEnds):
 
     @abstractmethod
     def _open_link(self, endpoint: str) -> InboundLink:
-        """A link to the producers at `endpoint`."""
+        """Return a link to the producers at `endpoint`."""
 
     @abstractmethod
     def _ready(self, watched: dict[Any, int], seconds: float) -> Collection[Any]:
         """Return the handles of `watched`, which gives the events to wait for, that are ready within `seconds`."""
 
     def connect(self, peers: Mapping[Queue, str]) -> None:
-        """Take each of these queues from the producer at its endpoint, from now on. Raises `ForeignMessage` for an
-        endpoint of another kind of queues."""
+        """Take each queue from the producer at its endpoint. Raises `ForeignMessage` for one of another scheme."""
         for queue, endpoint in peers.items():
             end = self.inbound(queue)
             if isinstance(end, LinkedInbound):
@@ -230,9 +237,11 @@ class LinkedQueues(QueueEnds):
         self._send_requests()
 
     def admit(self, newest: int) -> None:
+        """Let requests of an incarnation above `newest` wait, as `OutboundLink.admit`."""
         self.outbound_link.admit(newest)
 
     def pump(self, timeout: float) -> None:
+        """Serve the requests of the other ends, waiting up to `timeout` seconds for one. Raises `QueueClosed`."""
         self.check_open()
         if timeout > 0:
             self._poll(monotonic() + timeout)
@@ -255,10 +264,10 @@ class LinkedQueues(QueueEnds):
             raise QueueClosed(f"the queues of incarnation {self.incarnation} in run {self.run!r} are closed")
 
     def take(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
-        """The next message of the receiver, over `link`; None after `timeout` seconds or a `ring`.
+        """Return the next message of the receiver, over `link`; None after `timeout` seconds or a `ring`.
 
-        It is looked for again and again for a while, and then waited for, asleep. That wait serves the consumers of
-        this worker: it begins at once while they have yet to request messages, on which this one may depend.
+        Polls for the message for a while, and then waits for it asleep. That wait serves the consumers of this worker:
+        it begins at once while they have yet to request messages, on which this message may depend.
         """
         message = link.take(receiver)
         if message is not None or timeout <= 0:
@@ -274,6 +283,7 @@ class LinkedQueues(QueueEnds):
         return message
 
     def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
+        """Return what `look` finds after each arrival; None after `timeout` seconds or a `ring`."""
         until = monotonic() + timeout
         while True:
             rung = self._poll(until)
@@ -282,8 +292,7 @@ class LinkedQueues(QueueEnds):
                 return found
 
     def _poll(self, until: float) -> bool:
-        """Wait until something arrives, a request is to be repeated, or the time `until`, and take in what has arrived.
-        Returns True if `ring` was called."""
+        """Wait for an arrival, a due request, a `ring` or time `until`; process arrivals. Return True if it rang."""
         self._send_requests()
         now, links, fd = monotonic(), self._links.values(), self._wakeup.fd
         arriving = {link.handle: link for link in links if link.handle is not None}
@@ -333,9 +342,10 @@ class LinkedQueues(QueueEnds):
 
 
 class LinkedOutbound:
-    """The producer's end: it sends at once what the consumer has granted, and the rest when that grants more."""
+    """Producer's end: it sends at once what the consumer has granted, and the rest when the consumer grants more."""
 
     def __init__(self, queues: LinkedQueues, sender: Sender) -> None:
+        """Make the end over `sender`, which the outbound link of `queues` serves."""
         self.queue = sender.log.queue
         self.trim = sender.log.trim
         self.empty = sender.log.empty
@@ -346,6 +356,7 @@ class LinkedOutbound:
         self._sender = sender
 
     def put(self, message: Message) -> None:
+        """Retain `message`, and send what the consumer has granted, as `Outbound.put`."""
         self._queues.check_open()
         self._sender.log.put(message, monotonic())
         self._link.flush(self._sender)
@@ -353,6 +364,7 @@ class LinkedOutbound:
             self._link.serve()
 
     def has_credit(self, number: int, timeout: float) -> bool:
+        """Return True if the consumer has granted message `number`; wait up to `timeout` seconds for that."""
         self._queues.check_open()
         if number < self._sender.limit:
             return True
@@ -360,19 +372,22 @@ class LinkedOutbound:
         return bool(granted)
 
     def depth(self) -> Depth:
+        """Return the queue's content for inspection."""
         return self._sender.depth(monotonic())
 
 
 class LinkedInbound:
-    """The consumer's end, over `link` once the endpoint of the producer is known."""
+    """Consumer's end, over `link` once the endpoint of the producer is known."""
 
     def __init__(self, queues: LinkedQueues, requester: Requester) -> None:
+        """Make the end over `requester`, without a link."""
         self.queue = requester.receiver.queue
         self.requester = requester
         self.link: InboundLink | None = None
         self._queues = queues
 
     def take(self, timeout: float) -> Message | None:
+        """Return the next message in order, or None after `timeout` seconds or a `ring`, as `Inbound.take`."""
         link, receiver, queues = self.link, self.requester.receiver, self._queues
         queues.check_open()
         if link is None:
@@ -380,4 +395,5 @@ class LinkedInbound:
         return queues.take(link, receiver, timeout)
 
     def rewind(self, step: int) -> None:
+        """Deliver again from the first message of `step` on."""
         self.requester.rewind(self.queue.first(step))

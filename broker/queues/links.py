@@ -1,4 +1,4 @@
-"""The two sides of a connection between workers, without the connection itself, which a transport knows.
+"""Two sides of a connection between workers, without the connection itself, which a transport knows.
 
 request of a consumer ──> Sender.update ──> what its credit allows is sent over the connection of that request
 message of a producer ──> Receiver.accept   what arrives damaged or out of turn is dropped and requested again
@@ -30,16 +30,22 @@ log = structlog.get_logger()
 
 
 class RouteGone(Exception):
-    """The connection that something was to be sent over is gone."""
+    """Loss of the connection that something was to be sent over."""
 
 
 class OutboundLink(ABC):
-    """Serves the senders given to `add`. `key` is the run's, which requests are sealed with.
+    """Server of the senders given to `add`: it takes in requests of consumers and sends what they grant.
 
-    Never blocks: what cannot be sent now stays due.
+    A link never blocks: what cannot be sent now stays due.
     """
 
     def __init__(self, run: str, key: bytes) -> None:
+        """Make a link without senders that knows no limit of incarnations.
+
+        Args:
+            run: Id of the run, which requests must name.
+            key: The run's queue key, which requests are sealed with.
+        """
         self._run = run
         self._key = key
         self._senders: dict[str, Sender] = {}  # by the names of their queues, as are all below
@@ -50,14 +56,14 @@ class OutboundLink(ABC):
 
     @abstractmethod
     def serve(self) -> None:
-        """Take in what requests have arrived and send everything that is due."""
+        """Process the requests that have arrived and send everything that is due."""
 
     @abstractmethod
     def watched(self, now: float) -> dict[Any, int]:
         """Return the handles to poll, each with the events that make it time to `serve`."""
 
     def due(self, now: float) -> float:
-        """Return when to look at `watched` again though nothing has happened."""
+        """Return the time at which to look at `watched` again though nothing has happened; infinite for never."""
         return inf
 
     @abstractmethod
@@ -66,19 +72,26 @@ class OutboundLink(ABC):
 
     @abstractmethod
     def _send_message(self, route: bytes, frames: Sequence[Frame]) -> bool:
-        """Return False if the connection takes nothing now. Raises `RouteGone`."""
+        """Send a message over connection `route`. Returns False if that takes nothing now; raises `RouteGone`."""
 
     @abstractmethod
     def _send_reply(self, route: bytes, frame: bytes) -> None:
-        """Do nothing if the connection is gone or takes nothing now: the consumer repeats its request."""
+        """Send a reply over connection `route`, or do nothing if the connection is gone or takes nothing now.
+
+        The consumer repeats a request that gets no reply.
+        """
 
     def add(self, sender: Sender) -> None:
+        """Serve `sender` from now on, beginning with a request that came before it."""
         self._senders[sender.log.queue.name] = sender
         self._answer_early()
 
     def admit(self, newest: int) -> None:
-        """A request of an incarnation above `newest` is kept until there is one: its consumer may be known here sooner
-        than the broker's news of it. Without that, one request of the highest number would shut out all others."""
+        """Keep requests of incarnations above `newest` until `admit` allows them.
+
+        A consumer's request may arrive here sooner than the broker's news of that consumer. Without this limit, one
+        request of the highest number would shut out all others.
+        """
         self._newest = newest
         self._answer_early()
 
@@ -99,7 +112,7 @@ class OutboundLink(ABC):
         return any(sender.is_behind for sender in self._senders.values())
 
     def take_in(self, route: bytes, frame: bytes) -> bool:
-        """Take in what came over connection `route`. Returns False unless it is a request of this run."""
+        """Process `frame`, which came over connection `route`. Returns False unless it is a request of this run."""
         try:
             request = unpack(frame, CreditRequest, self._key)
         except ForeignMessage:
@@ -134,7 +147,7 @@ class OutboundLink(ABC):
                 self._answer(self._senders[name], route, request)
 
     def _send(self, sender: Sender, number: int) -> bool:
-        """Return False if the connection takes nothing now or is gone."""
+        """Send message `number`. Returns False if the connection takes nothing now or is gone."""
         try:
             return sender.route is not None and self._send_message(sender.route, sender.frames(number))
         except RouteGone:
@@ -142,8 +155,10 @@ class OutboundLink(ABC):
             return False
 
     def _refuse(self, route: bytes, frame: bytes, reason: str) -> None:
-        """Log a request that is not proven to be of this run, which changes nothing. A worker of another run is told
-        so."""
+        """Log a request that is not proven to be of this run, and do nothing else.
+
+        A worker of another run is told which run this is.
+        """
         with suppress(BadMessage):
             if run_named_in(frame) != self._run:
                 self._introduce(route)
@@ -160,15 +175,22 @@ class OutboundLink(ABC):
             self._send_reply(route, pack(reply_to(request, sender), self._key))
 
     def _introduce(self, route: bytes) -> None:
-        """Let a consumer of another run or version find out which these are: without the key, which is this run's."""
+        """Tell a consumer of another run or version which these are here, without this run's key in the seal."""
         if self._introductions.allows(monotonic()):
             self._send_reply(route, pack(RetentionReply(self._run, _INTRODUCTION, 0, 0, 0, 0)))
 
 
 class InboundLink(ABC):
-    """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
+    """Client of the producers at `endpoint` for the requesters given to `add`. Times are monotonic, in seconds."""
 
     def __init__(self, endpoint: str, run: str, key: bytes) -> None:
+        """Make a link without requesters.
+
+        Args:
+            endpoint: Address of the producers' worker.
+            run: Id of the run, which messages must name.
+            key: The run's queue key, which requests and replies are sealed with.
+        """
         self.endpoint = endpoint
         self.requesters: dict[str, Requester] = {}  # by the names of their queues
         self._key = key
@@ -177,14 +199,20 @@ class InboundLink(ABC):
 
     @abstractmethod
     def receive(self, now: float, *, wait: bool = False) -> bool:
-        """Take in one message. Returns False if none has arrived; with `wait`, not for some milliseconds.
+        """Process one message. Returns False if none has arrived.
 
-        Raises `ForeignMessage`, and what `Receiver` raises about messages that contradict each other.
+        Args:
+            now: Time of the call.
+            wait: If True, wait some milliseconds for a message that has not arrived.
+
+        Raises:
+            ForeignMessage: The message is of another run or version.
+            BrokerError: Messages contradict each other, as `Receiver` says.
         """
 
     @abstractmethod
     def has_arrived(self) -> bool:
-        """Return True if `receive` would find something: this takes less time than to find nothing."""
+        """Return True if `receive` would find a message: this check takes less time than a `receive` in vain."""
 
     @abstractmethod
     def send_requests(self, now: float) -> None:
@@ -193,12 +221,12 @@ class InboundLink(ABC):
     @property
     @abstractmethod
     def handle(self) -> Any:
-        """The handle to poll for arrivals, hashable; None without a connection."""
+        """Handle to poll for arrivals, hashable; None without a connection."""
 
     @property
     @abstractmethod
     def events(self) -> int:
-        """The events to poll `handle` for."""
+        """Events to poll `handle` for."""
 
     @property
     @abstractmethod
@@ -207,25 +235,26 @@ class InboundLink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; no more is requested."""
+        """Close the connection; no more messages are requested."""
 
     def add(self, requester: Requester) -> None:
+        """Request messages for `requester` over this link from now on."""
         self.requesters[requester.receiver.name] = requester
         requester.introduce()
 
     def remove(self, queue: str) -> None:
-        """The queue of this name is taken over another connection, if it was over this one."""
+        """Stop serving the queue of this name, if this link serves it: another connection carries it now."""
         self.requesters.pop(queue, None)
 
     def take(self, receiver: Receiver, *, wait: bool = False) -> Message | None:
-        """The next message of the receiver, or None. With `wait`, waits for it as `receive` does."""
+        """Return the next message of the receiver, or None. With `wait`, wait for it as `receive` does."""
         now = monotonic()
         while not receiver.ready and self.receive(now, wait=wait):
             wait = False
         return self.pop(receiver)
 
     def pop(self, receiver: Receiver) -> Message | None:
-        """The next message of the receiver, of those that `receive` has taken in."""
+        """Return the next message of the receiver among those that `receive` has taken in, or None."""
         message = receiver.pop() if receiver.ready else None
         if receiver.must_report:
             self.send_requests(monotonic())
@@ -235,7 +264,7 @@ class InboundLink(ABC):
         return pack(request, self._key)
 
     def _take_in(self, frames: Sequence[Frame], now: float) -> None:
-        """Take in the frames of a message, or of a reply, which has an empty one where a message has its header."""
+        """Process the frames of a message or of a reply; a reply has an empty frame in place of the header."""
         try:
             if len(frames[0]):
                 self._take_in_message(frames, now)
@@ -278,7 +307,10 @@ class InboundLink(ABC):
             requester.receive(reply)
 
     def _unpack_reply(self, frame: bytes) -> RetentionReply:
-        """A producer of another run introduces itself without a key. Of this run nothing counts without its seal."""
+        """Return the reply in `frame`, or the introduction of a producer of another run, which is sealed without a key.
+
+        Of this run nothing counts without its seal.
+        """
         try:
             return unpack(frame, RetentionReply, self._key)
         except ForeignMessage:
@@ -290,7 +322,7 @@ class InboundLink(ABC):
             return introduction
 
     def _count_damage(self, reason: str) -> None:
-        """Something arrived damaged, of an unknown queue: all receivers request again."""
+        """Count a damaged arrival of an unknown queue, after which all receivers request again."""
         self._damages += 1
         if self._damages > TOO_OFTEN:
             raise BadMessage(

@@ -1,4 +1,4 @@
-"""The messages that a producer retains of one queue, as frames, from the oldest that may be needed to the newest.
+"""Log of the messages that a producer retains of one queue, as frames, from the oldest needed to the newest.
 
   trimmed        retained: on the disk | in memory
 ------------- | ---------------------- | ---------- |
@@ -39,10 +39,7 @@ def _never(reason: str, since: float) -> bool:
 
 
 class RetentionBudget:
-    """The limits of all logs of one worker together: `memory` bytes, and `disk` bytes of what does not fit there.
-
-    `wait` is called when both are full, with the reason and the time of the `put`; it returns whether to try again.
-    """
+    """Limits of all logs of one worker together: `memory` bytes, and `disk` bytes of what does not fit there."""
 
     def __init__(
         self,
@@ -51,6 +48,14 @@ class RetentionBudget:
         folder: str | None = None,
         wait: Callable[[str, float], bool] = _never,
     ) -> None:
+        """Make a budget of which nothing is used.
+
+        Args:
+            memory: Bytes that may be retained in memory.
+            disk: Bytes that may be retained on the disk.
+            folder: Folder of the files; None: the system's for temporary files.
+            wait: Called when both are full, with the reason and the time of the `put`; returns True to try again.
+        """
         self.memory = memory
         self.used = 0
         self.spill = Spill(disk, folder)
@@ -62,15 +67,16 @@ class RetentionBudget:
 
 
 class Seal:
-    """Notices that a tensor was written to after it was put: then its retained bytes are not what was sent.
+    """Detector of writes to a tensor after it was put: then its retained bytes are not what was sent.
 
-    Keeps the tensors of `payload` that the retained message shares memory with, those on the CPU, and their current
-    versions: torch counts every in-place write to a tensor and to its views.
+    A seal keeps the tensors of `payload` that the retained message shares memory with, those on the CPU, and their
+    current versions: torch counts every in-place write to a tensor and to its views.
     """
 
     __slots__ = ("_versions",)
 
     def __init__(self, payload: Tree) -> None:
+        """Record the current versions of the CPU tensors of `payload`."""
         self._versions: list[tuple[Tensor, int]] = []
         for tensor in (payload,) if isinstance(payload, Tensor) else tensors(payload):
             if tensor.is_cpu and not tensor.is_inference():
@@ -87,7 +93,7 @@ class Seal:
 
 
 class _RetainedMessage(msgspec.Struct):
-    """A retained message: in memory it has frames and a seal, on the disk a slot. `since` is when it was put."""
+    """Retained message: in memory it has frames and a seal, on the disk a slot. `since` is when it was put."""
 
     size: int
     since: float
@@ -102,9 +108,16 @@ class _RetainedMessage(msgspec.Struct):
 
 
 class Log:
-    """The retained messages of one queue of `run`; those before `first` were trimmed, `end` comes next."""
+    """Retained messages of one queue of `run`; those before `first` were trimmed, number `end` comes next."""
 
     def __init__(self, run: str, queue: Queue, budget: RetentionBudget) -> None:
+        """Make an empty log.
+
+        Args:
+            run: Id of the run.
+            queue: Queue of the messages.
+            budget: Limits that this log shares with the other logs of the worker.
+        """
         self.run = run
         self.queue = queue
         self._of = run, queue.name
@@ -117,13 +130,22 @@ class Log:
         self._empty = True  # no message was ever put
 
     def __len__(self) -> int:
+        """Return the number of retained messages."""
         return len(self._kept)
 
     def put(self, message: Message, now: float) -> list[Frame] | None:
         """Retain `message` and return its frames; None if it was put before, or was trimmed.
 
-        Raises `Disagreement` if the message was put before with other bits, `QueueGap` if it skips a number,
-        `QueueFull` if there is no room (then nothing has changed), `Unsendable` for what cannot travel.
+        Args:
+            message: Message of this log's run and queue.
+            now: Time of the call, in seconds on the monotonic clock.
+
+        Raises:
+            ValueError: The message is of another run or queue.
+            Disagreement: The message was put before with other bits.
+            QueueGap: The message skips a number.
+            QueueFull: There is no room; nothing has changed.
+            Unsendable: The payload cannot travel.
         """
         number = message.number
         if (message.run, message.queue) != self._of:
@@ -141,7 +163,7 @@ class Log:
         return frames
 
     def frames(self, number: int) -> list[Frame]:
-        """The frames of a retained message. Raises `Overwritten` if one of its tensors has been written to."""
+        """Return the frames of a retained message. Raises `Overwritten` if one of its tensors has been written to."""
         kept = self._kept[number]
         if kept.slot is not None:
             return self._budget.spill.read(kept.slot)
@@ -150,7 +172,13 @@ class Log:
         return kept.frames
 
     def check_same(self, number: int, header: Header, how: str) -> None:
-        """Raise `Disagreement`, which says `how`, if retained message `number` has other bits than `header`'s."""
+        """Raise `Disagreement` if retained message `number` has other bits than the message of `header`.
+
+        Args:
+            number: Number of a retained message.
+            header: Header to compare with.
+            how: Words of the error for how the other message came.
+        """
         if not agree(fingerprint(header), fingerprint(self._header(number))):
             raise Disagreement(
                 f"{self.name(number)} {how}: what computed it was not deterministic. See that all operations are, and "
@@ -167,7 +195,7 @@ class Log:
         self.end = max(self.end, self.first)
 
     def empty(self, step: int, rest: Tree = None) -> None:
-        """The content of the messages of `step` is not needed again: from now on they have none, but `rest`.
+        """Drop the content of the messages of `step`, which is not needed again; `rest` becomes their content.
 
         Raises `Overwritten` if a tensor of one has been written to.
         """
@@ -175,20 +203,20 @@ class Log:
             self._empty_message(number, rest)
 
     def checksums(self, step: int) -> tuple[int, ...]:
-        """The CRC-32 of each tensor of the retained messages of `step`, in order."""
+        """Return the CRC-32 of each tensor of the retained messages of `step`, in order."""
         return tuple(tensor.crc32 for number in self._retained(step) for tensor in self._header(number).tensors)
 
     def oldest(self, now: float) -> float:
-        """The age of the oldest retained message in seconds; 0 if there is none."""
+        """Return the age of the oldest retained message in seconds; 0 if there is none."""
         return now - self._kept[self.first].since if self._kept else 0.0
 
     def peek(self, limit: int) -> list[Message]:
-        """The first `limit` retained messages, decoded into memory of their own."""
+        """Return the first `limit` retained messages, decoded into memory of their own."""
         numbers = range(self.first, self.end)[: max(0, limit)] if self._kept else ()
         return [decode(self.frames(number)) for number in numbers]
 
     def name(self, number: int) -> str:
-        """Message `number`, for people."""
+        """Return message `number` in words, for people."""
         unit, microbatch = self.queue.at(number)
         return f"message {number} of {self.queue.name} ({self._unit} {unit}, microbatch {microbatch})"
 
@@ -202,7 +230,7 @@ class Log:
 
     @property
     def _unit(self) -> str:
-        """The name of what the queue's messages are of, one or more each."""
+        """Name of what the queue's messages are of, one or more each."""
         return _UNITS.get(self.queue.per, "step")
 
     @property
@@ -244,7 +272,7 @@ class Log:
                     raise QueueFull(f"{reason}. {self._way_out}") from full
 
     def _move_out(self, number: int, new: _RetainedMessage) -> None:
-        """Move messages to the disk: the oldest first, which are least likely to be resent, `new` only at the last."""
+        """Move messages to the disk: the oldest first, which are least likely to be resent, and `new` last."""
         self._in_memory = max(self._in_memory, self.first)
         while self._budget.lacks(new.size) and self._in_memory < self.end:
             oldest = self._kept[self._in_memory]
@@ -298,25 +326,30 @@ class Log:
 
 
 class LockedLog:
-    """The log of a producer's end that several threads use: each method holds `lock`."""
+    """Log of a producer's end that several threads use: each method holds `lock`."""
 
     def __init__(self, log: Log, lock: AbstractContextManager[object]) -> None:
+        """Guard `log`, which nothing else uses, with `lock`."""
         self.queue = log.queue
         self._log = log
         self._lock = lock
 
     def trim(self, step: int) -> None:
+        """Forget the messages before `step`, as `Log.trim`."""
         with self._lock:
             self._log.trim(step)
 
     def empty(self, step: int, rest: Tree = None) -> None:
+        """Drop the content of the messages of `step`, as `Log.empty`."""
         with self._lock:
             self._log.empty(step, rest)
 
     def checksums(self, step: int) -> tuple[int, ...]:
+        """Return the CRC-32 of each tensor of the retained messages of `step`, in order."""
         with self._lock:
             return self._log.checksums(step)
 
     def peek(self, limit: int) -> list[Message]:
+        """Return the first `limit` retained messages, decoded into memory of their own."""
         with self._lock:
             return self._log.peek(limit)
