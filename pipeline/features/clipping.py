@@ -27,20 +27,23 @@ _Part = tuple[torch.Tensor, torch.Tensor]  # numbers of parameters, int64 [n], a
 
 
 class ClippedGradients(Feature):
-    """Computes the norms and the clips of stages that have a `clip_norm`.
-
-    Args:
-        last: Number of the last stage.
-        loss: Gives the loss of a step there, or raises: a bad microbatch is named before its gradients are.
-    """
+    """The feature that computes the norms and the clips of stages that have a `clip_norm`."""
 
     name = "clipping"
 
     def __init__(self, last: int, loss: Callable[[int], float | None]) -> None:
+        """Prepare for the stages of a worker.
+
+        Args:
+            last: Number of the last stage.
+            loss: Returns the loss of a step there, or raises: a bad microbatch is named before its gradients are.
+        """
         self._last = last
         self._loss = loss
 
     def handlers(self, stage: Any) -> Mapping[str, Compute]:
+        """Return the functions that compute `N` (norms) and `C` (clip) on `stage`."""
+
         def norms(operation: Operation, received: Sequence[Tree]) -> Tree:
             if stage.index == self._last:
                 self._loss(operation.step)
@@ -51,50 +54,85 @@ class ClippedGradients(Feature):
 
 
 class GradientNotFinite(StageError):
-    """The norm of a gradient, or of all, is nan or infinite: it cannot be clipped."""
+    """Failure of a clip: the norm of a gradient, or of all gradients together, is nan or infinite."""
 
 
 class NoClip:
-    """What a stage has that clips nothing. Number `stage` is for errors."""
+    """The absence of clipping, on a stage that clips nothing.
+
+    Attributes:
+        total: The norm by which the newest step was clipped; None if there was none.
+    """
 
     total: float | None = None
 
     def __init__(self, stage: int) -> None:
+        """Take the number of the stage, for errors."""
         self._stage = stage
 
     def gather(self, later: Tree) -> Tree:
-        """Raises `StageError`."""
+        """Raise `StageError`, since the stage clips nothing."""
         raise StageError(f"stage {self._stage} clips no gradients: set clip_norm in its StageSettings")
 
     def clip(self, total: Tree, device: torch.device) -> torch.Tensor:
-        """Raises `StageError`."""
+        """Raise `StageError`, since the stage clips nothing."""
         raise StageError(f"stage {self._stage} clips no gradients: set clip_norm in its StageSettings")
 
 
 class GradientClip(NoClip):
-    """The gradients of stage number `stage`, whose norm over all stages shall be at most `most`.
+    """The gradients of one stage, clipped so that their norm over all stages is at most a limit.
 
-    `parameters` are those that it trains, by name; `order` has the number of each among the unsplit model's parameters,
-    by the same names. `total` is the norm by which the newest step was clipped, None before the first.
+    Attributes:
+        total: The norm by which the newest step was clipped; None before the first.
     """
 
     def __init__(
         self, stage: int, most: float, parameters: Mapping[str, torch.Tensor], order: Mapping[str, int]
     ) -> None:
+        """Prepare for the parameters of a stage.
+
+        Args:
+            stage: Number of the stage, for errors.
+            most: Largest norm over all stages.
+            parameters: The parameters that the stage trains, by name.
+            order: Number of each parameter among those of the unsplit model, by the same names.
+        """
         super().__init__(stage)
         self._most = most
         self._parameters = sorted((order[name], name, each) for name, each in parameters.items())
         self._gathered: list[_Part] = []
 
     def gather(self, later: Tree) -> Tree:
-        """The norms of this stage's gradients and those that were gathered `later`, by the stages after it; None there.
-        Raises `GradientNotFinite`, and `GradientMismatch` for what are no norms."""
+        """Return the norms of this stage's gradients together with those of later stages.
+
+        Args:
+            later: The return value of `gather` on the next stage; None on the last stage.
+
+        Returns:
+            Pairs of parameters' numbers, int64 [n], and norms, [n].
+
+        Raises:
+            GradientNotFinite: The norm of a gradient is nan or infinite.
+            GradientMismatch: `later` has another form.
+        """
         self._gathered = [*self._checked(later), *self._own()]
         return tuple(self._gathered)
 
     def clip(self, total: Tree, device: torch.device) -> torch.Tensor:
-        """Clips by `total`, a 0-dimensional tensor, which the stage before returned; None on the first stage, which
-        computes it, of float32, on its `device`. Returns it. Raises `GradientNotFinite`, and `GradientMismatch`."""
+        """Clip the gradients by their norm over all stages.
+
+        Args:
+            total: The norm, a 0-dimensional tensor, that the previous stage returned; None on the first stage, which
+                computes it.
+            device: Device on which the first stage computes the norm.
+
+        Returns:
+            The norm over all stages, 0-dimensional, on the CPU.
+
+        Raises:
+            GradientNotFinite: The norm is nan or infinite.
+            GradientMismatch: `total` is no 0-dimensional tensor.
+        """
         norm = self._norm(device) if total is None else total
         if not isinstance(norm, torch.Tensor) or norm.dim():
             raise GradientMismatch(f"stage {self._stage} got {describe(norm)} to clip by; expected one number")
@@ -105,7 +143,7 @@ class GradientClip(NoClip):
         return norm.cpu()
 
     def _own(self) -> Iterator[_Part]:
-        """Of one dtype each."""
+        """Yield numbers and norms of this stage's gradients, one pair for each dtype."""
         found = [(number, name, each.grad) for number, name, each in self._parameters if each.grad is not None]
         gradients = [gradient for _, _, gradient in found]
         for norms, places in _norms_by_dtype(gradients):
@@ -159,17 +197,30 @@ class GradientClip(NoClip):
 
 
 def clip_of(stage: int, most: float | None, parameters: Mapping[str, torch.Tensor], order: Mapping[str, int]) -> NoClip:
-    """Return what clips the gradients of stage number `stage`, as `GradientClip` has them."""
+    """Return the clipping of one stage's gradients.
+
+    Args:
+        stage: Number of the stage, for errors.
+        most: Largest norm over all stages; None if nothing is clipped.
+        parameters: The parameters that the stage trains, by name.
+        order: Number of each parameter among those of the unsplit model, by the same names.
+    """
     return NoClip(stage) if most is None else GradientClip(stage, most, parameters, order)
 
 
 def numbers_of(parameters: Iterable[str], first_layer: int) -> dict[str, int]:
-    """Numbers of the `parameters` of layers from `first_layer` on: those of another stage's are lower, or higher."""
+    """Return numbers for the `parameters` of layers from `first_layer` on, by name, in their order.
+
+    Parameters of earlier stages have lower numbers, those of later stages higher ones.
+    """
     return {name: first_layer * 2**32 + place for place, name in enumerate(parameters)}
 
 
 def _norms_by_dtype(gradients: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[int]]]:
-    """The norm of each, on the CPU, and which each is of; computed as `clip_grad_norm_` does."""
+    """Yield the norms of `gradients` of one dtype and device, on the CPU, with their places in `gradients`.
+
+    They are computed as `clip_grad_norm_` does.
+    """
     if not gradients:
         return
     grouped = _group_tensors_by_device_and_dtype([list(gradients)], with_indices=True)
@@ -181,7 +232,10 @@ def _norms_by_dtype(gradients: Sequence[torch.Tensor]) -> Iterator[tuple[torch.T
 
 
 def _by_kind(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Those that are split over a group of processes apart from others: torch takes no list of both."""
+    """Return `tensors` as up to two lists: whole ones, and those split over a group of processes.
+
+    Torch takes no list of both.
+    """
     split = [is_split(each) for each in tensors]
     kinds = [[each for each, of in zip(tensors, split, strict=True) if of is kind] for kind in (False, True)]
     return [alike for alike in kinds if alike]

@@ -1,4 +1,4 @@
-"""Activations lie in a scratch, files for instance, between a forward and its backward.
+"""Offload of activations: they lie in a scratch, files for instance, between a forward and its backward.
 
     forward    autograd saves a tensor ─> its memory goes to the scratch; what several nodes save goes there once
     backward   a node wants it         <─ the same bytes, in the same layout; the next ones are on their way
@@ -27,24 +27,27 @@ AHEAD = 1 << 26  # bytes that are fetched ahead
 
 
 class Parcel(Protocol):
-    """Bytes in a scratch, for as long as there is a reference to it."""
+    """Bytes in a scratch. They stay there for as long as there is a reference to the parcel."""
 
     def fetch(self) -> None:
-        """Begins to bring them back."""
+        """Begin to bring the bytes back. Returns at once."""
 
     def bytes(self) -> torch.Tensor:
-        """The bytes, uint8 [n], in memory that begins as torch's own does. Raises what made it impossible."""
+        """Return the bytes, uint8 [n], in memory that begins as torch's own does.
+
+        Raises the exception that made this impossible.
+        """
 
 
 class Scratch(Protocol):
-    """Where bytes lie for a while. What is in it is lost with the process."""
+    """A place where bytes lie for a while. They are lost with the process."""
 
     def put(self, data: torch.Tensor) -> Parcel:
-        """Takes `data`, uint8 [n], which must not be written to. Waits while too much is under way."""
+        """Take `data`, uint8 [n], which must not be written to afterwards. Waits while too much is under way."""
 
 
 class _Stowed:
-    """Memory of saved tensors, `size` bytes: in the scratch, and while a node uses it here."""
+    """Memory of saved tensors, `size` bytes: in the scratch, and here while a node uses it."""
 
     def __init__(self, parcel: Parcel, size: int) -> None:
         self.parcel, self.size = parcel, size
@@ -73,14 +76,14 @@ _Order = list["weakref.ref[_Stowed]"]  # as they were saved; autograd's graph ho
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What of a stage lies outside its worker's memory; nothing by default. No bit changes.
+    """The parts of a stage that lie outside its worker's memory; nothing by default. No bit changes.
 
     Args:
         scratch: Takes what forwards keep for their backwards.
-        files: Take `weights` with their gradients and averages, and what the `optimizer` keeps; and the copies that
-            snapshots are.
-        weights: True if these are in the files.
-        optimizer: Likewise.
+        files: Take `weights` with their gradients and averages, the state of the `optimizer`, and the copies for
+            snapshots.
+        weights: True if weights, with their gradients and averages, are in the files.
+        optimizer: True if the optimizer's state is in the files.
     """
 
     scratch: Scratch | None = None
@@ -90,45 +93,51 @@ class Offload:
 
     @property
     def weight_files(self) -> FileMemory | None:
-        """The files if weights are there."""
+        """The files if weights are there, otherwise None."""
         return self.files if self.weights else None
 
     @property
     def copied(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """`memory.copied`; in a file, if state lies in files."""
+        """The function that copies a tensor: `memory.copied`, or into a file if state lies in files."""
         return copied if self.files is None else self.files.copied
 
 
 def in_memory(stage: int) -> Offload:
-    """Return that nothing of `stage` lies elsewhere."""
+    """Return the offload of a stage of which everything stays in memory."""
     return Offload()
 
 
 class NoScratch:
-    """Activations that stay in memory."""
+    """The absence of a scratch: activations stay in memory."""
 
     @property
     def begins(self) -> tuple[Callable[[object], object], ...]:
-        """What is called with each microbatch before its backward."""
+        """The functions to call with each microbatch before its backward."""
         return ()
 
     def around(self, run: Run) -> Run:
-        """Return `run`, of whose microbatches activations are put elsewhere."""
+        """Return `run` with the activations of its microbatches put into the scratch, if there is one."""
         return run
 
     def clear(self) -> None:
-        """No microbatch goes backward any more."""
+        """Forget all microbatches: none of them goes backward any more."""
 
 
 def scratch_of(scratch: Scratch | None, body: torch.nn.Module) -> NoScratch:
-    """Return where the activations of the stage with this `body` lie."""
+    """Return the place for the activations of the stage with this `body`: `scratch`, or memory if it is None."""
     return NoScratch() if scratch is None else ActivationOffload(scratch, body)
 
 
 class ActivationOffload(NoScratch):
-    """That of the stage with this `body`. Microbatches are expected to go backward in the order of their forwards."""
+    """The offload of one stage's activations. Microbatches are expected to go backward in the order of their forwards."""
 
     def __init__(self, scratch: Scratch, body: torch.nn.Module) -> None:
+        """Prepare for a stage.
+
+        Args:
+            scratch: Takes the activations.
+            body: The stage's layers, whose parameters and buffers stay in memory.
+        """
         self._scratch = scratch
         self._body = body
         self._kept: dict[object, _Order] = {}
@@ -137,10 +146,11 @@ class ActivationOffload(NoScratch):
 
     @property
     def begins(self) -> tuple[Callable[[object], object], ...]:
+        """The functions to call with each microbatch before its backward: the method `begin`."""
         return (self.begin,)
 
     def around(self, run: Run) -> Run:
-        """Return `run`, whose microbatches save into the scratch; the weights that they read stay where they are."""
+        """Return `run` with the activations of its microbatches saved into the scratch; the weights that they read stay."""
 
         def saved(x: Tree, passage: Passage) -> Tree:
             version = passage.version
@@ -152,8 +162,10 @@ class ActivationOffload(NoScratch):
 
     @contextmanager
     def saving(self, microbatch: object, stay: Iterable[torch.Tensor]) -> Iterator[None]:
-        """A context in which the forward of `microbatch` saves into the scratch, but for what shares memory with
-        what is to `stay`."""
+        """Return a context in which the forward of `microbatch` saves into the scratch.
+
+        A tensor that shares memory with one of `stay` is not put there.
+        """
         known = {each.untyped_storage()._cdata: each for each in stay}
         seen: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Stowed]] = {}
         order: _Order = []
@@ -178,14 +190,14 @@ class ActivationOffload(NoScratch):
             self._kept[microbatch] = order
 
     def begin(self, microbatch: object) -> None:
-        """The microbatch goes backward now: fetches what it will need, and then what the next one will."""
+        """Fetch what the backward of `microbatch`, which begins now, needs, and then what the next one will."""
         order = self._kept.pop(microbatch, [])
         following = next(iter(self._kept.values()), [])
         self._ahead = deque([*reversed(order), *reversed(following)])
         self._fetch()
 
     def clear(self) -> None:
-        """No microbatch goes backward any more."""
+        """Forget all microbatches: none of them goes backward any more."""
         self._kept.clear()
         self._ahead.clear()
         self._fetched.clear()

@@ -1,4 +1,4 @@
-"""Recomputation: a forward keeps what it was given, and backward runs it again for what autograd needs.
+"""Recomputation: a forward keeps its input, and backward runs the forward again for what autograd needs.
 
     forward    x ─> layers ─> y      x stays, and the buffers as they were
     backward   x ─> layers again, with the seeds, weights and buffers of the forward; then gradients, as ever
@@ -37,14 +37,20 @@ Forward = Callable[..., Any]
 
 
 class BufferCopies:
-    """Copies of buffers. Forwards between which a buffer has not changed share one, on the CPU, where comparing waits
-    for nothing."""
+    """Copies of buffers. Forwards between which a buffer has not changed share one copy.
+
+    Copies are shared for buffers on the CPU only, where comparing waits for nothing.
+    """
 
     def __init__(self) -> None:
+        """Begin without copies."""
         self._newest: dict[tuple[int, str], torch.Tensor] = {}
 
     def of(self, modules: Sequence[torch.nn.Module]) -> list[Tensors]:
-        """Of the buffers of each module itself. One that several modules have has one copy."""
+        """Return copies of the buffers of each module, without those of its submodules, by name.
+
+        A buffer that several modules have is copied once.
+        """
         copies: dict[int, torch.Tensor] = {}
         for module in modules:
             for key, each in module._buffers.items():
@@ -63,10 +69,17 @@ class BufferCopies:
 
 
 class ForwardState:
-    """That of `module`, called `name` in errors, as it is now. With `demands_same`, its parameters must not be written
-    to before the forward has run again."""
+    """The parameters and buffers that a forward of one module computed with."""
 
     def __init__(self, module: torch.nn.Module, name: str, copies: BufferCopies, *, demands_same: bool) -> None:
+        """Keep the module's parameters, and copies of its buffers as they are now.
+
+        Args:
+            module: The module whose forward runs again later.
+            name: Name of the module in errors.
+            copies: Makes the copies of buffers.
+            demands_same: True if the parameters must not be written to before the forward has run again.
+        """
         self._name, self._demands_same = name, demands_same
         modules = [*module.modules()]
         self._parts = [
@@ -76,8 +89,10 @@ class ForwardState:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """A context in which the module has these parameters, and buffers like these. Raises `StageError` if parameters
-        were written to."""
+        """Return a context in which the module has the kept parameters, and copies of the kept buffers.
+
+        Raises `StageError` if parameters were written to although they must stay the same.
+        """
         if self._demands_same and self._writes() != self._written:
             raise StageError(
                 f"weights of {self._name} have changed between a forward and its backward, which would run the forward "
@@ -96,12 +111,15 @@ class ForwardState:
                 _put(part, parameters, buffers)
 
     def _writes(self) -> list[int]:
-        """How often each parameter was written to."""
+        """Return how often each parameter was written to."""
         return [each._version for _, parameters, _ in self._parts for each in parameters.values() if each is not None]
 
 
 def _put(module: torch.nn.Module, parameters: Tensors, buffers: Tensors) -> None:
-    """Without torch's checks of kind: what stands for a parameter in a version is none."""
+    """Give `module` these parameters and buffers, without torch's checks of kind.
+
+    Torch would refuse the tensor that stands for a parameter in a version, since it is no `Parameter`.
+    """
     for held, given in ((module._parameters, parameters), (module._buffers, buffers)):
         held.clear()
         held.update(given)  # type: ignore[arg-type]
@@ -112,7 +130,16 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def recomputation_of(body: Body, wanted: Recompute | None, *, versions: bool) -> "NoRecomputation":
-    """Return what of `body` runs again. With `versions`, each forward has weights that no update writes to."""
+    """Return the recomputation for the stage with this `body`.
+
+    Args:
+        body: The stage's layers.
+        wanted: "stage", "layers", or patterns of the names of layers and modules; None if nothing runs again.
+        versions: True if each forward has weights that no update writes to.
+
+    Raises:
+        StageError: `wanted` has another form.
+    """
     if wanted is None:
         return NoRecomputation()
     if wanted not in (WHOLE, EACH) and not _are_patterns(wanted):
@@ -125,17 +152,21 @@ def recomputation_of(body: Body, wanted: Recompute | None, *, versions: bool) ->
 
 
 class NoRecomputation:
-    """Runs nothing again."""
+    """The absence of recomputation: backward runs nothing again.
+
+    Attributes:
+        indivisible: Reason why a backward cannot be halved; "" if it can.
+    """
 
     indivisible = ""  # why a backward cannot be halved
 
     def around(self, run: Run, again: Run) -> Run:
-        """Return what computes as `run` does; backward runs `again` what it needs once more."""
+        """Return a function that computes as `run` does, and whose backward runs `again` to get what it needs once more."""
         return run
 
 
 class Recomputation(NoRecomputation):
-    """Runs `modules`, by their names, again, or without any the whole stage."""
+    """The recomputation of a stage: of some of its modules, each by itself, or of the whole stage."""
 
     indivisible = (
         "recomputes what backward needs, and would do so for each half of a backward, and for each of its weights in "
@@ -143,12 +174,20 @@ class Recomputation(NoRecomputation):
     )
 
     def __init__(self, body: Body, modules: Mapping[str, torch.nn.Module], *, versions: bool) -> None:
+        """Prepare for a stage.
+
+        Args:
+            body: The stage's layers.
+            modules: The modules that run again, by name. If there are none, the whole stage runs again.
+            versions: True if each forward has weights that no update writes to.
+        """
         self._body = body
         self._modules = modules
         self._versions = versions
         self._copies = BufferCopies()
 
     def around(self, run: Run, again: Run) -> Run:
+        """Return a function that computes as `run` does, and whose backward runs the modules, or `again`, once more."""
         return partial(self._run_modules, run) if self._modules else partial(self._run_whole, run, again)
 
     def _run_modules(self, run: Run, x: Tree, passage: Passage) -> Tree:
@@ -158,7 +197,10 @@ class Recomputation(NoRecomputation):
             return run(x, passage)
 
     def _run_whole(self, run: Run, again: Run, x: Tree, passage: Passage) -> Tree:
-        """Generators are seeded layer by layer, so their state need not be kept."""
+        """Run the stage so that backward runs the whole of it again.
+
+        Generators are seeded layer by layer, so their state need not be kept.
+        """
         state = ForwardState(self._body, "the stage", self._copies, demands_same=not self._versions)
         kept = [copied(each.detach()).requires_grad_(each.requires_grad) for each in tensors(x)]  # x may be written to
         form = map_tensors(lambda each: each.new_empty(0), x)
@@ -202,7 +244,12 @@ class Recomputation(NoRecomputation):
 
 
 def recomputable(names: Sequence[str], layers: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Module]:
-    """The layers and the modules in them that can be called, by their names in the unsplit model."""
+    """Return the layers, and the modules in them that can be called, by their names in the unsplit model.
+
+    Args:
+        names: Names of the layers.
+        layers: The layers, in the same order.
+    """
     found: dict[str, torch.nn.Module] = {}
     for name, layer in zip(names, layers, strict=True):
         called = not isinstance(layer, BoundLayer) or layer.calls_parts
@@ -215,14 +262,17 @@ def recomputable(names: Sequence[str], layers: Sequence[torch.nn.Module]) -> dic
 
 
 def _modules(body: Body, wanted: Recompute) -> dict[str, torch.nn.Module]:
-    """What runs again by itself, by its names."""
+    """Return the modules that run again by themselves, by name; none if the whole stage runs again."""
     if wanted == EACH:
         return dict(zip(body.names, body, strict=True))
     return {} if wanted == WHOLE else outermost(recomputable(body.names, list(body)), wanted)
 
 
 def outermost(named: Mapping[str, torch.nn.Module], patterns: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """Those whose names match one of `patterns`, without what is in others of them and runs again with those."""
+    """Return the modules whose names match one of `patterns`, without modules inside of others that match.
+
+    An inner module runs again with the outer one.
+    """
     chosen = {name: module for name, module in named.items() if matches(name, patterns)}
     inner = {id(each) for module in chosen.values() for each in module.modules() if each is not module}
     return {name: module for name, module in chosen.items() if id(module) not in inner}
@@ -235,13 +285,13 @@ def _are_patterns(wanted: object) -> bool:
 
 
 def _has_forward(module: torch.nn.Module) -> bool:
-    """Not if it only holds others, as a ModuleList does."""
+    """Return True if `module` can be called: False if it only holds others, as a ModuleList does."""
     return "forward" in module.__dict__ or type(module).forward is not torch.nn.Module.forward
 
 
 @contextmanager
 def _with_forward(module: torch.nn.Module, forward: Forward) -> Iterator[None]:
-    """A context in which a call of `module` is one of `forward`. Hooks of the module run once, outside of it."""
+    """Return a context in which a call of `module` calls `forward`. Hooks of the module run once, outside of `forward`."""
     own = module.__dict__.get("forward")  # a user may have given it one, too
     module.__dict__["forward"] = forward
     try:
@@ -253,11 +303,11 @@ def _with_forward(module: torch.nn.Module, forward: Forward) -> Iterator[None]:
 
 
 def _entered(x: Tree) -> Tree:
-    """`x`, whose tensors are nodes of a graph, as in the first forward."""
+    """Return `x` with its tensors as nodes of a graph, as in the first forward."""
     nodes = InputNodes(x)
     return map_tensors(lambda each: nodes.enter(each.detach()) if each.requires_grad else each, x)
 
 
 def _writes(given: Sequence[object]) -> list[int]:
-    """How often each tensor among them was written to."""
+    """Return how often each tensor among `given` was written to."""
     return [each._version for each in given if isinstance(each, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Parameters that stages share: each stage has a copy of its own, and they send each other its gradients.
+"""Parameters that stages share: each stage has a copy of its own, and the stages exchange the gradients.
 
     stage 0 (owner)                                 stage 3
     gradients that join its own  <-- leaving --     gradients of each backward
@@ -25,11 +25,14 @@ _Gradients = dict[str, torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class SharedParameters:
-    """What a stage shares with others. Each parameter is called by its name in the first stage that uses it.
+    """The parameters that a stage shares with others, each called by its name in the first stage that uses it.
 
-    `own` are those that this stage uses, with their names here; `above` those whose gradients come from a later stage,
-    and whose totals go there; `below` those whose gradients go to an earlier one. One that only passes through is in
-    both, and not the stage's own.
+    A parameter whose gradients only pass through this stage is in `above` and `below`, but not in `own`.
+
+    Attributes:
+        own: Shared parameters that this stage uses, with their names here.
+        above: Parameters whose gradients come from a later stage, and whose totals go there.
+        below: Parameters whose gradients go to an earlier stage.
     """
 
     own: Mapping[str, str] = field(default_factory=dict)
@@ -37,11 +40,12 @@ class SharedParameters:
     below: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
+        """Return True if gradients come from or go to another stage."""
         return bool(self.above or self.below)
 
 
 class SharedGradients(Feature):
-    """Gradients of shared parameters meet at the first stage that uses them, and come back as totals.
+    """The feature that sums gradients of shared parameters at the first stage that uses them, and returns the totals.
 
     Backwards take what the later stage sends as roots of their own. An update takes the totals of the earlier stage,
     and returns those for the later one.
@@ -50,9 +54,11 @@ class SharedGradients(Feature):
     name = "ties"
 
     def __init__(self) -> None:
+        """Begin without gradients of any stage."""
         self._of: WeakKeyDictionary[Any, TiedGradients] = WeakKeyDictionary()
 
     def handlers(self, stage: Any) -> Mapping[str, Compute]:
+        """Return the functions that compute `T` (leaving gradients) and `S` (subtotals) on `stage`; none if it shares nothing."""
         if not stage.shared:
             return {}
         gradients = self.of(stage)
@@ -62,6 +68,11 @@ class SharedGradients(Feature):
         }
 
     def around(self, stage: Any, kind: str, compute: Compute) -> Compute:
+        """Return `compute` with the exchange of shared gradients, for backwards and updates.
+
+        `B` and `W` pass received gradients on as roots. `U` takes totals before the update, and returns those for the
+        later stage.
+        """
         if not stage.shared or kind not in ("B", "W", "U"):
             return compute
         gradients, own = self.of(stage), 1 if kind == "B" else 0
@@ -78,22 +89,29 @@ class SharedGradients(Feature):
         return update if kind == "U" else backward
 
     def of(self, stage: Any) -> "TiedGradients":
-        """Return the gradients that `stage` shares, on their way."""
+        """Return the shared gradients of `stage` that are on their way."""
         if stage not in self._of:
             self._of[stage] = TiedGradients(stage.index, stage.shared, stage.parameters())
         return self._of[stage]
 
 
 def copies_in(stages: Iterable[Any]) -> dict[str, str]:
-    """Return the parameters that `stages` share with an earlier one: their names here, each with that in the first."""
+    """Return the parameters that `stages` share with an earlier stage: their names here, each with that in the first stage."""
     own = (stage.shared.own for stage in stages)
     return {here: first for names in own for first, here in names.items() if here != first}
 
 
 class TiedGradients:
-    """The gradients of what stage number `stage` shares, on their way. `parameters`: its own, by their names here."""
+    """The gradients of the parameters that one stage shares, on their way between stages."""
 
     def __init__(self, stage: int, shared: SharedParameters, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Begin without gradients.
+
+        Args:
+            stage: Number of the stage, for errors.
+            shared: The parameters that the stage shares.
+            parameters: All parameters of the stage, by their names here.
+        """
         self._stage = stage
         self._above = sorted(shared.above)
         self._below = sorted(shared.below)
@@ -101,19 +119,36 @@ class TiedGradients:
         self._passing: _Gradients = {}
 
     def roots(self, received: Tree = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Parameters with the gradients that were `received` for them from a later stage: as roots of a backward, to
-        which autograd adds this stage's own. Raises `GradientMismatch` for gradients that are not of them."""
+        """Return the stage's own parameters with the gradients that a later stage has sent for them.
+
+        They are roots of a backward, to which autograd adds this stage's own gradients.
+
+        Args:
+            received: Gradients by name, as `leaving` returned them on the later stage; None if nothing was received.
+
+        Raises:
+            GradientMismatch: `received` has gradients of other parameters, or one of another shape or dtype.
+        """
         self._passing = given = self._named(received, self._above)
         return [(self._own[name], each) for name, each in given.items() if name in self._own and each is not None]
 
     def leaving(self) -> Tree:
-        """The gradients since the last call for the earlier stage, by name; None for one that got none."""
+        """Return the gradients since the last call that go to the earlier stage, by name; None for one that got none.
+
+        The stage's own are taken out of `.grad`.
+        """
         passing, self._passing = self._passing, {}
         return {name: self._taken(name) if name in self._own else passing.get(name) for name in self._below}
 
     def subtotal(self, received: Tree = None) -> Tree:
-        """The step's gradients for the earlier stage, those added that were `received` from a later one; None if there
-        is no earlier stage. Raises `GradientMismatch` as `roots` does."""
+        """Return the step's gradients for the earlier stage; None if there is no earlier stage.
+
+        Args:
+            received: The later stage's subtotal, which is added; None if nothing was received.
+
+        Raises:
+            GradientMismatch: `received` has gradients of other parameters, or one of another shape or dtype.
+        """
         self._passing = given = self._named(received, self._above)
         for name, later in given.items():
             if name in self._own:
@@ -121,8 +156,17 @@ class TiedGradients:
         return self.leaving() if self._below else None
 
     def exchange(self, totals: Tree = None) -> Tree:
-        """Before an update: sets the gradients whose `totals` come from the earlier stage, and returns the totals for
-        the later one; None if there is none. Raises `GradientMismatch` as `roots` does."""
+        """Set the gradients for an update from their totals, and return the totals for the later stage.
+
+        Args:
+            totals: Totals from the earlier stage, by name; None if nothing was received.
+
+        Returns:
+            Totals by name; None if there is no later stage.
+
+        Raises:
+            GradientMismatch: `totals` has gradients of other parameters, or one of another shape or dtype.
+        """
         given = self._named(totals, self._below)
         for name, total in given.items():
             if name in self._own:
@@ -137,12 +181,15 @@ class TiedGradients:
         return gradient
 
     def _total(self, name: str) -> torch.Tensor | None:
-        """A copy: an optimizer may write to gradients."""
+        """Return a copy of the gradient of the own parameter `name`, since an optimizer may write to gradients."""
         gradient = self._own[name].grad
         return None if gradient is None else copied(gradient)
 
     def _named(self, received: Tree, names: list[str]) -> _Gradients:
-        """`received`, of exactly these `names`, on the parameters' devices; nothing if nothing was received."""
+        """Return `received` on the parameters' devices; an empty dict if nothing was received.
+
+        Raises `GradientMismatch` unless `received` is a dict with exactly these `names`.
+        """
         if received is None:
             return {}
         if not isinstance(received, dict) or sorted(received) != names:

@@ -1,8 +1,8 @@
 """Versions of weights: a forward reads one, and its backward reads the same.
 
-Versions           the parameters, which an update changes in place       synchronous schedules
-StashedVersions    the newest when it runs; no update writes to them      asynchronous mode
-TwoVersions        those before the newest update                         name = "2bw"
+Versions           the parameters, which an update changes in place           synchronous schedules
+StashedVersions    the newest at the forward; no update writes to a version   asynchronous mode
+TwoVersions        the weights before the newest update                       name = "2bw"
 
 Weight stashing (PipeDream, SOSP'19, section 3.3): a backward uses the weights that its forward used.
 
@@ -11,7 +11,7 @@ An update changes parameters in place, so every forward between two updates runs
     F5      U3      F6      U4     B5               F5 and B5 use version a, F6 version b
     a       b       b       c      a
 
-Double-buffered weights (PipeDream-2BW, arXiv 2006.09503, section 3.1): the gradients of a step are those at the
+Double-buffered weights (PipeDream-2BW, arXiv 2006.09503, section 3.1): the gradients of a step are computed at the
 weights before the newest update, W(t+1) = W(t) - rate * gradient(W(t-1)), and no third version is ever needed.
 
 With W(t) the weights after t updates, the microbatches of step t read W(t-1), those of steps 0 and 1 W(0). A stage
@@ -39,8 +39,16 @@ from stageline.pipeline.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A microbatch that was run forward and not yet backward, with what its forward read and later actions change:
-    the trainable parameters, and the buffers as they were before it."""
+    """A microbatch between its forward and its backward, with the tensors that its forward has read.
+
+    Only tensors that later actions change are kept. All are on the CPU.
+
+    Attributes:
+        step: Step of the microbatch.
+        microbatch: Number of the microbatch within the step.
+        weights: Trainable parameters that the forward has read, by the unsplit model's names.
+        buffers: Buffers as they were before the forward, by the unsplit model's names.
+    """
 
     step: int
     microbatch: int
@@ -50,14 +58,20 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The trainable parameters before the last of `updates` updates."""
+    """The trainable parameters before the last of `updates` updates, by the unsplit model's names."""
 
     updates: int
     weights: Weights
 
 
 class Versions:
-    """The versions of one stage's weights that are in use: one, the parameters themselves."""
+    """The versions of one stage's weights that are in use. Here there is one: the parameters themselves.
+
+    Attributes:
+        stashed: True if each forward has weights that no update writes to.
+        indivisible: Reason why a backward cannot be halved; "" if it can.
+        version_for: Returns the version that the forward of a microbatch reads.
+    """
 
     stashed = False  # whether each forward has weights that no update writes to
 
@@ -75,39 +89,48 @@ class Versions:
 
     @property
     def previous(self) -> Previous | None:
-        """What microbatches read that are yet to come, besides the parameters."""
+        """The weights besides the parameters that future microbatches read; None if there are none."""
         return None
 
     def begin_update(self) -> bool:
-        """Called before the parameters change. Returns whether they lie in other memory now."""
+        """Prepare for an update, before the parameters change. Return True if they now lie in other memory."""
         return False
 
     def invalidate(self) -> None:
-        """Called when the parameters have changed."""
+        """Note that the parameters have changed."""
 
     def in_flight(self, versions: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
-        """The state of the microbatches that have yet to go backward, by their `versions`, and of those that are still
-        to be run again."""
+        """Return the state of all microbatches that have yet to go backward, and of those that are still to be run again.
+
+        Args:
+            versions: Step and microbatch of each microbatch that has yet to go backward, with the version that its
+                forward read.
+        """
         return ()
 
     def restore(self, in_flight: Iterable[InFlight], previous: Previous | None) -> None:
-        """Makes the forwards of these microbatches, when they run again, read what they have read before. `previous` is
-        that of the stage whose state this is."""
+        """Make the forwards of microbatches that run again read what they read before.
+
+        Args:
+            in_flight: The microbatches, as the method `in_flight` returned them.
+            previous: The property `previous` of the stage that this state was taken from.
+        """
 
 
 class StashedVersions(Versions):
-    """One for each update since the oldest forward that has yet to go backward."""
+    """The stashed versions of one stage's weights: one for each update since the oldest forward without its backward."""
 
     stashed = True
     indivisible = "stashes weights, and cannot split a backward: use backward"
 
     def __init__(self, body: Body) -> None:
+        """Begin without a version; the first forward makes one of the parameters of `body`."""
         self._body = body
         self._current: Weights | None = None
         self._reruns: dict[Key, Version] = {}
 
     def version_for(self, key: Key) -> Version:
-        """The current one, or the one that the forward has read before."""
+        """Return the current version, or for a forward that runs again the version that it has read before."""
         if key in self._reruns:
             return self._reruns.pop(key)
         return Version(self._weights_of(key[0]), {name: copied(buffer) for name, buffer in self._body.named_buffers()})
@@ -116,7 +139,8 @@ class StashedVersions(Versions):
         """Return `run` with the weights of each microbatch's version.
 
         A forward that runs again gets copies of the buffers that it read before, and leaves the layers' own as they
-        are: those hold its changes already. Raises `StageError` for a forward that writes to the weights.
+        are: those hold its changes already. The returned function raises `StageError` for a forward that writes to the
+        weights.
         """
 
         def versioned(x: Tree, passage: Passage) -> Tree:
@@ -136,8 +160,8 @@ class StashedVersions(Versions):
         """Return `backward` with the gradients of each microbatch's version.
 
         The gradients of the step's earlier microbatches are moved to the version's weights, where autograd adds to them
-        as it does in the unsplit model, and back afterwards. Raises `StageError` for a parameter that has a gradient
-        itself: the forward has read it, not the version's.
+        as it does in the unsplit model, and back afterwards. The returned function raises `StageError` if a parameter
+        itself has a gradient: the forward has then read the parameter and not the version's weight.
         """
 
         def versioned(version: Version, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
@@ -152,13 +176,13 @@ class StashedVersions(Versions):
         return versioned
 
     def invalidate(self) -> None:
-        """The next forward makes a new version."""
+        """Note that the parameters have changed: the next forward makes a new version."""
         self._current = None
         for parameter in self._body.trainable().values():
             parameter.grad = None  # also where an optimizer's zero_grad leaves zeros
 
     def in_flight(self, versions: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
-        """Nothing ever writes to versions, so they are not copied."""
+        """Return the state of microbatches in flight. Versions are not copied, since nothing ever writes to them."""
         unsplit = self._body.by_unsplit_names
         return tuple(
             InFlight(*key, on_host_uncopied(unsplit(version.weights)), on_host_uncopied(unsplit(version.buffers)))
@@ -166,11 +190,12 @@ class StashedVersions(Versions):
         )
 
     def restore(self, in_flight: Iterable[InFlight], previous: Previous | None) -> None:
+        """Make the forwards of the microbatches `in_flight` read what they read before, when they run again."""
         self._current = None
         self._reruns = {(each.step, each.microbatch): self._restored(each) for each in in_flight}
 
     def _weights_of(self, step: int) -> Weights:
-        """What forwards of `step` read from now on."""
+        """Return the weights that forwards of `step` read from now on."""
         if self._current is None:
             self._current = {name: leaf_copy(parameter) for name, parameter in self._body.trainable().items()}
         return self._current
@@ -206,35 +231,58 @@ class StashedVersions(Versions):
 
 
 def leaf_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """A copy of which autograd takes gradients, on its own device or another."""
+    """Return a copy of `tensor` that is a leaf of autograd and requires a gradient.
+
+    Args:
+        tensor: The tensor to copy.
+        device: Device of the copy; by default, that of `tensor`.
+    """
     return copied(tensor.detach()).to(device or tensor.device).requires_grad_()
 
 
 def on_host_uncopied(named: Mapping[str, torch.Tensor]) -> Weights:
-    """On the CPU; what is there already is not copied."""
+    """Return the tensors detached, on the CPU. A tensor that is there already is not copied."""
     return {name: tensor.detach().cpu() for name, tensor in named.items()}
 
 
 def versions_of(body: Body, *, stash: bool, delay: bool) -> Versions:
-    """Return the versions of the weights of `body` that a stage keeps: all that microbatches in flight have read with
-    `stash`, two with `delay`, or the present one alone."""
+    """Return the versions of the weights of `body` that a stage keeps; by default the present one alone.
+
+    Args:
+        body: The stage's layers.
+        stash: True to keep all versions that microbatches in flight have read.
+        delay: True to keep two versions. Takes precedence over `stash`.
+
+    Raises:
+        ModelRefused: With `delay`, a trained parameter shares memory with another tensor.
+    """
     if delay:
         return TwoVersions(body)
     return StashedVersions(body) if stash else Versions()
 
 
 class TwoVersions(StashedVersions):
-    """The two versions of one stage's weights. Counts updates, so every step must have one. Raises `ModelRefused` for a
-    trained parameter that shares memory: from the first update on it would have memory of its own."""
+    """The two versions of one stage's weights. Updates are counted, so every step must have one."""
 
     def __init__(self, body: Body) -> None:
+        """Begin before the first update.
+
+        Args:
+            body: The stage's layers.
+
+        Raises:
+            ModelRefused: A trained parameter shares memory. From the first update on it would have memory of its own.
+        """
         super().__init__(body)
         _demand_own_memory(body)
         self._updates = 0
         self._before: Weights | None = None  # the newest update; None before the first
 
     def version_for(self, key: Key) -> Version:
-        """Raises `StageError` for a step that is neither the next to be updated nor the one after it."""
+        """Return the version that the forward of microbatch `key` reads.
+
+        Raises `StageError` for a step that is neither the next to be updated nor the one after it.
+        """
         if key[0] not in (self._updates, self._updates + 1):
             raise StageError(
                 f"microbatch {key[1]} of step {key[0]} came after {self._updates} updates: delayed weights are there "
@@ -244,12 +292,13 @@ class TwoVersions(StashedVersions):
 
     @property
     def previous(self) -> Previous | None:
-        """Nothing ever writes to it, so it is not copied."""
+        """The weights before the newest update; None before the first. They are not copied, since nothing writes to them."""
         if self._before is None:
             return None
         return Previous(self._updates, on_host_uncopied(self._body.by_unsplit_names(self._before)))
 
     def begin_update(self) -> bool:
+        """Keep the parameters' memory as the version before the update, and give the parameters a copy. Return True."""
         self._before, self._current = self._newest(), None
         self._updates += 1
         for parameter in self._body.trainable().values():
@@ -257,7 +306,7 @@ class TwoVersions(StashedVersions):
         return True
 
     def in_flight(self, versions: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
-        """Without weights, which are those of `previous`."""
+        """Return the state of microbatches in flight, without weights: those are in `previous`."""
         unsplit = self._body.by_unsplit_names
         return tuple(
             InFlight(*key, {}, on_host_uncopied(unsplit(version.buffers)))
@@ -265,6 +314,10 @@ class TwoVersions(StashedVersions):
         )
 
     def restore(self, in_flight: Iterable[InFlight], previous: Previous | None) -> None:
+        """Make the forwards of the microbatches `in_flight` read what they read before, when they run again.
+
+        Raises `ForeignState` if `previous` does not have the weights of exactly the trained parameters.
+        """
         self._updates, self._before = 0, None
         if previous is not None:
             weights = self._body.by_own_names(previous.weights)
@@ -279,7 +332,10 @@ class TwoVersions(StashedVersions):
         return self._newest() if before is None or step > self._updates else before
 
     def _newest(self) -> Weights:
-        """In the memory of the parameters: `data`, since `detach` would share their count of changes, too."""
+        """Return the present weights, in the memory of the parameters.
+
+        They are made from `data`: tensors from `detach` would share the parameters' count of changes, too.
+        """
         if self._current is None:
             trainable = self._body.trainable().items()
             self._current = {name: parameter.data.requires_grad_() for name, parameter in trainable}
