@@ -129,7 +129,10 @@ def scratch_of(scratch: Scratch | None, body: torch.nn.Module) -> NoScratch:
 
 
 class ActivationOffload(NoScratch):
-    """The offload of one stage's activations. Microbatches are expected to go backward in the order of their forwards."""
+    """The offload of one stage's activations.
+
+    Microbatches are expected to go backward in the order of their forwards.
+    """
 
     def __init__(self, scratch: Scratch, body: torch.nn.Module) -> None:
         """Prepare for a stage.
@@ -150,7 +153,10 @@ class ActivationOffload(NoScratch):
         return (self.begin,)
 
     def around(self, run: Run) -> Run:
-        """Return `run` with the activations of its microbatches saved into the scratch; the weights that they read stay."""
+        """Return `run` with the activations of its microbatches saved into the scratch.
+
+        The weights and buffers that a microbatch reads stay in memory.
+        """
 
         def saved(x: Tree, passage: Passage) -> Tree:
             version = passage.version

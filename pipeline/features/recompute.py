@@ -161,7 +161,10 @@ class NoRecomputation:
     indivisible = ""  # why a backward cannot be halved
 
     def around(self, run: Run, again: Run) -> Run:
-        """Return a function that computes as `run` does, and whose backward runs `again` to get what it needs once more."""
+        """Return a function that computes as `run` does.
+
+        Its backward calls `again` for what it needs once more.
+        """
         return run
 
 
@@ -187,7 +190,10 @@ class Recomputation(NoRecomputation):
         self._copies = BufferCopies()
 
     def around(self, run: Run, again: Run) -> Run:
-        """Return a function that computes as `run` does, and whose backward runs the modules, or `again`, once more."""
+        """Return a function that computes as `run` does.
+
+        Its backward runs the chosen modules, or for the whole stage `again`, once more.
+        """
         return partial(self._run_modules, run) if self._modules else partial(self._run_whole, run, again)
 
     def _run_modules(self, run: Run, x: Tree, passage: Passage) -> Tree:
@@ -291,7 +297,10 @@ def _has_forward(module: torch.nn.Module) -> bool:
 
 @contextmanager
 def _with_forward(module: torch.nn.Module, forward: Forward) -> Iterator[None]:
-    """Return a context in which a call of `module` calls `forward`. Hooks of the module run once, outside of `forward`."""
+    """Return a context in which a call of `module` calls `forward`.
+
+    Hooks of the module run once, outside of `forward`.
+    """
     own = module.__dict__.get("forward")  # a user may have given it one, too
     module.__dict__["forward"] = forward
     try:

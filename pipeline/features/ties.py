@@ -58,7 +58,10 @@ class SharedGradients(Feature):
         self._of: WeakKeyDictionary[Any, TiedGradients] = WeakKeyDictionary()
 
     def handlers(self, stage: Any) -> Mapping[str, Compute]:
-        """Return the functions that compute `T` (leaving gradients) and `S` (subtotals) on `stage`; none if it shares nothing."""
+        """Return the functions that compute `T` (leaving gradients) and `S` (subtotals) on `stage`.
+
+        There are none if the stage shares nothing.
+        """
         if not stage.shared:
             return {}
         gradients = self.of(stage)
@@ -96,7 +99,10 @@ class SharedGradients(Feature):
 
 
 def copies_in(stages: Iterable[Any]) -> dict[str, str]:
-    """Return the parameters that `stages` share with an earlier stage: their names here, each with that in the first stage."""
+    """Return the parameters that `stages` share with an earlier stage.
+
+    The keys are their names here, the values their names in the first stage that uses them.
+    """
     own = (stage.shared.own for stage in stages)
     return {here: first for names in own for first, here in names.items() if here != first}
 

@@ -100,7 +100,7 @@ class Versions:
         """Note that the parameters have changed."""
 
     def in_flight(self, versions: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
-        """Return the state of all microbatches that have yet to go backward, and of those that are still to be run again.
+        """Return the state of microbatches that have yet to go backward, and of those still to be run again.
 
         Args:
             versions: Step and microbatch of each microbatch that has yet to go backward, with the version that its
@@ -118,7 +118,10 @@ class Versions:
 
 
 class StashedVersions(Versions):
-    """The stashed versions of one stage's weights: one for each update since the oldest forward without its backward."""
+    """The stashed versions of one stage's weights.
+
+    There is one for each update since the oldest forward that has yet to go backward.
+    """
 
     stashed = True
     indivisible = "stashes weights, and cannot split a backward: use backward"
@@ -292,7 +295,10 @@ class TwoVersions(StashedVersions):
 
     @property
     def previous(self) -> Previous | None:
-        """The weights before the newest update; None before the first. They are not copied, since nothing writes to them."""
+        """The weights before the newest update; None before the first.
+
+        They are not copied, since nothing writes to them.
+        """
         if self._before is None:
             return None
         return Previous(self._updates, on_host_uncopied(self._body.by_unsplit_names(self._before)))
