@@ -1,8 +1,9 @@
 """The plan of a run: one frozen value, read from TOML, checked as a whole, the same for every process of the run.
 
-May import `schedule`, `evaluation`, and the files of `pipeline` itself. Read the files of `keys` first:
-every key with its type, default and meaning; then `reader.py`.
-Names are imported when they are first used: `tables` and `difference` do without the import of pydantic.
+May import `schedule`, `evaluation`, and the files of `pipeline` itself. Read the files of `keys` first: they have every
+key with its type, default and meaning. Then read `reader.py`.
+
+Names are imported when they are first used, because `tables` and `difference` work without the import of pydantic.
 """
 
 from importlib import import_module
@@ -27,6 +28,7 @@ __all__ = ["Plan", "PlanError", "PlanRefused", "differences", "from_mapping", "r
 
 
 def __getattr__(name: str) -> Any:
+    """Import the public name `name` from its module. Raises `AttributeError` if the package has no such name."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -1,4 +1,4 @@
-"""What the keys of a plan must agree on once each is valid by itself: a table of checks, and the keys each reads."""
+"""Checks of a plan's keys against each other, each key valid by itself: a table of checks and the keys they read."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -9,11 +9,11 @@ from .refusals import refused_pairs
 
 
 def problems(plan: PlanTables, refused: Collection[str] = ()) -> list[PlanError]:
-    """Return every disagreement, by its key and reason alone.
+    """Return every disagreement between keys of a plan, each with its key and reason alone.
 
     Args:
         plan: The tables, each key valid by itself.
-        refused: Keys that have no value to check: a check that reads one of them is left out.
+        refused: Keys that have no value to check. A check that reads one of them is left out.
     """
     found = list(refused_pairs(plan, lambda key: _is_among(key, refused)))
     paired = {problem.key for problem in found}  # refused once
@@ -34,12 +34,12 @@ def _is_among(key: str, refused: Collection[str]) -> bool:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether one of two dotted keys is the other, or a part of it."""
+    """Return True if two dotted keys are equal, or if one names a table that contains the other."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _codecs(plan: PlanTables) -> Iterator[PlanError]:
-    """Every queue that is named must be one between two of the stages."""
+    """Yield an error for each name in `queues.codec` that is not a queue between two of the stages."""
     codec, stages = plan.queues.codec, plan.model.stages
     if codec is None or isinstance(codec, str) or stages is None:
         return

@@ -1,4 +1,4 @@
-"""In which keys two plans of one run disagree, which keys may differ between its machines, and which keep the bits."""
+"""Differences between two plans of one run: which keys disagree, which may differ by machine, which keep the bits."""
 
 import re
 from collections.abc import Mapping
@@ -57,7 +57,13 @@ _WEIGHTS = re.compile(r"(model|workers\.\d+)\.weights")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A dotted key that two plans set differently; None where a plan does not set it."""
+    """A dotted key that two plans set differently.
+
+    Attributes:
+        key: The dotted key.
+        here: The value in the first plan; None if that plan does not set the key.
+        there: The value in the second plan; None if that plan does not set the key.
+    """
 
     key: str
     here: object
@@ -65,25 +71,29 @@ class Difference:
 
     @property
     def of_layout(self) -> bool:
-        """Whether it is in how the work is laid out, and not in what is computed."""
+        """True if the key says only how the work is laid out, and not what is computed."""
         return _LAYOUT.fullmatch(self.key) is not None
 
     def __str__(self) -> str:
+        """Return the difference in the words of a plan file."""
         return self.said(IN_A_PLAN)
 
     def said(self, words: Wording) -> str:
+        """Return the key and both values in `words`; "not set" stands for a value that is None."""
         here, there = ("not set" if value is None else words.show(value) for value in (self.here, self.there))
         return f"{words.name(self.key)}: {here} here, {there} there"
 
 
 def is_weights_path(key: str) -> bool:
-    """Whether a dotted key says where weights are on this machine."""
+    """Return True if `key` says where weights are on one machine: `model.weights` or `workers.N.weights`."""
     return _WEIGHTS.fullmatch(key) is not None
 
 
 def counted(tables: Mapping[str, object]) -> dict[str, object]:
-    """What `Plan.digest` counts of a plan, given as `Plan.as_mapping`, by dotted key. Of paths of weights it counts
-    that there are any: each machine has its own."""
+    """Return the settings that `Plan.digest` counts, by dotted key; `tables` are those of `Plan.as_mapping`.
+
+    Paths of weights are replaced by one entry, `model.weights` = True, since each machine has paths of its own.
+    """
     found = {key: value for key, value in flat(tables).items() if _is_counted(key, value)}
     paths = [key for key in found if is_weights_path(key)]
     for key in paths:
@@ -92,13 +102,20 @@ def counted(tables: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_counted(key: str, value: object) -> bool:
-    """A stage's table may be there for what is not counted alone: then it says that it has one replica, one process."""
+    """Return True if `Plan.digest` counts the key.
+
+    A table [stage.N] may exist only for keys that are not counted. Its one replica and one process are not counted
+    then, since a stage without a table has the same.
+    """
     one = _ONE.fullmatch(key) is not None and value == 1
     return not (key in UNCOUNTED or one or _UNCOUNTED_PART.fullmatch(key))
 
 
 def differences(here: Mapping[str, object], there: Mapping[str, object]) -> tuple[Difference, ...]:
-    """What `Plan.digest` counts and two plans, given as `Plan.as_mapping`, set differently, in order of the keys."""
+    """Return the counted settings in which two plans differ, sorted by key; each plan is given as `Plan.as_mapping`.
+
+    Only settings that `Plan.digest` counts are compared.
+    """
     ours, theirs = counted(here), counted(there)
     keys = sorted(ours.keys() | theirs.keys())
     pairs = (Difference(key, ours.get(key), theirs.get(key)) for key in keys)

@@ -48,9 +48,15 @@ _CHOSEN = (
 
 
 class Plan(PlanTables):
-    """All of a run's settings. Two plans are equal if their tables are, from wherever they were read.
+    """All settings of a run.
 
-    `workers` is empty as long as `model.stages` is None and the plan names no workers: see `resolved`.
+    Two plans are equal if their tables are equal, wherever they were read from. `workers` is empty as long as
+    `model.stages` is None and the plan names no workers: see `resolved`.
+
+    Attributes:
+        file: The plan file; None if the plan was not read from a file.
+        origins: What set each key, by dotted key.
+        places: The line that has a key or a table, or "--set", by dotted key.
     """
 
     file: Path | None = None
@@ -58,13 +64,18 @@ class Plan(PlanTables):
     places: Mapping[str, str] = Field(default_factory=dict)  # dotted key or table -> the line that has it, or "--set"
 
     def __eq__(self, other: object) -> bool:
+        """Return True if `other` is a plan with the same tables."""
         if not isinstance(other, Plan):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in PlanTables.model_fields)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is allowed but should be known before the run begins."""
+        """Warnings about settings that are allowed, for the user to know before the run begins.
+
+        Such are addresses that other machines can reach, servers without a password or TLS, passwords given on the
+        command line, and stages that may be cut as large as their worker's memory.
+        """
         urls = {"queues.url": self.queues.url, "broker.url": self.broker.url, "broker.store": self.broker.store}
         exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in urls.items() if open_to_others(url))
         bare = (
@@ -77,9 +88,12 @@ class Plan(PlanTables):
         return (*exposed, *bare, *seen, *loose_stage_memory(self))
 
     def resolved(self, stages: int) -> "Plan":
-        """The plan for a model that turned out to have `stages` stages; where no worker is named, one for each stage.
+        """Return the plan for a model that turned out to have `stages` stages.
 
-        Raises `PlanRefused` if the plan asks for another number, or if workers and schedule do not fit it.
+        If the plan names no workers, each stage gets one.
+
+        Raises:
+            PlanRefused: The plan asks for another number of stages, or workers and schedule do not fit the number.
         """
         if self.model.stages not in (None, stages):
             raise PlanRefused([self._error("model.stages", f"the model has {stages} stages")])
@@ -88,13 +102,19 @@ class Plan(PlanTables):
         return plan
 
     def demand_none(self, found: Iterable[PlanError]) -> None:
-        """Raises `PlanRefused` if there are errors in `found`, each with the value and the place of its key."""
+        """Raise `PlanRefused` if there are errors in `found`, each with the value and the place of its key."""
         if wrong := [self._error(problem.key, problem.told) for problem in found]:
             raise PlanRefused(wrong)
 
     def make_schedule(self, *, first_trainable: int = 0) -> Schedule:
-        """Return the schedule that the run begins with, for a plan whose workers are named. Raises
-        `ScheduleRefused`."""
+        """Return the schedule that the run begins with, for a plan whose workers are named.
+
+        Args:
+            first_trainable: Number of the first stage that trains.
+
+        Raises:
+            ScheduleRefused: The schedule cannot run on the plan's workers.
+        """
         choice = self.schedule
         return make_schedule(
             choice.begins_with,
@@ -109,13 +129,16 @@ class Plan(PlanTables):
         )
 
     def with_cut(self, cut: Sequence[int]) -> "Plan":
-        """The same plan, cut before the layers of these numbers into as many stages as it has."""
+        """Return the plan, cut before the layers with the numbers `cut` into as many stages as the plan has."""
         model = self.model.model_copy(update={"cut": tuple(cut)})
         return self.model_copy(update={"model": model, "origins": {**self.origins, "model.cut": "--set"}})
 
     def with_memory(self, chosen: Mapping[str, object]) -> "Plan":
-        """The same plan with what was `chosen`, by dotted key: of stage.N.recompute and stage.N.offload, and
-        memory.tight."""
+        """Return the plan with the values in `chosen`, by dotted key.
+
+        Args:
+            chosen: Values of stage.N.recompute, stage.N.offload and memory.tight.
+        """
         if not chosen:
             return self
         stages, memory = dict(self.stage or {}), self.memory
@@ -130,26 +153,30 @@ class Plan(PlanTables):
         return self.model_copy(update={"stage": stages or None, "memory": memory, "origins": origins})
 
     def demand_memory(self) -> None:
-        """Raises `PlanRefused` if what stages and workers do for a limit has yet to be chosen: a process that computes
-        some of the stages does not try them all."""
+        """Raise `PlanRefused` if what stages and workers do to keep to a limit has yet to be chosen.
+
+        A process that computes only some of the stages cannot choose: it does not try all stages.
+        """
         if self.chooses_memory:
             raise PlanRefused([self._error(key, _CHOSEN) for key in self.limit_keys])
 
     def demand_cut(self) -> None:
-        """Raises `PlanRefused` if where the model is cut has yet to be measured: two processes that each measured it
-        would not agree."""
+        """Raise `PlanRefused` if where the model is cut has yet to be measured.
+
+        Two processes that each measured it would not agree.
+        """
         if self.measures_cut:
             key = "balance" if self.model.balance == "time" else "stage_memory"
             raise PlanRefused([self._error(f"model.{key}", _MEASURED)])
 
     def refused(self, key: str, reason: Reason) -> PlanRefused:
-        """The error that refuses the value of `key`, for what a plan alone does not tell."""
+        """Return the error that refuses the value of `key` for a `reason` that the plan alone does not tell."""
         return PlanRefused([self._error(key, reason)])
 
     def as_mapping(self) -> dict[str, object]:
-        """The plan as nested tables of JSON's own types, just as `from_mapping` takes it; what is None is left out.
+        """Return the plan as nested tables of JSON's own types, as `from_mapping` takes them, without values of None.
 
-        It may be shown and sent: its addresses are without their passwords.
+        The result may be shown and sent: its addresses are without their passwords.
         """
         tables = self.model_dump(mode="json", exclude_none=True, exclude={"file", "origins", "places", "workers"})
         if not self.recovery.snapshot_every and "restarts" not in self.recovery.model_fields_set:
@@ -161,9 +188,9 @@ class Plan(PlanTables):
         return tables
 
     def digest(self) -> str:
-        """SHA-256 (hex) over what determines the computation and which worker does which part of it.
+        """Return the SHA-256 (hex) of all settings that decide the computation and which worker does which part of it.
 
-        Names, folders, paths, addresses and what is merely reported are left out: two machines may differ in them.
+        Names, folders, paths, addresses and settings of reports are left out: two machines may differ in them.
         """
         return sha256(canonical(counted(self.as_mapping())).encode()).hexdigest()
 
@@ -172,7 +199,7 @@ class Plan(PlanTables):
         return PlanError(key, reason, self._place(key), "" if value is None else shown(value))
 
     def _place(self, key: str) -> str:
-        """Where `key` was set, or the innermost table around it."""
+        """Return the place that set `key` or the innermost table around it; the plan file if neither is known."""
         while key and key not in self.places:
             key = key.rpartition(".")[0]
         return self.places[key] if key else str(self.file or "")

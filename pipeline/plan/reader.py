@@ -1,11 +1,11 @@
-"""Where a plan comes from: a file or a mapping, the environment and `--set`.
+"""Reading of plans: from a file or a mapping, the environment and `--set`.
 
 text -> tables -> settings, the later over the earlier -> keys, one by one -> checks of the whole -> plan
 
-What `schedule.file` says is part of the plan, as `schedule.rows`: all processes of a run have the same. So are the
-rows that a function of the user's returns, once all else of the plan is found right.
+The rows in `schedule.file` become part of the plan, as `schedule.rows`, so that all processes of a run have the same
+rows. So do the rows that a user's function returns, once all else of the plan is found right.
 
-All that is wrong is found at once: every key by its model, then the keys with each other.
+All errors are found at once: first each key by its model, then the keys with each other.
 """
 
 import math
@@ -60,12 +60,17 @@ def read_plan(
     environment: Mapping[str, str] = _NOTHING,
     rows_of_function: RowsOf | None = None,
 ) -> Plan:
-    """The plan that the TOML file at `path` (or stageline.toml in that folder), `environment` and `sets` make.
+    """Return the plan that a TOML file, environment variables and `--set` arguments make.
 
-    `sets` are the arguments of `--set`, `section.key=value`, and overrule `environment` (STAGELINE_SECTION__KEY),
-    which overrules the file. `rows_of_function` is called for a schedule that a function lists, which is refused
-    without it; `pipeline.model.own_schedule` has the one that loads the function. Raises `PlanRefused`, which names
-    all that is wrong.
+    Args:
+        path: The TOML file, or a folder that has a stageline.toml.
+        sets: Arguments of `--set`, `section.key=value`; they overrule `environment`.
+        environment: Variables STAGELINE_SECTION__KEY; they overrule the file.
+        rows_of_function: Called for a schedule that a user's function lists, which is refused without it;
+            `pipeline.model.own_schedule` has the one that loads the function.
+
+    Raises:
+        PlanRefused: The plan is wrong; the error names everything that is wrong.
     """
     file = Path(path)
     try:
@@ -91,10 +96,17 @@ def from_mapping(
     environment: Mapping[str, str] = _NOTHING,
     rows_of_function: RowsOf | None = None,
 ) -> Plan:
-    """The plan that `tables`, shaped like a plan file, make. No file is read; `file` is what paths start from;
-    `rows_of_function` is as for `read_plan`.
+    """Return the plan that `tables`, shaped like a plan file, make. No file is read.
 
-    Takes what `Plan.as_mapping` gives. Raises `PlanRefused`, which names all that is wrong.
+    Args:
+        tables: Nested tables, such as those that `Plan.as_mapping` returns.
+        file: The file from whose folder the plan's paths start; the file need not exist.
+        sets: Arguments of `--set`, `section.key=value`; they overrule `environment`.
+        environment: Variables STAGELINE_SECTION__KEY; they overrule `tables`.
+        rows_of_function: Called for a schedule that a user's function lists, which is refused without it.
+
+    Raises:
+        PlanRefused: The plan is wrong; the error names everything that is wrong.
     """
     return _plan(tables, None if file is None else Path(file), {}, sets, environment, rows_of_function)
 
@@ -109,7 +121,7 @@ def _plan(
     *,
     reads: bool = False,
 ) -> Plan:
-    """With `reads`, the file that the plan names for its schedule is read."""
+    """Return the plan of `tables` and the settings over them. With `reads`, the file in `schedule.file` is read."""
     name = str(file or "")
     path = None if file is None else file.absolute()
     folder = re.sub(r"\W+", "-", path.parent.name if path else "").strip("-")  # as far as it makes the run's name
@@ -128,7 +140,7 @@ def _plan(
 
 
 def _with_rows(settings: dict[Key, GivenValue], folder: Path) -> tuple[dict[Key, GivenValue], dict[Key, PlanError]]:
-    """What `schedule.file`, from `folder` on, says is `schedule.rows`; or why it cannot be read."""
+    """Return the settings with the rows in `schedule.file`, relative to `folder`, and why that file cannot be read."""
     given = settings.get(_FILE)
     if given is None or not isinstance(given.value, str):
         return settings, {}
@@ -153,7 +165,13 @@ def _refused(file: Path | str, reason: str) -> PlanRefused:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The settings that hold. `name` is how errors call the plan file, "" if there is none; `lines` places its keys."""
+    """The settings that hold, with the places that set them.
+
+    Attributes:
+        settings: The settings by key.
+        name: The name of the plan file in errors; "" if there is none.
+        lines: The line of each key in the plan file.
+    """
 
     settings: Mapping[Key, GivenValue]
     name: str
@@ -166,8 +184,11 @@ class _Given:
         errors: Iterable[PlanError] = (),
         unread: Mapping[Key, PlanError] = MappingProxyType({}),
     ) -> Plan:
-        """The plan read from `file`. Raises `PlanRefused` with `errors`, those of keys `unread`, and all others, and
-        what `rows_of_function` raises."""
+        """Return the plan that the settings make, read from `file`.
+
+        Raises `PlanRefused` with `errors`, the errors of the keys in `unread`, and all others. Raises what
+        `rows_of_function` raises.
+        """
         tables = {
             **{name: {} for name in _REQUIRED},
             **nested((key, setting.value) for key, setting in self.settings.items()),
@@ -191,8 +212,7 @@ class _Given:
         return plan.model_copy(update={"origins": origins, "places": {**tables_at, **set_at}})
 
     def _demand_agreement(self, plan: Plan, refused: Sequence[str], found: Sequence[PlanError]) -> None:
-        """Raises `PlanRefused` with what was `found`, and what of `plan` does not agree, keys that are `refused` left
-        out."""
+        """Raise `PlanRefused` if `found` has errors, or if keys of `plan` that are not `refused` disagree."""
         values = flat(plan.as_mapping())
         wrong = [
             self._error(tuple(problem.key.split(".")), problem.told, values.get(problem.key))
@@ -202,7 +222,10 @@ class _Given:
             raise PlanRefused([*found, *wrong])
 
     def _faults(self, tables: dict[str, Any]) -> dict[Key, PlanError]:
-        """All keys that are refused. Changes `tables` where typed text only looked like something else: run.name=7."""
+        """Return an error for each refused key.
+
+        Changes `tables` where a typed text only looked like something else, as in run.name=7.
+        """
         faults = self._invalid(tables)
         texts = {key: text for key in faults if (text := self._as_text(key)) is not None}
         for key, text in texts.items():
@@ -222,7 +245,7 @@ class _Given:
         return None if number and key[-1] not in section(key[0]).model_fields else setting.text
 
     def _invalid(self, tables: Mapping[str, Any]) -> dict[Key, PlanError]:
-        """What the models refuse, by key."""
+        """Return the errors of the models, by key."""
         try:
             PlanTables.model_validate(tables)
         except ValidationError as error:
@@ -264,14 +287,17 @@ class _Given:
         return {("workers",): self._error(("workers",), f"workers are numbered from 0 without gaps: {wanted}")}
 
     def _unnumbered(self, tables: Mapping[str, Any]) -> dict[Key, PlanError]:
-        """Tables of stages that are called something else than a stage's number."""
+        """Return an error for each table [stage.NAME] whose name is not the number of a stage."""
         stages = tables.get("stage", {})
         names = [name for name in stages if not _STAGE.fullmatch(name)] if isinstance(stages, Mapping) else []
         reason = "stages are numbered from 0, as in [stage.1]"
         return {("stage", name): self._error(("stage", name), reason) for name in names}
 
     def _sound_part(self, tables: dict[str, Any], faults: Iterable[Key]) -> PlanTables:
-        """`tables` without what is refused. Where that was required an example stands in for it: no check reads it."""
+        """Return the part of `tables` that is not refused.
+
+        An example stands in for a required key that is refused; no check reads it.
+        """
         for key in faults:
             _table_around(tables, key).pop(key[-1], None)
         tables = {**{name: {} for name in _REQUIRED}, **tables}
@@ -280,7 +306,7 @@ class _Given:
         return PlanTables.model_validate(tables)
 
     def _error(self, key: Key, reason: Reason, value: object = None) -> PlanError:
-        """`value` is None where the key itself is the trouble."""
+        """Return an error with the place that set `key`; `value` is None where the key itself is wrong."""
         exactly = [self.settings[key].where] if key in self.settings else []
         inside = (setting.where for name, setting in self.settings.items() if name[: len(key)] == key)
         where = next(chain(exactly, inside), place(self.name, self.lines, key))

@@ -73,11 +73,15 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A row: `trait` is refused beside `beside`.
+    """A row of the table of refused pairs: `trait` is refused beside `beside`.
 
     Attributes:
-        reason: Why, and the way out, told of the keys that ask for `trait`. `BESIDE` stands for the other setting.
-        anywhere: True if the two need not meet in a stage to be in conflict.
+        trait: The trait whose keys get the error.
+        beside: The other trait.
+        why: The kind of the reason.
+        reason: The reason and the way out, told of the keys that ask for `trait`. `BESIDE` stands for the other
+            setting.
+        anywhere: True if the two traits are in conflict even if they do not meet in a stage.
     """
 
     trait: Trait
@@ -99,7 +103,7 @@ class Refusal:
         return say(self.reason_beside(Setting("the other")))
 
     def reason_beside(self, other: ReasonPart) -> Reason:
-        """Return the reason, in which `other` stands for what the trait is refused beside."""
+        """Return the reason with `other` in the place of `BESIDE`."""
         return tuple(other if part is BESIDE else part for part in self.reason)
 
 
@@ -111,7 +115,12 @@ mathematical, physical, not_built = (partial(_row, why) for why in Why)
 
 
 def refused_pairs(plan: PlanTables, skipped: Callable[[str], bool] = lambda key: False) -> Iterator[PlanError]:
-    """Yield an error for each pair of the table that `plan` has, except those that read a `skipped` key."""
+    """Yield an error for each refused pair of traits that `plan` has.
+
+    Args:
+        plan: The tables of the plan.
+        skipped: Returns True for a key that must not be read; pairs that read such a key are left out.
+    """
     for row in REFUSED:
         if not any(map(skipped, (*row.trait.reads, *row.beside.reads))):
             yield from row.problems(plan, row.beside.asked(plan))

@@ -1,4 +1,4 @@
-"""What the keys of a plan must agree on: its schedule, with the shape that it has and what it computes."""
+"""Checks of a plan's schedule: its name, window, times, rows and memory, and whether it can run on the workers."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,10 @@ _SHOWN_FAULTS = 20  # of a schedule's rows
 
 
 def window(plan: PlanTables) -> Iterator[PlanError]:
-    """A window has one number for each stage, and belongs to the schedule of that name, or to zb-h1."""
+    """Yield an error if `schedule.window` has not one number for each stage, or the schedule uses no window.
+
+    Only the schedules in `schedule.WINDOWED` use a window: "window", which requires one, and "zb-h1".
+    """
     named, window, stages = plan.schedule.name == "window", plan.schedule.window, plan.model.stages
     if named and window is None:
         yield PlanError(
@@ -34,7 +37,10 @@ def _named(name: str) -> Setting:
 
 
 def delayed(plan: PlanTables) -> Iterator[PlanError]:
-    """What an update after several microbatches, with the gradients at older weights, needs."""
+    """Yield an error if a plan with "2bw" is not asynchronous, or has fewer microbatches than stages.
+
+    "2bw" updates after several microbatches, with gradients at older weights, and keeps two versions of the weights.
+    """
     choice, stages = plan.schedule, plan.model.stages
     if choice.name != schedule.DELAYED:
         return
@@ -52,7 +58,7 @@ def delayed(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def timed(plan: PlanTables) -> Iterator[PlanError]:
-    """Times of F, I and W belong to zb-v."""
+    """Yield an error if a schedule other than "zb-v" is given times of F, I and W."""
     if plan.schedule.times is not None and plan.schedule.name != "zb-v":
         yield PlanError(
             "schedule.times",
@@ -61,7 +67,10 @@ def timed(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def listed(plan: PlanTables) -> Iterator[PlanError]:
-    """Rows, or a file of them, belong to the schedule that is written down; rows alone to one that a function lists."""
+    """Yield an error if rows, or a file of rows, and the schedule's name do not go together, or the rows are too long.
+
+    Rows or a file belong to the schedule "csv"; rows alone also to a schedule that a function lists.
+    """
     choice = plan.schedule
     given = (choice.file,) if choice.is_function else (choice.file, choice.rows)
     if choice.name != schedule.LISTED and any(each is not None for each in given):
@@ -82,7 +91,10 @@ def listed(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def auto(plan: PlanTables) -> Iterator[PlanError]:
-    """What a run that chooses its schedule needs, and what it cannot change."""
+    """Yield an error if a run that chooses its schedule lacks `schedule.memory`, or is too large to simulate.
+
+    Also yields one if `schedule.memory` is set and the run does not choose its schedule.
+    """
     choice, stages = plan.schedule, plan.model.stages or sum(map(len, plan.placement))
     if not choice.is_auto:
         if choice.memory is not None:
@@ -105,7 +117,7 @@ def auto(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def shape(plan: PlanTables) -> Iterator[PlanError]:
-    """Whether the schedule can run on the workers, and what it computes allows the rest of the plan."""
+    """Yield an error if the schedule cannot run on the plan's workers; nothing is checked before stages are known."""
     known = plan.model.stages is not None and any(plan.workers)
     if not known:
         return
@@ -129,7 +141,7 @@ def shape(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def _faults_of_rows(plan: PlanTables) -> Iterator[PlanError]:
-    """What is wrong with the rows of a schedule that is written down, each fault an error of its own."""
+    """Yield an error for each fault in the rows of a schedule that is written down: the first 20, and how many more."""
     choice = plan.schedule
     if choice.rows is None:
         return

@@ -1,4 +1,4 @@
-"""Settings of a plan before they are merged: from a file, the environment, `--set`; and which overrules which."""
+"""Settings of a plan before they are merged: from a file, the environment and `--set`; and which overrules which."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,15 @@ _RIVALS: dict[Key, Key] = {
 
 @dataclass(frozen=True, slots=True)
 class GivenValue:
-    """One key's value as given, by whom, and where. `text` is the value as typed, None if it came as TOML."""
+    """The value that one source gives to one key.
+
+    Attributes:
+        key: The key.
+        value: The value as given.
+        origin: The kind of source that gave it.
+        where: The place that gave it; "" if there is none.
+        text: The value as typed; None if it came as TOML.
+    """
 
     key: Key
     value: object
@@ -38,7 +46,10 @@ class GivenValue:
 
 
 def from_environment(environment: Mapping[str, str]) -> Iterator[GivenValue]:
-    """The settings among environment variables: STAGELINE_SECTION__KEY sets section.key, in lower case."""
+    """Yield the settings among environment variables, sorted by name: STAGELINE_SECTION__KEY sets section.key.
+
+    Names of keys are taken in lower case.
+    """
     for name, text in sorted(environment.items()):
         key = tuple(name.removeprefix(PREFIX).lower().split("__"))
         if name.startswith(PREFIX) and len(key) > 1:
@@ -46,7 +57,7 @@ def from_environment(environment: Mapping[str, str]) -> Iterator[GivenValue]:
 
 
 def almost_named(environment: Mapping[str, str]) -> Iterator[PlanError]:
-    """What is wrong with variables that name a key, with one underscore in place of two: they would set nothing."""
+    """Yield an error for each variable that names a key with one underscore in place of two: it would set nothing."""
     meant = {_joined(name, key, "_"): (name, key) for name in _TABLES for key in section(name).model_fields}
     for name in sorted(meant.keys() & environment.keys()):
         yield PlanError(dotted(meant[name]), f"expected two underscores: {_joined(*meant[name], '__')}", name)
@@ -57,7 +68,7 @@ def _joined(table: str, key: str, between: str) -> str:
 
 
 def from_set(argument: str) -> GivenValue | PlanError:
-    """The setting that `--set section.key=value` makes, or what is wrong with the argument."""
+    """Return the setting that `--set section.key=value` makes, or the error of a malformed `argument`."""
     name, equals, text = argument.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(key):
@@ -67,12 +78,19 @@ def from_set(argument: str) -> GivenValue | PlanError:
 
 
 def long_key(key: Key, value: object) -> Key:
+    """Return the key that `key` stands for, if a table is written as one value: `memory = "2GiB"` sets memory.limit."""
     return key if isinstance(value, Mapping) else _SHORT.get(key, key)
 
 
 def merged(default: GivenValue, written: Sequence[GivenValue], typed: Iterable[GivenValue]) -> dict[Key, GivenValue]:
-    """What holds after the settings `written` in a file, of which none overrules another, and those `typed`, each over
-    the ones before it."""
+    """Return the settings that hold, by key.
+
+    Args:
+        default: The default of the run's name.
+        written: Settings of a file; none of them overrules another.
+        typed: Settings of the environment and of `--set`, in order; each overrules those before it and those in
+            `written`.
+    """
     held = {} if any(overrules(each, default) for each in written) else {default.key: default}
     held |= {setting.key: setting for setting in written}
     for setting in typed:
@@ -82,13 +100,18 @@ def merged(default: GivenValue, written: Sequence[GivenValue], typed: Iterable[G
 
 
 def overrules(later: GivenValue, earlier: GivenValue) -> bool:
+    """Return True if `later` replaces `earlier`.
+
+    A setting replaces another of the same key, of a table around it or of a key in it. A setting of another origin also
+    replaces its rival, a second key for one thing, such as run.steps and run.epochs.
+    """
     shared = min(len(later.key), len(earlier.key))
     rivals = _RIVALS.get(later.key) == earlier.key and later.origin != earlier.origin
     return rivals or later.key[:shared] == earlier.key[:shared]
 
 
 def _toml(text: str) -> object:
-    """The value that `text` writes in TOML, or `text` itself if it writes none: text needs no quotes."""
+    """Return the value that `text` writes in TOML, or `text` itself if it writes none: text needs no quotes."""
     try:
         tables = tables_in(f"value = {text}")
     except FileUnreadable:

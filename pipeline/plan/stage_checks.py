@@ -11,7 +11,7 @@ from .keys.models import PlanTables
 
 
 def owners(plan: PlanTables) -> Iterator[PlanError]:
-    """Every stage has a worker, and one alone where it has no replicas."""
+    """Yield an error for each stage without one worker per replica, and each owned stage that does not exist."""
     owners = Counter(stage for worker in plan.workers for stage in worker.stages)
     count = max(owners, default=-1) + 1 if plan.model.stages is None else plan.model.stages
     for stage in range(count):
@@ -37,7 +37,7 @@ def _replicas(plan: PlanTables, stage: int) -> int:
 
 
 def replicated(plan: PlanTables) -> Iterator[PlanError]:
-    """Stages with replicas: their workers, and what replicas cannot have."""
+    """Yield an error for each stage with replicas whose number, shares or workers do not fit the plan."""
     tables, stages = plan.stage or {}, plan.model.stages
     for name, table in tables.items():
         key = f"stage.{name}"
@@ -66,7 +66,7 @@ def replicated(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def groups(plan: PlanTables) -> Iterator[PlanError]:
-    """Stages that a group of processes computes."""
+    """Yield an error for each stage whose group of processes is incomplete, or shares a worker with another group."""
     for name, table in (plan.stage or {}).items():
         key = f"stage.{name}"
         if table.tensor > 1 and table.styles is None:
@@ -86,7 +86,7 @@ def groups(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def weights(plan: PlanTables) -> Iterator[PlanError]:
-    """Where one worker reads weights from files, all do."""
+    """Yield an error for each worker that does not read weights from files while other workers do."""
     if plan.model.weights is not None or not plan.loads_weights:
         return
     for index, worker in enumerate(plan.workers):
@@ -99,7 +99,7 @@ def weights(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def tight(plan: PlanTables) -> Iterator[PlanError]:
-    """It names workers that have a limit."""
+    """Yield an error for each worker in `memory.tight` that does not exist or has no limit."""
     named = () if plan.memory is None else plan.memory.tight or ()
     for worker in named:
         if plan.workers and worker >= len(plan.workers):
@@ -114,7 +114,7 @@ def tight(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def loose_stage_memory(plan: PlanTables) -> Iterator[str]:
-    """A warning of stages that may be cut as large as all that a worker may take, or larger."""
+    """Yield a warning if stages may be cut as large as all that a worker may take, or larger."""
     stage, schedule = plan.model.stage_memory, plan.schedule.memory
     if stage is None:
         return

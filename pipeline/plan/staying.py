@@ -3,8 +3,8 @@
     stays = [0], labels_stay = true            worker 0, with the data: stages 0 and 2
                                                worker 1: stage 1
 
-A plan decides only which worker reads and computes each stage. That a stage's output is no copy of its input is found
-when a microbatch is tried; how much an output tells all the same, `stageline audit` measures.
+A plan decides only which worker reads and computes each stage. A trial of a microbatch finds a stage whose output is a
+copy of its input; `stageline audit` measures how much an output tells all the same.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _HAS_BOTH = "worker {worker} has the first stage and the last: its batches have 
 
 
 def staying(plan: PlanTables) -> Iterator[PlanError]:
-    """Each way in which the plan breaks what `data.stays` and `data.labels_stay` promise."""
+    """Yield an error for each way in which the plan breaks the promises of `data.stays` and `data.labels_stay`."""
     if plan.scripted:
         return
     if plan.data.stays is None:
@@ -76,7 +76,7 @@ def _placed(plan: PlanTables, stays: tuple[int, ...], last: int) -> Iterator[Pla
 
 
 def _owners(plan: PlanTables, stage: int) -> list[int]:
-    """The workers that have it, or a replica of it."""
+    """Return the workers that have `stage`, or a replica of it."""
     return [index for index, worker in enumerate(plan.workers) if stage in worker.stages]
 
 

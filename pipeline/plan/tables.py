@@ -1,6 +1,6 @@
 """Files of a plan, read with bounds, and their nested tables, seen as one list of keys with line numbers.
 
-A file may have no end, be a pipe, or be nested too deeply.
+The bounds are needed because a file may have no end, be a pipe, or be nested too deeply.
 """
 
 import json
@@ -18,7 +18,7 @@ _ASSIGNMENT = re.compile(r"""\s*([\w"'-]+(?:\s*\.\s*[\w"'-]+)*)\s*=""")
 
 
 def leaves(tables: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
-    """Every value of nested tables, with its key. An empty table is a value."""
+    """Yield every value of nested tables, with its key. An empty table is a value."""
     for name, value in tables.items():
         if isinstance(value, Mapping) and value:
             yield from (((str(name), *key), leaf) for key, leaf in leaves(value))
@@ -27,7 +27,7 @@ def leaves(tables: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
 
 
 def nested(pairs: Iterable[tuple[Key, object]]) -> dict[str, Any]:
-    """The nested tables that keys and their values make: the inverse of `leaves`."""
+    """Return the nested tables that keys and their values make: the inverse of `leaves`."""
     tables: dict[str, Any] = {}
     for (*path, last), value in pairs:
         table = tables
@@ -38,22 +38,22 @@ def nested(pairs: Iterable[tuple[Key, object]]) -> dict[str, Any]:
 
 
 def flat(tables: Mapping[str, object]) -> dict[str, object]:
-    """Nested tables as one, by dotted key."""
+    """Return nested tables as one table, by dotted key."""
     return {dotted(key): value for key, value in leaves(tables)}
 
 
 def dotted(key: Iterable[str]) -> str:
-    """A key as TOML writes it: names that hold a dot are quoted, so that no two keys look alike."""
+    """Return a key as TOML writes it: names that hold a dot are quoted, so that no two keys look alike."""
     return ".".join(f'"{name}"' if "." in name else name for name in key)
 
 
 def canonical(value: object) -> str:
-    """JSON of `value` in its one spelling: sorted keys, no spaces, `1` apart from `1.0`."""
+    """Return `value` as JSON in one fixed spelling: sorted keys, no spaces, `1` apart from `1.0`."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def lines_of(text: str) -> dict[Key, int]:
-    """The line, from 1, on which each table and key of a TOML file begins, as far as a simple look finds it.
+    """Return the line, from 1, on which each table and key of a TOML text begins, as far as a simple look finds it.
 
     tomllib does not report lines.
     """
@@ -69,7 +69,7 @@ def lines_of(text: str) -> dict[Key, int]:
 
 
 def place(file: str, lines: Mapping[Key, int], key: Key) -> str:
-    """`file:line` of `key`, or of the innermost table around it that has a line; `file` alone if none has."""
+    """Return `file:line` of `key`, or of the innermost table around it that has a line; `file` alone if none has."""
     around = (key[:length] for length in range(len(key), 0, -1))
     line = next((lines[each] for each in around if each in lines), None)
     return file if line is None else f"{file}:{line}"
@@ -85,7 +85,7 @@ DEEPEST = 32  # tables and lists in one another
 
 
 class FileUnreadable(ValueError):
-    """A file is not what a plan can be made of. The text is the reason."""
+    """The error of a file that cannot be read as a plan or a schedule. The text is the reason."""
 
 
 def read_text(file: Path, longest: int) -> str:
@@ -114,7 +114,11 @@ def read_text(file: Path, longest: int) -> str:
 
 
 def tables_in(text: str) -> dict[str, Any]:
-    """Return the tables of a TOML text. Raises `FileUnreadable`."""
+    """Return the tables of a TOML text.
+
+    Raises:
+        FileUnreadable: The text is not TOML, is nested too deeply, or has a number with thousands of digits.
+    """
     try:
         tables = tomllib.loads(text)
     except RecursionError:

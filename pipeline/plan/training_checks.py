@@ -1,4 +1,4 @@
-"""What the keys of a plan must agree on: how long, on what and in which mode a run trains, and when it evaluates."""
+"""Checks of a plan's training: how long, on which data and in which mode a run trains, and when it evaluates."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ WITH_DATASET = ("held_out", "target", "collate", "shuffle", "num_workers")
 
 
 def length(plan: PlanTables) -> Iterator[PlanError]:
-    """A plan's run has a length: steps or epochs."""
+    """Yield an error if the plan sets neither steps nor epochs, or both. A script decides its length itself."""
     if plan.scripted:
         return
     match plan.run.steps, plan.run.epochs:
@@ -34,7 +34,7 @@ def scripted(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def evaluation(plan: PlanTables) -> Iterator[PlanError]:
-    """Evaluation needs rows that are held out, and a best round something to compare."""
+    """Yield an error if the table [evaluation] lacks rows to evaluate, or a metric or rounds to compare."""
     choice = plan.evaluation
     if choice is None:
         return
@@ -61,7 +61,7 @@ def evaluation(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def data(plan: PlanTables) -> Iterator[PlanError]:
-    """A source or a dataset, and keys that go with the latter."""
+    """Yield an error if the plan names neither a source nor a dataset, or both, or gives a source keys of a dataset."""
     data = plan.data
     if data.source is None and data.dataset is None:
         yield PlanError(
@@ -78,7 +78,7 @@ def data(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def number_of_stages(plan: PlanTables) -> Iterator[PlanError]:
-    """A cut and a number of stages agree."""
+    """Yield an error if the cut and the number of stages disagree, or "auto" has no number."""
     match plan.model.cut, plan.model.stages:
         case "auto", None:
             yield PlanError("model.cut", "set the number of stages: add stages = 2")
@@ -93,7 +93,7 @@ def balance(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def rows(plan: PlanTables) -> Iterator[PlanError]:
-    """Every microbatch of a whole batch has a row."""
+    """Yield an error if a batch has fewer rows than microbatches."""
     rows, microbatches = plan.data.batch_size, plan.schedule.microbatches
     if rows < microbatches:
         yield PlanError(
@@ -114,7 +114,7 @@ def asynchronous(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def accumulated(plan: PlanTables) -> Iterator[PlanError]:
-    """A step has not too many microbatches."""
+    """Yield an error if a step has too many microbatches."""
     if plan.schedule.in_step > MOST_MICROBATCHES:
         yield PlanError(
             "schedule.accumulate",

@@ -20,12 +20,12 @@ Asked = Mapping[str, Stages]  # by key
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """Something that a plan may ask for.
+    """A property that a plan may ask for.
 
     Attributes:
-        name: Its name in docs.
+        name: The trait's name in docs.
         reads: The keys that `asked` reads.
-        asked: Returns the dotted keys by which a plan asks for it, each with its stages; none if it does not.
+        asked: Returns the dotted keys by which a plan asks for the trait, each with its stages; none if it does not.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Trait:
 
 
 def setting_of(plan: PlanTables, key: str) -> Setting:
-    """Return `key` as `plan` sets it; without a value if that is a table."""
+    """Return the dotted `key` with its value in `plan`, or without a value if that is a table or is not set."""
     value = _value(plan, key)
     return Setting(key, value if isinstance(value, str | int | float | tuple) else None)
 
 
 def _value(plan: PlanTables, key: str) -> object:
-    """Return the value of a dotted key, None where its table is not there."""
+    """Return the value of a dotted key; None where its table is not there."""
     found: object = plan
     for name in key.split("."):
         match found:
@@ -60,7 +60,7 @@ def _is(key: str, *values: object, name: str = "") -> Trait:
 
 
 def given(*keys: str, name: str = "") -> Trait:
-    """Return the trait of plans that set one of `keys`."""
+    """Return the trait of plans that set one of `keys` to something other than false."""
 
     def asked(plan: PlanTables) -> Asked:
         return {key: ALL for key in keys if _value(plan, key) not in (None, False)}
@@ -69,7 +69,7 @@ def given(*keys: str, name: str = "") -> Trait:
 
 
 def _of_stages(name: str, *keys: str, has: Callable[[StagePlan], str]) -> Trait:
-    """Return the trait of plans with a table [stage.N] of which `has` names a key; "" for none."""
+    """Return the trait of plans with a table [stage.N] of which `has` names a key; "" stands for none."""
 
     def asked(plan: PlanTables) -> Asked:
         tables = {number: has(table) for number, table in (plan.stage or {}).items()}
@@ -105,7 +105,7 @@ def _recomputed(plan: PlanTables) -> Asked:
 
 
 def _others(plan: PlanTables, own: Mapping[int, object]) -> Stages:
-    """Return the stages for which a key for all of them counts: those without an own."""
+    """Return the stages for which a key for all stages counts: those without a value in `own`."""
     return ALL if plan.model.stages is None else frozenset(range(plan.model.stages)) - own.keys()
 
 

@@ -1,4 +1,7 @@
-"""What a run is carried by: the tables of a plan that say which queues, broker and workers, and what follows a loss."""
+"""The tables `queues`, `recovery`, `broker` and `workers.N`: what carries a run, and what follows the loss of a worker.
+
+The first docstring of each table is published in docs/plan.schema.json.
+"""
 
 import sys
 from typing import Annotated, Literal, get_args
@@ -51,8 +54,15 @@ class QueuesPlan(Section):
     )
 
     def codec_of(self, direction: str, stage: int | None) -> CodecName:
-        """Of the queue of `direction` that `stage` takes from: the one that names it most precisely. None: of a queue
-        of which the plan knows no more than its direction."""
+        """Return the codec of the queue from which `stage` takes messages of `direction`.
+
+        The most precise name wins: the queue ("forward-2"), then the direction ("forward"). Without either the codec is
+        "lossless".
+
+        Args:
+            direction: "forward" or "backward".
+            stage: Number of the stage that takes; None for a queue of which only the direction is known.
+        """
         match self.codec:
             case None:
                 return "lossless"
@@ -63,7 +73,7 @@ class QueuesPlan(Section):
 
     @property
     def lossy(self) -> bool:
-        """Whether some queue has a codec that loses bits."""
+        """True if some queue has a codec that loses bits."""
         given = [self.codec] if isinstance(self.codec, str) else list((self.codec or {}).values())
         return any(each != "lossless" for each in given)
 
@@ -118,12 +128,12 @@ class RecoveryPlan(Section):
 
     @property
     def longest_action(self) -> float:
-        """Seconds."""
+        """Longest time of one action, in seconds: `action`, or `lease` if the plan does not set it."""
         return self.lease if self.action is None else self.action
 
     @property
     def on(self) -> bool:
-        """Whether stages write snapshots, and lost workers are replaced."""
+        """True if stages write snapshots and lost workers are replaced."""
         return self.restarts > 0 and self.snapshot_every > 0
 
 

@@ -1,4 +1,4 @@
-"""What a key of the plan accepts, what the plan keeps of it, and what a refusal of its value asks for.
+"""Types of the plan's keys: what each accepts, what the plan keeps of it, and what a refusal of its value asks for.
 
 batch_size: Annotated[int, whole(1)]     64 -> 64     "many" -> "expected a whole number of at least 1, got text"
 """
@@ -54,8 +54,7 @@ _UNFIT = PydanticCustomError("unfit", "adds nothing to what is expected")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accepts:
-    """Annotates the type of a key: a refusal of its value asks for `what`. `schema` replaces the type's own validation;
-    `names` are the allowed texts, for a hint at the nearest."""
+    """Annotation of a key: refusals ask for `what`, `schema` replaces the type's own, hints come from `names`."""
 
     what: str
     schema: CoreSchema | None = None
@@ -86,13 +85,13 @@ class Accepts:
 
 
 def _odd_text(error: ValidationError) -> str:
-    """Of a list, the first text that is none of those that are allowed; "" if there is none."""
+    """Return the first text of a list that is not among the allowed texts; "" if there is none."""
     found = (each["input"] for each in error.errors(include_url=False) if each["type"] == "literal_error")
     return next((each for each in found if isinstance(each, str)), "")
 
 
 class _NotNull:
-    """TOML has no null: a key that may be left out is None then, but cannot be set to None."""
+    """Annotation of a key that may be left out, and is None then, but cannot be set to None, since TOML has no null."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return handler(source)["schema"]  # type: ignore[no-any-return]  # of a nullable type: that of the type in it
@@ -102,7 +101,7 @@ Unset = Annotated[T | None, _NotNull()]  # None if the plan leaves the key out
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """A question naming the one of `names` that was probably meant; "" if none is near."""
+    """Return a question that names the one of `names` that was probably meant by `name`; "" if none is near."""
     near = difflib.get_close_matches(name, names, 1)
     return f'did you mean "{near[0]}"?' if near else ""
 
@@ -114,23 +113,23 @@ def hint(name: str, names: Collection[str]) -> str:
 
 
 def name_of(value: object) -> str:
-    """The type of `value` in the terms of a plan file."""
+    """Return the type of `value` in the terms of a plan file."""
     return next((name for kind, name in _TYPES if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
 def whole(least: int, most: int = _LARGEST) -> Accepts:
-    """A whole number, at least `least` and at most `most`."""
+    """Return the annotation of a whole number, at least `least` and at most `most`."""
     bounds = f"of at least {least}" if most == _LARGEST else f"from {least} to {most}"
     return Accepts(f"a whole number {bounds}", core_schema.int_schema(strict=True, ge=least, le=most))
 
 
 def one_of(names: Sequence[str]) -> Accepts:
-    """One of `names`."""
+    """Return the annotation of a text that is one of `names`."""
     return Accepts(_either([f'"{name}"' for name in names]), core_schema.literal_schema(list(names)), tuple(names))
 
 
 def one_of_or_function(names: Sequence[str]) -> Accepts:
-    """One of `names`, or the name of a function of the user's, such as "mine.py:reverse"."""
+    """Return the annotation of one of `names`, or of the name of a user's function, such as "mine.py:reverse"."""
     function = core_schema.str_schema(strict=True, pattern=_whole_text(_REFERENCE), regex_engine="python-re")
     schema = core_schema.union_schema([core_schema.literal_schema(list(names)), function], mode="left_to_right")
     allowed = [*(f'"{name}"' for name in names), 'a function in a file, such as "mine.py:reverse"']
@@ -138,7 +137,7 @@ def one_of_or_function(names: Sequence[str]) -> Accepts:
 
 
 def address(schemes: Mapping[str, str], *names: str) -> Accepts:
-    """An address of one of `schemes`, each given with an example; or one of `names`. It is dumped without password."""
+    """Return the annotation of an address of one of `schemes`, or one of `names`. Dumps leave its password out."""
     return Accepts(
         _either([f'"{example}"' for example in (*names, *schemes.values())]),
         core_schema.no_info_after_validator_function(
@@ -155,7 +154,7 @@ def _matching(pattern: str, what: str) -> Accepts:
 
 
 def _whole_text(pattern: str) -> str:
-    """A pattern that all of a text must match: Python's $ alone would let a last line feed pass."""
+    """Return a pattern that all of a text must match: Python's $ alone would let a last line feed pass."""
     return rf"^({pattern})(?!\n)$"
 
 
@@ -171,7 +170,7 @@ def _checked_address(schemes: Mapping[str, str], names: Collection[str], url: st
 
 
 def _ascending(cut: str | tuple[int | str, ...]) -> str | tuple[int | str, ...]:
-    """The order of names is known where the model is."""
+    """Return `cut`; refuse numbers that do not ascend. The order of names is known only where the model is."""
     numbers = [each for each in cut if isinstance(each, int)]
     if any(before >= after for before, after in pairwise(numbers)):
         raise _UNFIT
@@ -179,7 +178,7 @@ def _ascending(cut: str | tuple[int | str, ...]) -> str | tuple[int | str, ...]:
 
 
 def _quantity(kind: type[int | float], units: Mapping[str, float], value: object) -> object:
-    """The number, of type `kind`, that a text such as "512MiB" writes; `value` itself if it is no text."""
+    """Return the number, of type `kind`, that a text such as "512MiB" writes; `value` itself if it is no text."""
     if not isinstance(value, str):
         return value
     found = _QUANTITY.fullmatch(value.strip())
@@ -384,7 +383,7 @@ Options = Annotated[  # keyword arguments for a user's factory
 
 
 class Section(BaseModel):
-    """One table of a plan file."""
+    """A table of a plan file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -397,5 +396,5 @@ class FactorySection(Section):
 
     @property
     def options(self) -> Options:
-        """The keyword arguments."""
+        """Keyword arguments for the factory."""
         return self.__pydantic_extra__

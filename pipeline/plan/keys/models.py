@@ -1,6 +1,7 @@
-"""A whole plan: its tables, what follows from them together, the names of its metrics, and its JSON schema.
+"""A whole plan: its tables, properties that follow from several tables, the names of its metrics, and its JSON schema.
 
-Validation follows from here; the tables' keys are in the other files of this folder.
+pydantic derives the validation from the models here; the tables' keys are in the other files of this folder. The
+docstrings of the models are published in docs/plan.schema.json.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a sc
 
 
 def by_number(tables: Mapping[str, object]) -> list[str]:
-    """The names of [workers.0], [workers.1], ... in the order of their numbers."""
+    """Return the names of the tables [workers.0], [workers.1], ... in the order of their numbers."""
     return sorted(tables, key=lambda name: (len(name), name))
 
 
@@ -73,113 +74,117 @@ class PlanTables(Section):
 
     @property
     def scripted(self) -> bool:
-        """Whether a user's script hands the batches over, call by call, instead of a data source."""
+        """True if a user's script hands the batches over, call by call, instead of a data source."""
         return self.data.source == SCRIPT_BATCHES
 
     @property
     def clips(self) -> bool:
-        """Whether gradients are clipped by their norm over all stages."""
+        """True if gradients are clipped by their norm over all stages."""
         return self.optimizer.clip_norm is not None
 
     @property
     def caches_prefix(self) -> bool:
-        """Whether what leaves the frozen first stages in the first epoch is kept for all later ones."""
+        """True if the output of the frozen first stages in the first epoch is kept for all later epochs."""
         return bool(self.model.prefix_cache)
 
     @property
     def averages(self) -> bool:
-        """Whether stages keep averages of their weights."""
+        """True if stages keep averages of their weights."""
         return self.optimizer.ema_decay is not None
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether workers need to know how many steps an epoch has."""
+        """True if workers need to know how many steps an epoch has."""
         tables = self.lr_scheduler, self.evaluation
         return self.caches_prefix or any(table is not None and table.every == "epoch" for table in tables)
 
     def recompute_of(self, stage: int) -> Recomputed | None:
-        """What backward runs forward again in `stage`."""
+        """Return which layers the backward of `stage` runs forward again; None for none."""
         wanted = self.stage_plan(stage).recompute or (self.memory or MemoryPlan()).recompute
         return None if wanted == "nothing" else wanted
 
     def offloaded_of(self, stage: int) -> tuple[str, ...]:
-        """What lies in files in `stage` while it is not used, by its names in `memory.offload`."""
+        """Return the kinds of tensors, as in `memory.offload`, that `stage` keeps in files while they are not used."""
         own, of_all = self.stage_plan(stage).offload, (self.memory or MemoryPlan()).offload
         return (of_all if own is None else own) or ()
 
     @property
     def offloads(self) -> dict[str, tuple[str, ...]]:
-        """What lies in files, by the keys that say it."""
+        """Kinds of tensors kept in files, by the dotted key that sets them; keys without any are left out."""
         given = {"memory.offload": (self.memory or MemoryPlan()).offload}
         given |= {f"stage.{name}.offload": table.offload for name, table in (self.stage or {}).items()}
         return {key: wanted for key, wanted in given.items() if wanted}
 
     def limit_of(self, worker: int) -> int | None:
-        """How many bytes the process of `worker` may take beyond its program; None if the plan does not say it."""
+        """Return the bytes that the process of `worker` may take beyond its program; None if the plan sets no limit."""
         return self.limits.get(f"workers.{worker}.memory", self.limits.get("memory.limit"))
 
     @property
     def limits(self) -> dict[str, int]:
-        """How many bytes workers may take, by the keys that say it."""
+        """Bytes that workers may take, by the dotted key that sets them."""
         of_all = {"memory.limit": (self.memory or MemoryPlan()).limit}
         given = of_all | {f"workers.{index}.memory": each.memory for index, each in enumerate(self.workers)}
         return {key: size for key, size in given.items() if size is not None}
 
     @property
     def limit_keys(self) -> tuple[str, ...]:
-        """The keys that say how much workers may take."""
+        """Dotted keys that set how much memory workers may take."""
         return tuple(self.limits)
 
     def is_tight(self, worker: int) -> bool:
-        """Whether `worker` does what keeps it to a tight limit: it gives back what it frees, and waits for its
-        snapshots. As long as that has yet to be chosen, each with a limit does."""
+        """Return True if `worker` gives freed memory back at once, and waits for its snapshots, to keep to its limit.
+
+        Until `memory.tight` has been chosen, every worker with a limit does so.
+        """
         chosen = (self.memory or MemoryPlan()).tight
         return self.limit_of(worker) is not None and (chosen is None or worker in chosen)
 
     def is_scarce(self, worker: int) -> bool:
-        """Return True if memory is scarce for `worker`: its limit is tight, or a stage of it offloads."""
+        """Return True if memory is scarce for `worker`: its limit is tight, or one of its stages offloads."""
         return self.is_tight(worker) or any(map(self.offloaded_of, self.workers[worker].stages))
 
     def undecided_memory(self, stage: int) -> tuple[str, ...]:
-        """The keys of the table [stage.N] that a limit decides, since the plan does not set them."""
+        """Return the keys of the table [stage.N] that a limit decides, since the plan does not set them."""
         own, of_all = self.stage_plan(stage), self.memory or MemoryPlan()
         pairs = {"recompute": (own.recompute, of_all.recompute), "offload": (own.offload, of_all.offload)}
         return tuple(f"stage.{stage}.{name}" for name, given in pairs.items() if given == (None, None))
 
     def undecided_keys(self, stages: int) -> tuple[str, ...]:
-        """All that a limit decides of a plan with so many stages."""
+        """Return all keys that a limit decides, in a plan with `stages` stages."""
         return (*(key for stage in range(stages) for key in self.undecided_memory(stage)), *self.undecided_of_workers)
 
     @property
     def undecided_of_workers(self) -> tuple[str, ...]:
-        """Those of these keys that are of workers, not of a stage."""
+        """Keys for workers, not for one stage, that a limit decides: `memory.tight`, unless the plan sets it."""
         return ("memory.tight",) if (self.memory or MemoryPlan()).tight is None else ()
 
     @property
     def chooses_memory(self) -> bool:
-        """Whether the command that begins the run has yet to choose what stages and workers do for a limit."""
+        """True if the command that begins the run has yet to choose what stages and workers do to keep to a limit."""
         stages = self.model.stages
         return bool(self.limit_keys) and (stages is None or bool(self.undecided_keys(stages)))
 
     @property
     def evaluates(self) -> bool:
-        """Whether rows that are held out are evaluated."""
+        """True if held-out rows are evaluated."""
         return bool(self.model.metrics) or self.evaluation is not None
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the checkpoint of the best evaluation is kept."""
+        """True if the checkpoint of the best evaluation is kept."""
         return self.evaluation is not None and self.evaluation.keep_best
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """What the metrics are called in what an evaluation finds: by their functions, and by the files that those are
-        in where functions share a name."""
+        """Names of the metrics in the results of an evaluation.
+
+        A metric has the name of its function, or its whole reference, with the file, where functions share a name.
+        """
         return tuple(told_apart(self.model.metrics))
 
     @property
     def criterion(self) -> Criterion | None:
-        """What evaluations are compared by; None if they are not compared."""
+        """The criterion by which evaluations are compared; None if they are not compared."""
         choice = self.evaluation
         if choice is None:
             return None
@@ -187,15 +192,18 @@ class PlanTables(Section):
 
     @property
     def measures_cut(self) -> bool:
-        """Whether the command that begins the run has yet to measure where the model is cut."""
+        """True if the command that begins the run has yet to measure where the model is cut."""
         model = self.model
         wishes = model.balance == "time" or model.stage_memory is not None
         return wishes and (model.stages or 1) > 1 and not isinstance(model.cut, tuple)
 
     @property
     def placement(self) -> Placement:
-        """The stages of each worker; of a stage with replicas its copies, as `pipeline.schedule.replicas` numbers them:
-        the first worker that names it has the first."""
+        """The stages of each worker.
+
+        A stage with replicas is given as its copies, as `pipeline.schedule.replicas` numbers them. The first worker
+        that names the stage has the first copy.
+        """
         if not self.shares:
             return tuple(worker.stages for worker in self.workers)
         copies = [list(each) for each in Replicas(self.shares, 1).of_stage]
@@ -203,8 +211,10 @@ class PlanTables(Section):
 
     @property
     def shares(self) -> Shares:
-        """For every stage, what part of the microbatches each replica has; () where no stage has several, or as long as
-        the number of stages is not known."""
+        """Shares of the microbatches that the replicas of each stage have, by stage.
+
+        Empty if no stage has several replicas, or while the number of stages is not known.
+        """
         stages, tables = self.model.stages or 0, self.stage or {}
         if all(table.replicas == 1 for table in tables.values()):
             return ()
@@ -212,7 +222,10 @@ class PlanTables(Section):
         return tuple(tables.get(str(stage), single).shares for stage in range(stages))
 
     def without_replicas(self) -> Self:
-        """Each stage on the worker of its first replica: what runs forward only needs no other. Nothing is checked."""
+        """Return a plan in which each stage is on the worker of its first replica, for runs that only run forward.
+
+        Nothing is checked.
+        """
         stages = len(self.shares)
         if not stages:
             return self
@@ -223,23 +236,26 @@ class PlanTables(Section):
         return self.model_copy(update={"workers": tuple(workers), "stage": None})
 
     def stage_plan(self, stage: int) -> StagePlan:
-        """The keys of the table [stage.N] of that stage."""
+        """Return the keys of the table [stage.N] of `stage`, with defaults if the plan has no such table."""
         return (self.stage or {}).get(str(stage)) or StagePlan()
 
     @property
     def loads_weights(self) -> bool:
-        """Whether weights are read from files. Then those of all stages are."""
+        """True if weights are read from files. The weights of all stages are then."""
         return self.model.weights is not None or any(worker.weights is not None for worker in self.workers)
 
     def weights_of(self, stage: int) -> tuple[str, Path] | None:
-        """The key that says where the weights of `stage` are, and what it says; None if none does."""
+        """Return the dotted key that says where the weights of `stage` are, and its path; None if no key does."""
         for index, worker in enumerate(self.workers):
             if stage in worker.stages and worker.weights is not None:
                 return f"workers.{index}.weights", worker.weights
         return None if self.model.weights is None else ("model.weights", self.model.weights)
 
     def with_stages(self, stages: int) -> Self:
-        """For a model of `stages` stages; where no worker is named, each stage has one. Nothing is checked."""
+        """Return the plan for a model of `stages` stages. Nothing is checked.
+
+        If the plan names no workers, each stage, and each replica of one, gets a worker.
+        """
         tables = self.stage or {}
         further = [int(name) for name in by_number(tables) for _ in range(1, tables[name].replicas)]
         each = (*range(stages), *(stage for stage in further if stage < stages))
@@ -247,7 +263,10 @@ class PlanTables(Section):
         return self.model_copy(update={"model": self.model.model_copy(update={"stages": stages}), "workers": workers})
 
     def with_known_stages(self) -> Self:
-        """`with_stages`, if the number of stages is given, or follows from the cut."""
+        """Return `with_stages` for the number of stages that the plan gives, or that follows from its cut.
+
+        Returns the plan itself if the number is not known.
+        """
         cut = self.model.cut
         stages = self.model.stages or (len(cut) + 1 if isinstance(cut, tuple) else None)
         return self if stages is None else self.with_stages(stages)
@@ -257,7 +276,7 @@ TABLES = tuple(name for name in PlanTables.model_fields if name != "features")
 
 
 def section(table: str) -> type[Section]:
-    """The model of `table`'s keys; for "workers" and "stage", of one worker's or stage's."""
+    """Return the model of the keys of `table`; for "workers" and "stage", that of one worker or one stage."""
     return next(_sections(PlanTables.model_fields[table].annotation))
 
 
@@ -269,36 +288,45 @@ def _sections(annotation: object) -> Iterator[type[Section]]:
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """The functions' own `names`, each once: those that several have end with their place, "accuracy_1"."""
+    """Return the functions' own `names`, each made unique.
+
+    A name that several functions have ends with its place, as in "accuracy_1".
+    """
     every = [f"{name}_{place}" for place, name in enumerate(names)]
     own = [name if names.count(name) == 1 else longer for name, longer in zip(names, every, strict=True)]
     return own if len(set(own)) == len(own) else every
 
 
 def told_apart(references: Sequence[str]) -> list[str]:
-    """The names of the functions that a plan names; by the files that they are in, where functions share a name."""
+    """Return the names of the functions in `references`.
+
+    Functions that share a name are called by their whole references, which name their files.
+    """
     short = [function_of(each) for each in references]
     return [each if short.count(name) > 1 else name for each, name in zip(references, short, strict=True)]
 
 
 def function_of(reference: str) -> str:
-    """ "accuracy", of "metrics.py:accuracy"."""
+    """Return the name of the function in a reference: "accuracy" of "metrics.py:accuracy"."""
     return reference.replace(":", ".").rpartition(".")[2]
 
 
 def plan_schema() -> dict[str, Any]:
-    """The schema, in draft 7: the newest that the editors' TOML extensions know well."""
+    """Return the JSON schema of plan files, in draft 7: the newest that the editors' TOML extensions know well."""
     schema = PlanTables.model_json_schema(ref_template="#/definitions/{model}", schema_generator=_Draft7)
     definitions = schema.pop("$defs")
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "definitions": definitions}
 
 
 class _Draft7(GenerateJsonSchema):
+    """A generator of JSON schemas for TOML files."""
+
     def field_title_should_be_set(self, schema: Any) -> bool:
+        """Return False: a title would repeat the key."""
         return False  # a title would repeat the key
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """TOML has no null: a key whose default is None has none."""
+        """Return the schema of a default, and none for a default of None, since TOML has no null."""
         if schema.get("default", ...) is None:
             return self.generate_inner(schema["schema"])
         return super().default_schema(schema)

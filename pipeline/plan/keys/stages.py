@@ -36,7 +36,8 @@ MOST_PROCESSES = 64
 
 class StagePlan(Section):
     """One stage: how many workers compute it side by side, each some of the microbatches; how many processes compute
-    each microbatch together, each with a part of the weights; and what it does not keep in memory."""
+    each microbatch together, each with a part of the weights; and what it does not keep in memory.
+    """
 
     replicas: Annotated[int, whole(1, MOST_REPLICAS)] = Field(
         default=1,
@@ -93,11 +94,12 @@ class StagePlan(Section):
 
     @property
     def processes(self) -> int:
-        """How many compute the stage together."""
+        """Number of processes that compute the stage together."""
         return max(self.tensor, self.shard)
 
     @property
     def shares(self) -> tuple[int, ...]:
+        """Shares of the microbatches, one for each replica; all 1 if the plan does not set `share`."""
         return self.share or (1,) * self.replicas
 
 
@@ -184,27 +186,27 @@ class SchedulePlan(Section):
 
     @property
     def is_auto(self) -> bool:
-        """Whether the run chooses its schedule."""
+        """True if the run chooses its schedule."""
         return self.name == AUTO
 
     @property
     def is_function(self) -> bool:
-        """Whether a function of the user's lists the schedule."""
+        """True if a user's function lists the schedule."""
         return ":" in self.name or "." in self.name
 
     @property
     def begins_with(self) -> str:
-        """The name of the schedule that the run begins with."""
+        """Name of the schedule that the run begins with."""
         return AUTO_BEGINS_WITH if self.is_auto else LISTED if self.is_function else self.name
 
     @property
     def rows_key(self) -> str:
-        """The key by which the plan has its rows."""
+        """Dotted key to which errors about the schedule's rows belong."""
         return "schedule.name" if self.is_function else "schedule.rows" if self.file is None else "schedule.file"
 
     @property
     def in_step(self) -> int:
-        """The microbatches of a step."""
+        """Number of microbatches in a step."""
         return self.microbatches * self.accumulate
 
 
@@ -259,5 +261,5 @@ class TapsPlan(Section):
     )
 
     def has(self, step: int) -> bool:
-        """Whether training step `step` is stored."""
+        """Return True if the microbatches of training step `step` are stored."""
         return step % self.every == 0

@@ -1,4 +1,4 @@
-"""What a run trains, and on which data: `run`, `model`, `data`, `optimizer`, `lr_scheduler` and `evaluation`."""
+"""The tables `run`, `model`, `data`, `optimizer`, `lr_scheduler` and `evaluation`: what a run trains, on which data."""
 
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -35,7 +35,8 @@ Balance = Literal["parameters", "time"]
 
 class RunPlan(Section):
     """How long the run is, and where it leaves its files. Exactly one of `steps` and `epochs` is given, but neither in
-    a scripted run: the script decides."""
+    a scripted run: the script decides.
+    """
 
     name: Name = Field(
         default="run",
@@ -291,10 +292,10 @@ class DataPlan(Section):
 
     @property
     def origin(self) -> str:
-        """Which key names the data, and what: `data.source = "data.py:batches"`."""
+        """Key and value that name the data, as a plan file has them: `data.source = "data.py:batches"`."""
         return f'data.source = "{self.source}"' if self.dataset is None else f'data.dataset = "{self.dataset}"'
 
     @property
     def origin_held_out(self) -> str:
-        """Which key names the data whose rows are held out: `data.held_out = "data.py:test"`."""
+        """Key and value that name the held-out rows, as a plan file has them: `data.held_out = "data.py:test"`."""
         return self.origin if self.held_out is None else f'data.held_out = "{self.held_out}"'
