@@ -157,7 +157,7 @@ def _latency(steps: Sequence[StepActions], stage: int) -> float:
 
     The latency of a step is computed from its fastest message in each direction; the result is the median over the
     steps. The fastest message is one that was waited for: others lie in the queue until they are taken. Returns 0 if no
-    gradient comes back: then messages in flight only delay the beginning of a run.
+    gradient comes back: latency then only delays the beginning of a run.
     """
     there = [_fastest(step[stage], step[stage + 1], _is_forward) for step in steps]
     back = [_fastest(step[stage + 1], step[stage], _is_backward) for step in steps]

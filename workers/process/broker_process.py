@@ -1,10 +1,11 @@
 """The broker process: finds the run in its store, serves it, and exits when the run has ended or on a signal.
 
-serve_channel   receives messages, lets the coordinator decide, sends what it returns
-StoreWait       while the run's records cannot be written or reached: says so, and decides nothing
+serve_channel   receives messages, lets the coordinator decide, sends the coordinator's answers
+StoreWait       while the run's records cannot be written or reached: reports this, and decides nothing
 
-Queries are answered meanwhile. Messages that are sent only once are kept for later; all others are repeated by their
-senders. Once the run is to stop, the wait soon ends: nothing can be saved that the records would tell of.
+While the broker waits for its records, it answers queries. Messages that are sent only once are kept for later; all
+others are repeated by their senders. Once the run is to stop, the wait soon ends, since nothing can be saved without
+the records.
 """
 
 import secrets
@@ -61,9 +62,15 @@ log = structlog.get_logger()
 
 
 class StoreWait:
-    """The waiting of a store, which calls it with the reason several times a second."""
+    """Callback of a store that cannot reach its records: answers queries while the store waits."""
 
     def __init__(self, channel: ServerChannel, signals: Signals) -> None:
+        """Prepare for waits. Until `core` is set, queries go unanswered.
+
+        Args:
+            channel: Channel from which messages are received during a wait.
+            signals: Counter of the process's signals; a signal ends a wait.
+        """
         self.core: Coordinator | None = None  # who answers queries, once it is made
         self._channel = channel
         self._signals = signals
@@ -73,8 +80,11 @@ class StoreWait:
         self._ends: float | None = None  # of a run that is to stop: until when it is waited
 
     def __call__(self, reason: str) -> None:
-        """Raises `StoreUnusable` after a signal, and soon after the run was asked to stop: the broker can do nothing
-        now but exit."""
+        """Handle the messages that came; called by the store several times a second with the reason of its wait.
+
+        Raises:
+            StoreUnusable: A signal came, or the run was asked to stop a short time ago. The broker can only exit now.
+        """
         if not self._told:
             log.warning("the broker waits for its records", reason=reason)
         self._told = True
@@ -93,7 +103,10 @@ class StoreWait:
                     self._take(self.core, sender, frame or b"")
 
     def over(self) -> Sequence[Received]:
-        """To be called when the store has not waited, or no longer does. What came meanwhile, and is to be handled."""
+        """Return the messages kept during a wait, to be handled now, and note that the wait is over.
+
+        Call it when the store has not waited, or no longer waits.
+        """
         if self._told and self.core is not None:
             log.info("the broker keeps its records again")
             self._told, self.core.run.fault = False, ""
@@ -118,8 +131,16 @@ class StoreWait:
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Where a broker serves which run. `lifeline`: it exits once that is cut. `resume`: the run is continued, however
-    it was stopped. `new`: no broker has served it before. `length`: the run's, if it is known already."""
+    """Options of a broker process.
+
+    Attributes:
+        url: Address to serve at.
+        run: Id of the run.
+        lifeline: Pipe at whose end the broker exits.
+        resume: True to continue the run, however it was stopped.
+        new: True if no broker has served the run before.
+        length: Length of the run, if it is known already.
+    """
 
     url: str
     run: str
@@ -130,13 +151,24 @@ class BrokerOptions:
 
 
 def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
-    """Serves the run until it has ended and its workers have exited; returns the run's exit code.
+    """Serve the run until it has ended and its workers have exited; return the run's exit code.
 
-    The run's records are where `broker.store` says: a broker of the same `run` continues where one was killed.
-    Queues at a Redis server are removed from it once the run has finished.
-    The first SIGINT or SIGTERM stops the run, the second ends the broker at once.
-    Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, `FolderUnusable`, and `PlanRefused` or `ModelRefused` for an
-    unusable plan.
+    The run's records are where `broker.store` says: a broker of the same run continues where one was killed. Queues at
+    a Redis server are removed from it once the run has finished. The first SIGINT or SIGTERM stops the run, the second
+    ends the broker at once.
+
+    Args:
+        plan: Plan of the run.
+        place: Options of the broker.
+        on_bound: Called with the endpoint once the broker is bound to it.
+
+    Raises:
+        EndpointTaken: Another process has the address.
+        OtherRun: The records are of another run.
+        StoreUnusable: The records cannot be reached or written.
+        FolderUnusable: The folder of the run cannot be used.
+        PlanRefused: The plan cannot be used.
+        ModelRefused: The model of the plan cannot be used.
     """
     place.lifeline.end_process_when_cut()
     plan, schedule = _scheduled(plan)
@@ -184,11 +216,17 @@ def serve_channel(
     linger: float = LINGER,
     kept: Callable[[], Sequence[Received]] = tuple,
 ) -> None:
-    """Serves until `stop()` is true, or the run is over and the broker is no longer needed.
+    """Serve until `stop()` is true, or until the run is over and the broker is no longer needed.
 
-    `stop` is called some twenty times a second. `linger`: seconds to stay after the run for commands that ask about it.
-    `kept` gives what came while the store waited.
-    Raises `StoreUnusable`.
+    Args:
+        coordinator: Decides how messages are answered.
+        channel: Channel of the broker.
+        stop: Called about twenty times a second.
+        linger: Seconds to stay after the run for commands that ask about it.
+        kept: Returns the messages that came while the store waited.
+
+    Raises:
+        StoreUnusable: The records cannot be reached or written.
     """
     clock, departure = _wall_clock(), _Departure(coordinator, linger)
     answers = RateLimit(ANSWERED)
@@ -199,7 +237,10 @@ def serve_channel(
 
 
 def _wall_clock() -> Callable[[], float]:
-    """Seconds since the epoch as of now, from then on by a clock that is never set back."""
+    """Return a clock that gives seconds since the epoch and is never set back.
+
+    The epoch time is read once; from then on a monotonic clock is added to it.
+    """
     offset = time() - monotonic()
     return lambda: monotonic() + offset
 
@@ -239,7 +280,7 @@ def _turn(
 
 
 class _Departure:
-    """Decides when the broker is no longer needed."""
+    """Decision when the broker is no longer needed."""
 
     def __init__(self, coordinator: Coordinator, linger: float) -> None:
         self._coordinator = coordinator
@@ -257,14 +298,17 @@ class _Departure:
         return dismissed or monotonic() - self._over >= self._patience(outcome)
 
     def _patience(self, outcome: RunOutcome) -> float:
-        """Seconds."""
+        """Return the seconds for which the broker stays after the run."""
         if outcome.at_step_end and not self._run.all_left:
             return STEP_END
         return min(LEAVING, self._linger) if self._coordinator.stop_requested else self._linger
 
 
 def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
-    """The plan with its number of stages, and its schedule. The model is loaded only if nothing else tells them."""
+    """Return the plan with its number of stages, and its schedule.
+
+    The model is loaded only if the plan does not tell the number of stages.
+    """
     if plan.model.stages is None:
         from stageline.workers.runtime.job import prepare_model
 
@@ -275,7 +319,10 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
 
 
 def _clear_queues(run: RunState, url: str) -> None:
-    """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
+    """Remove a finished run's queues from their server.
+
+    The queues of a stopped run stay, since they are needed to continue it.
+    """
     backend = backend_of(url)
     if not backend.has_server or run.phase is not RunPhase.FINISHED:
         return
@@ -304,7 +351,7 @@ def _exit_code(run: str, outcome: RunOutcome | None) -> int:
 
 
 class _Host:
-    """The process around the coordinator: it obeys signals, watches its lifeline, and writes the run's files."""
+    """The process around the coordinator: obeys signals, watches the lifeline, and writes the run's files."""
 
     def __init__(self, core: Coordinator, plan: Plan, folder: Path, lifeline: Lifeline, signals: Signals) -> None:
         self._core = core
@@ -316,8 +363,11 @@ class _Host:
         self._over = core.run.outcome is not None
 
     def should_exit(self) -> bool:
-        """Called in every turn. After a signal the run is stopped: workers learn of it with their next report. A run
-        that is over does not keep the broker running after a signal."""
+        """Return True if the broker is to exit at once; called in every turn.
+
+        After a first signal the run is stopped; workers learn of it with their next report. A run that is over does not
+        keep the broker running after a signal.
+        """
         if self._signals.count and self._core.run.lifecycle.state is not Life.DISMISSED:
             self._core.handle(b"", StopRun("the broker was interrupted"), time())
         if not self._over and self._core.run.outcome is not None:

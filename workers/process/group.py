@@ -1,4 +1,4 @@
-"""The processes that compute a stage together: this one, which leads, and members that it forks.
+"""Group of processes that compute a stage together: this one, which leads, and members that it forks.
 
     worker (the leader) ──forks──> member 1, member 2, ...     each with the model as it is, before anything is split
       ├── a socket to each: the calls of its stage (`group_calls.py`)
@@ -48,20 +48,26 @@ class _Member:
 
 
 class StageGroups(AbstractContextManager["StageGroups"]):
-    """Makes the stages of a worker, that of several processes with a group."""
+    """Maker of a worker's stages; a stage of several processes gets a group. As a context, ends the groups."""
 
     def __init__(self, job: Job) -> None:
+        """Prepare to make stages of `job`."""
         self._job = job
         self._groups: list[Group] = []
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """End all groups, at once after an error."""
         for group in self._groups:
             group.end(at_once=error is not None)
 
     def make(self, stage: int, offload: Offload) -> Stage:
-        """Return the copy `stage`, which has `offload` outside of the worker's memory if one process computes it.
+        """Return the copy `stage`, computed by a group if the plan gives it several processes.
 
-        Raises `GroupLost`, and what making a stage raises.
+        Raises `GroupLost`, and every error of making a stage.
+
+        Args:
+            stage: Number of the copy.
+            offload: Storage outside of the worker's memory, used only if one process computes the stage.
         """
         size = self._job.plan.stage_plan(self._job.schedule.replicas.stage(stage)).processes
         if size == 1:
@@ -76,9 +82,10 @@ class StageGroups(AbstractContextManager["StageGroups"]):
 
 
 class Group:
-    """A group as its leader has it. Forks the members."""
+    """A group as its leader has it."""
 
     def __init__(self, place: GroupPlace) -> None:
+        """Fork the members of the group whose leader has the place `place`."""
         self.place = place
         self._members: list[_Member] = []
         self._left = False  # a thread is left that waits for the members to meet
@@ -87,12 +94,12 @@ class Group:
 
     @contextmanager
     def call(self, name: str, arguments: "Sequence[Tree | StageState]", options: Tree) -> Iterator[None]:
-        """A context in which this process makes a call that the members are handed, too. Raises `GroupLost`.
+        """Return a context in which this process makes a call that the members are sent, too. Raises `GroupLost`.
 
         Args:
-            name: Of a method of the stage.
-            arguments: By position.
-            options: By name, a dict.
+            name: Name of a method of the stage.
+            arguments: Positional arguments.
+            options: Keyword arguments, a dict.
         """
         with self.together():
             frames = encode_call(name, [options, *arguments])
@@ -102,7 +109,7 @@ class Group:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A context in which the members are needed. Raises `GroupLost` if one has ended, or does not answer."""
+        """Return a context in which the members are needed. Raises `GroupLost` if one has ended, or does not answer."""
         try:
             yield
         except Exception as error:
@@ -111,8 +118,12 @@ class Group:
             raise GroupLost(self._why_lost(error)) from error
 
     def watch(self, meet: Callable[[], None]) -> None:
-        """Calls `meet`, which waits for the members. Raises ConnectionError at once if one has ended: gloo would dial
-        it five times, for `timeout` seconds each."""
+        """Call `meet`, which waits for the members.
+
+        Raises:
+            ConnectionError: A member has ended, or not all have met in time. The error comes at once: gloo would dial a
+                lost member five times, for `timeout` seconds each.
+        """
         deadline = monotonic() + self.place.timeout
         self._left = not call_unless(lambda: bool(self._ended) or monotonic() > deadline, meet)
         if self._left:
@@ -123,7 +134,7 @@ class Group:
         return [each for each in self._members if each.process.poll() is not None]
 
     def end(self, *, at_once: bool) -> None:
-        """Ends the members, which go on otherwise until they have done what they were handed."""
+        """End the members: at once, or when they have done the calls that they were sent."""
         for member in self._members:
             member.connection.close()
         for member in self._members:
@@ -162,19 +173,20 @@ HANDED = ("forward", "backward", "norms", "update", "evaluate", "state_dict", "s
 
 
 class LeadingStage:
-    """The `stage` of the group's leader, which has the queues, reports and snapshots: the `group` makes each of its
-    calls, too."""
+    """The leader's stage, whose calls the members make, too. The leader has the queues, reports and snapshots."""
 
     def __init__(self, stage: Stage, group: Group) -> None:
+        """Wrap `stage`, the leader's own part, and send its calls to `group`."""
         self._stage = stage
         self._group = group
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the stage; calls of the methods in `HANDED` are sent to the members, too."""
         found = getattr(self._stage, name)
         return partial(self._together, name, found) if name in HANDED else found
 
     def clip(self, total: Tree = None) -> Tree:
-        """As `Stage.clip`; the members clip by the norm that the leader has found."""
+        """Clip gradients as `Stage.clip` does; the members clip by the norm that the leader has found."""
         found = self._stage.clip(total)
         with self._group.call("clip", (found,), {}):
             return found
@@ -185,7 +197,16 @@ class LeadingStage:
 
 
 def make_call(stage: Stage, name: str, arguments: Sequence[Any]) -> None:
-    """Make a call that the leader has handed to a member. What it returns, the leader has, too."""
+    """Make a call that the leader has sent to this member. The result is dropped: the leader has it, too.
+
+    Args:
+        stage: This member's part of the stage.
+        name: Name of a method of the stage.
+        arguments: Keyword arguments as a dict, then the positional arguments.
+
+    Raises:
+        StageError: Members make no call of this name.
+    """
     options, *given = arguments
     if name not in (*HANDED, "clip"):
         raise StageError(f"there is no call {name} of a group")
@@ -194,7 +215,7 @@ def make_call(stage: Stage, name: str, arguments: Sequence[Any]) -> None:
 
 
 def serve_as_member(place: GroupPlace, connection: socket.socket) -> int:
-    """Makes the calls that come from the leader, until it ends the group or is gone. Returns the exit code."""
+    """Make the calls that the leader sends, until it ends the group or is gone. Returns the exit code."""
     failed, call = False, without_copies(make_call)
     try:
         stage = place.make()
@@ -221,8 +242,10 @@ def _tell(place: GroupPlace, error: Exception) -> None:
 
 
 def _is_of_group(error: Exception) -> bool:
-    """Whether another process of the group is behind it. Errors of gloo, and of the file by which they meet, are of no
-    class of their own."""
+    """Return True if another process of the group is the cause of `error`.
+
+    Errors of gloo, and of the file by which the processes meet, have no class of their own: their text decides.
+    """
     from torch import distributed
 
     if isinstance(error, ConnectionError | distributed.DistError):

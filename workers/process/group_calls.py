@@ -1,4 +1,4 @@
-"""A call of a group as bytes, from the leader to a member, through a socket. Nothing is unpickled.
+"""Calls of a group as bytes, from the leader to a member, through a socket. Nothing is unpickled.
 
 size of the header (8 bytes) | header: the call's name, its arguments' structure, a form of each tensor | tensor 0 | ...
 """
@@ -23,7 +23,7 @@ _DEPTH = 64  # containers within containers: an optimizer's state is deep
 
 
 class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """`state`: which of the arguments is a stage's state, -1 if none is."""
+    """Header of a call. `state` is the place of the argument that is a stage's state, -1 if none is."""
 
     name: str
     structure: Structure
@@ -35,7 +35,12 @@ _headers = msgspec.msgpack.Decoder(_Header)
 
 
 def encode_call(name: str, arguments: "Sequence[Tree | StageState]") -> Frames:
-    """Raises `Unsendable` for an argument that would not arrive as what it is, `Unsaveable` for such a state."""
+    """Return a call as bytes.
+
+    Raises:
+        Unsendable: An argument would not arrive unchanged.
+        Unsaveable: A stage's state would not arrive unchanged.
+    """
     trees = tuple(_tree_of(each) if isinstance(each, StageState) else each for each in arguments)
     state = next((place for place, each in enumerate(arguments) if isinstance(each, StageState)), -1)
     structure, tensors = flatten(trees, _DEPTH)
@@ -45,13 +50,13 @@ def encode_call(name: str, arguments: "Sequence[Tree | StageState]") -> Frames:
 
 
 def send_call(connection: socket.socket, frames: Frames) -> None:
-    """Raises OSError if the member is gone."""
+    """Send an encoded call. Raises `OSError` if the member is gone."""
     for frame in frames:
         connection.sendall(frame)
 
 
 def receive_call(connection: socket.socket) -> tuple[str, tuple[Any, ...]] | None:
-    """The next call and its arguments; None once the leader is gone, or has ended the group."""
+    """Return the name and the arguments of the next call. Returns None if the leader is gone or has ended the group."""
     size = _read(connection, _SIZE)
     encoded = None if size is None else _read(connection, int.from_bytes(size, "little"))
     if encoded is None:
@@ -88,7 +93,7 @@ def _read(connection: socket.socket, size: int) -> bytes | None:
 
 
 def _read_into(connection: socket.socket, memory: memoryview) -> bool:
-    """Whether all of it came before the end."""
+    """Fill `memory` from the connection. Returns False if the connection ended before."""
     while memory:
         if not (count := connection.recv_into(memory)):
             return False

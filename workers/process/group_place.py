@@ -1,4 +1,4 @@
-"""A process's place in a group, where it meets the others before they compute a stage together."""
+"""Place of a process in a group, where it meets the others before they compute a stage together."""
 
 import os
 import sys
@@ -28,8 +28,11 @@ def _call(function: Callable[[], None]) -> None:
 
 
 def call_unless(left: Callable[[], bool], function: Callable[[], None]) -> bool:
-    """Calls `function` by another thread; whether it has returned. Once `left()`, that thread is left where it is: what
-    waits in a library cannot be ended. Raises what `function` raises."""
+    """Call `function` in another thread, and return True if it has returned.
+
+    Once `left()` is true, False is returned and the thread stays where it is: a thread that waits in a library cannot
+    be ended. Raises any error that `function` raises.
+    """
     raised: list[BaseException] = []
     thread = threading.Thread(target=_keeping, args=(function, raised), name="group", daemon=True)
     thread.start()
@@ -49,8 +52,16 @@ def _keeping(function: Callable[[], None], raised: list[BaseException]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Number `rank` of the `size` processes that compute `stage`. They meet by the open file `store`, and wait
-    `timeout` seconds for each other at most."""
+    """Place of one process in the group that computes a stage.
+
+    Attributes:
+        job: Job of the run.
+        stage: Number of the stage's copy.
+        rank: Number of the process in the group. The leader has 0.
+        size: Number of processes in the group.
+        store: Descriptor of the open file by which the processes meet.
+        timeout: Seconds that the processes wait for each other at most.
+    """
 
     job: Job
     stage: int
@@ -61,17 +72,20 @@ class GroupPlace:
 
     @property
     def device(self) -> str:
-        """The plan's device is the first process's; those of the others follow it."""
+        """Device of the process: the plan's for the first process, the following devices for the others."""
         device = torch.device(self.job.device_of(self.stage))
         return str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + self.rank}"
 
     def make(self, watched: Callable[[Callable[[], None]], None] = _call) -> Stage:
-        """Return this process's part of the stage, once all processes are there. `watched` calls what waits for
-        them."""
+        """Return this process's part of the stage, once all processes have met.
+
+        Args:
+            watched: Calls the function that waits for the other processes.
+        """
         return self.job.stage(self.stage, device=self.device, mesh=self._join(watched))
 
     def _join(self, watched: Callable[[Callable[[], None]], None]) -> "DeviceMesh":
-        """Nothing listens at other addresses than loopback, unless the environment says so."""
+        """Meet the other processes. Sockets listen on loopback only, unless the environment names other interfaces."""
         from torch import distributed
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -97,7 +111,10 @@ class GroupPlace:
 
 
 def meeting_file() -> int:
-    """A new file without a name, which members inherit: whatever ends when, nothing is left of it."""
+    """Return the descriptor of a new file without a name, which members inherit.
+
+    Whichever process ends first, nothing is left of the file.
+    """
     if hasattr(os, "memfd_create"):
         return os.memfd_create("group")
     file, path = tempfile.mkstemp()

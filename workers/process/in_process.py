@@ -1,6 +1,6 @@
-"""Runs a whole plan in this one process: all workers in turn in one thread, over `memory://` queues.
+"""Run of a whole plan in this one process: all workers in turn in one thread, over `memory://` queues.
 
-The same machines, executors, messages and coordinator as in a run of many processes; only the sockets are missing.
+Machines, executors, messages and the coordinator are those of a run of many processes; only the sockets are missing.
 """
 
 import os
@@ -45,7 +45,15 @@ def run_memory(
     on_status: Callable[[Facts], None] = lambda facts: None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> LaunchOutcome:
-    """Runs `job` to the end under the run id `run`; saves weights in `folder`. `interrupted` is asked in between."""
+    """Run `job` to the end, and save its weights. Returns the outcome; failures are in it, too.
+
+    Args:
+        job: Job to run.
+        run: Id of the run.
+        folder: Folder for the run's files, made if absent.
+        on_status: Called with the run's status about ten times a second.
+        interrupted: Called as often; the run stops, with nothing saved, once it returns True.
+    """
     torch.set_num_threads(job.plan.workers[0].threads)
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -71,7 +79,7 @@ def _run(local: "_Local", on_status: Callable[[Facts], None], interrupted: Calla
 
 @dataclass(frozen=True, slots=True)
 class _LocalWorker:
-    """One worker of the plan, and how it reports."""
+    """A worker of the plan, and its reporter."""
 
     sender: bytes
     place: WorkerPlace
@@ -116,7 +124,7 @@ class _Local(AbstractContextManager["_Local"]):
         self._report()
 
     def explain(self, error: ComputeFailed) -> str:
-        """Return why the run stops, with its bad microbatch kept."""
+        """Return why the run stops. The bad microbatch is kept, and named in the text."""
         stage = error.culprit.action.stage if error.culprit is not None else 0
         return explained(self._workers[self._job.schedule.owner(stage)].features, error)
 
@@ -132,7 +140,7 @@ class _Local(AbstractContextManager["_Local"]):
         return LaunchOutcome(int(facts["code"] or 0), str(facts["reason"]), facts)
 
     def keep(self, outcome: LaunchOutcome) -> None:
-        """Records how the run ended, for those who ask later."""
+        """Record how the run ended, for later queries."""
         if outcome.code:
             self._coordinator.run.fail(outcome.reason, outcome.code)
         self._coordinator.keep_observation(time())

@@ -9,10 +9,10 @@ whose snapshots and weights would be deleted. So the folder must be absent, empt
 
     joined.json     the plan, in a folder that a joining worker has made; where the run was begun, plan.json has it
 
-This machine may import nothing but what its own folder has, too. Before anything is imported, every file must be there
-with the content that the script has, and Python must find every name in one of these files, or it must be a public one
-of torch. Afterwards, every module must come from its file, and every name must be a class or function that its module
-itself defines: `model.system` is refused also where model.py imports it from `os`.
+This machine imports only what its own folder has, too, and public names of torch. Before any import, every file
+must be there with the script's content, and Python must find every name in one of these files. Afterwards, every module
+must come from its file, and every name must be a class or function that its module itself defines: `model.system` is
+refused also where model.py imports it from `os`.
 """
 
 import os
@@ -76,8 +76,10 @@ log = structlog.get_logger()
 
 
 def demand_same_code(plan: Plan, code: ScriptCode, folder: Path, host: str) -> None:
-    """Imports what `plan` names from `folder`, which comes first on the import path, if that is allowed and the code
-    there, on `host`, is the script's `code`. Raises `ModelRefused`, which names all that is not."""
+    """Import the names in `plan` from `folder`, put first on the import path, if its code on `host` equals `code`.
+
+    Raises `ModelRefused`, which names everything that is not allowed or not the script's.
+    """
     folder = folder.resolve()
     if public_version(torch.__version__) != public_version(code.torch):
         raise ModelRefused(
@@ -101,7 +103,7 @@ def demand_same_code(plan: Plan, code: ScriptCode, folder: Path, host: str) -> N
 
 
 def _different_files(code: ScriptCode, folder: Path) -> Iterator[str]:
-    """What is wrong with the files in `folder`."""
+    """Yield the faults of the files in `folder`."""
     for file, wanted in code.files.items():
         try:
             wrong = _difference(file, wanted, folder)
@@ -112,7 +114,7 @@ def _different_files(code: ScriptCode, folder: Path) -> Iterator[str]:
 
 
 def _difference(file: str, wanted: str, folder: Path) -> str | None:
-    """What is wrong with one of them. Raises `OSError`, `ValueError` or `RuntimeError` for a name that cannot be."""
+    """Return a file's fault, None if it has none. Raises `OSError`, `ValueError` or `RuntimeError` for a bad name."""
     path = PurePosixPath(file)
     if path.is_absolute() or ".." in path.parts or path.suffix != ".py" or (folder / file).resolve() != folder / file:
         return "leads out of the folder"
@@ -124,19 +126,19 @@ def _difference(file: str, wanted: str, folder: Path) -> str | None:
 
 
 def _named(file: str) -> str:
-    """A name from the broker as a message shows it: not all of a long one, and nothing that a terminal obeys."""
+    """Return a name from the broker as messages show it: shortened, and without characters that a terminal obeys."""
     short = file if len(file) <= _LONGEST else f"{file[:_LONGEST]}..."
     return short if short.isprintable() and short else repr(short)
 
 
 def _listed(each: Sequence[str], separator: str) -> str:
-    """The first few, and how many there are if those are not all."""
+    """Return the first few entries, followed by the number of the others."""
     more = f"{separator}and {len(each) - _LISTED} more" if len(each) > _LISTED else ""
     return separator.join(each[:_LISTED]) + more
 
 
 def _modules(plan: Plan, code: ScriptCode, folder: Path) -> list[tuple[str, str, str]]:
-    """Key, module and name of all that is to be imported from `folder`. Raises `ModelRefused`."""
+    """Return key, module and name of everything to import from `folder`. Raises `ModelRefused`."""
     found = []
     for key, reference in references_of(plan):
         if (key, reference) == ("data.source", SCRIPT_BATCHES) or is_torch_name(reference):
@@ -158,8 +160,7 @@ def _modules(plan: Plan, code: ScriptCode, folder: Path) -> list[tuple[str, str,
 
 
 def _files_of(module: str, folder: Path) -> list[str]:
-    """The paths in `folder` of the files that an import of `module` would execute, its packages' first; [] if there is
-    no such module."""
+    """Return the files in `folder` that an import of `module` executes, packages first; [] if there is no module."""
     found, where = [], folder
     *packages, last = module.split(".")
     for package in packages:
@@ -172,14 +173,13 @@ def _files_of(module: str, folder: Path) -> list[str]:
 
 
 def _origin(name: str, folder: Path) -> str | None:
-    """The file that an import of `name` from `folder` executes; None for a package that has none, or nothing."""
+    """Return the file that importing `name` from `folder` executes, None if there is none, as for a bare package."""
     spec = FileFinder(str(folder), *_LOADERS).find_spec(name)
     return None if spec is None else spec.origin
 
 
 def _taken(module: str, compared: Sequence[Path], folder: Path) -> str | None:
-    """What Python has imported, or would import, under the name of `module` or of a package that it is in, in place of
-    the files `compared`."""
+    """Return what Python imports under the name of `module` or its packages in place of `compared`, None if nothing."""
     top = module.split(".")[0]
     if top in sys.stdlib_module_names:
         return f"Python's own module {top}"
@@ -190,8 +190,7 @@ def _taken(module: str, compared: Sequence[Path], folder: Path) -> str | None:
 
 
 def _found(module: str, path: Sequence[str]) -> str | None:
-    """The file to which an import of `module` leads. A package without `__init__.py` has parts all over the path, and
-    comes after every other of its name."""
+    """Return the file that importing `module` leads to. A package without `__init__.py` comes after all others."""
     origin = None
     for name in module.split("."):
         spec = PathFinder.find_spec(name, path)
@@ -202,7 +201,7 @@ def _found(module: str, path: Sequence[str]) -> str | None:
 
 
 def _other_file(module: str, compared: Sequence[Path]) -> str | None:
-    """A file that `module`, or a package that it is in, was imported from, if it is not one that was compared."""
+    """Return the first file that `module` or its packages were imported from that was not compared, None if none is."""
     names = [module.rsplit(".", up)[0] for up in range(module.count(".") + 1)]
     own, *packages = (getattr(sys.modules[name], "__file__", None) for name in names)
     if not _is_file(own, compared[-1]):
@@ -219,13 +218,13 @@ def _refused(key: str, reference: str, reason: str) -> ModelRefused:
 
 
 class CannotJoin(StagelineError):
-    """The broker's run is none that workers join by an address alone."""
+    """The broker's run cannot be joined by its address alone."""
 
     exit_code = ExitCode.REFUSED
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
-    """The broker's answer to "join": the run's id, its plan, and which code that goes with."""
+    """The broker's answer to "join": the run's id, its plan, and the code that goes with it."""
 
     run: str
     settings: dict[str, Any]
@@ -235,12 +234,13 @@ class JoinAnswer(msgspec.Struct, frozen=True):
 
 
 def work_for_script(broker: str, patience: float, sets: Sequence[str], work: Callable[[Plan], int]) -> int:
-    """Does `work` with the plan of the script's run whose broker is at `broker`, which is waited for `patience`
-    seconds; all that it names has been imported from the current folder. Returns the exit code.
+    """Do `work` with the plan of the script's run at `broker`. Returns the exit code.
 
-    `sets` and the environment overrule keys in which machines may differ. `work` raises `NotAdmitted` if the broker has
-    no place: if that run is over by then, the next one there is waited for. Raises `BrokerUnreachable`, `CannotJoin`,
-    `PlanRefused`, or `ModelRefused` for other code; the script is told of these, too.
+    All names in the plan are imported from the current folder before. The broker is awaited for `patience` seconds.
+    `sets` and the environment overrule keys in which machines may differ. If `work` raises `NotAdmitted` because the
+    broker has no place, and that run is over by then, the next run at the address is awaited. Raises
+    `BrokerUnreachable`; or `CannotJoin`, `PlanRefused`, or `ModelRefused` for other code. The script is told of errors,
+    too.
     """
     deadline, imported = monotonic() + patience, ScriptCode("", {})
     while True:
@@ -265,13 +265,13 @@ def work_for_script(broker: str, patience: float, sets: Sequence[str], work: Cal
 
 
 def tell_script(broker: str, error: Exception) -> None:
-    """Why this process does not join: who waits for it sits at the script."""
+    """Tell the script why this process does not join: its user waits there."""
     with suppress(BrokerUnreachable), Client(broker) as client:
         client.decline(str(error))
 
 
 def _goes_on(run: str, broker: str) -> bool:
-    """Whether `run` is still there at `broker`, and not over."""
+    """Return True if `run` is still at `broker`, and not over."""
     try:
         with Client(broker) as client:
             answer = msgspec.convert(client.ask("join", timeout=ATTEMPT), JoinAnswer)
@@ -281,8 +281,10 @@ def _goes_on(run: str, broker: str) -> bool:
 
 
 def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], environment: Mapping[str, str]) -> Plan:
-    """The plan that `settings` are, with the addresses and folders of this machine, and as much memory for its queues
-    as it says itself. No other machine says which files of weights it opens. Raises `PlanRefused`."""
+    """Return the plan in `settings` with this machine's addresses, folders and queue memory. Raises `PlanRefused`.
+
+    No other machine decides which files of weights are opened here: paths of weights come from `sets` or `environment`.
+    """
     url = broker.partition("#")[0] if transport_of(broker).has_server else f"tcp://{address_towards(broker)}:0"
     own: dict[str, dict[str, object]] = {"run": {"dir": RUNS}, "queues": {"url": url}, "broker": {"url": broker}}
     given = list(leaves(settings))
@@ -298,8 +300,7 @@ def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], 
 
 
 def _ask(broker: str, deadline: float, patience: float) -> JoinAnswer:
-    """Asks until there is an answer, of a run that is not over; not beyond the `deadline`, which is `patience` seconds
-    after the beginning. Raises `BrokerUnreachable`, `CannotJoin`."""
+    """Ask until a run that is not over answers, up to the `deadline`. Raises `BrokerUnreachable`, `CannotJoin`."""
     told = ""
     while True:
         awaited = "the script's broker"
@@ -338,8 +339,10 @@ _LISTED = 5  # differences that a refusal names
 
 
 def why_not_own(plan: Plan, run: str) -> str | None:
-    """Why the folder of `run` cannot be used for `plan`, which has its stages filled in; None if it can: it is not
-    there, or empty, or its plan and the snapshots in it are the same. Changes nothing."""
+    """Return why the folder of `run` cannot be used for `plan`, which has its stages filled in; None if it can.
+
+    It can if it is absent, empty, or has the same plan and snapshots. Changes nothing.
+    """
     folder = runs.folder(plan, run)
     try:
         wrong = _what_else(plan, run, folder)
@@ -354,8 +357,7 @@ def why_not_own(plan: Plan, run: str) -> str | None:
 
 
 def note_own(plan: Plan, run: str) -> None:
-    """Notes the plan in the folder of `run`, which is made if need be, for the next worker that begins there. Raises
-    `FolderUnusable`, `OSError`."""
+    """Note the plan in the folder of `run` for the next worker there. Raises `FolderUnusable` or `OSError`."""
     folder = runs.make_folder(plan, run)
     if not any((folder / name).exists() for name in (runs.PLAN, NOTE)):
         persist_json(folder / NOTE, plan.as_mapping())
@@ -374,7 +376,7 @@ def _what_else(plan: Plan, run: str, folder: Path) -> str | None:
 
 
 def _other_plan(plan: Plan, file: Path) -> str | None:
-    """How the plan in `file` differs."""
+    """Return how the plan in `file` differs, None if it does not."""
     try:
         kept = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -385,7 +387,7 @@ def _other_plan(plan: Plan, file: Path) -> str | None:
 
 
 def _other_snapshot(plan: Plan, run: str, folder: Path) -> str | None:
-    """A snapshot that was written for another run or plan. What is damaged belongs to none."""
+    """Return a snapshot that was written for another run or plan, None if there is none. Damaged ones do not count."""
     checkpoints = SnapshotDirectory.of(folder, run, plan)
     for stage, step in checkpoints.present():
         path = checkpoints.path(stage, step)

@@ -1,4 +1,4 @@
-"""Opens a worker's queues at the plan's `queues.url`, and chooses where their sockets go."""
+"""Opening of a worker's queues at the plan's `queues.url`, and the choice of where their sockets go."""
 
 import socket
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def open_queues(
     """Return the queues of the worker that `assigned` names.
 
     Args:
-        plan: Names the address of the queues and what may be retained.
+        plan: Names the address of the queues and the bytes that may be retained.
         program: Has the queues as data.
         assigned: Names the worker and the run.
         folder: Folder for sockets.
@@ -52,14 +52,18 @@ def open_queues(
 
 
 def reachable(endpoint: str, broker: str) -> str:
-    """`endpoint` as others can dial it: one that is bound to all interfaces is named by the address that this machine
-    has towards the broker."""
+    """Return `endpoint` as other machines can dial it.
+
+    An endpoint that is bound to all interfaces is named by the address that this machine has towards the broker.
+    """
     return dialled(endpoint, address_towards(broker)) if host_of(endpoint) in EVERY_INTERFACE else endpoint
 
 
 def address_towards(broker: str) -> str:
-    """The address that this machine has towards the broker. The broker may be met at a server: then it is the
-    address towards the server."""
+    """Return the address that this machine has towards `broker`.
+
+    A broker that is met at a server is taken to be there: the result is the address towards the server.
+    """
     there = urlsplit(broker)
     if not there.hostname:
         return "127.0.0.1"

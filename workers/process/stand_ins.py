@@ -1,10 +1,10 @@
-"""Takes the places of lost replicas, on the machine of another replica, where the plan wants that (`stage.N.elastic`).
+"""Replacement of lost replicas on the machine of another replica, if the plan asks for it (`stage.N.elastic`).
 
     worker 1, with replica 1.0    asks the broker every second which places are empty, and since when
        └── worker 3, with 1.1     started here once nothing else has replaced it within recovery.lease
 
 The microbatches of the lost replica are then computed here, by a process of their own, from the newest complete
-checkpoint on. Its weights are those of the other replica at that step, so the snapshots of that one will do.
+checkpoint on. Its weights are those of the other replica at that step, so the snapshots of that replica will do.
 """
 
 import os
@@ -30,9 +30,16 @@ log = structlog.get_logger()
 
 
 def places_to_take(facts: Mapping[str, Any], schedule: Schedule, elastic: frozenset[int], mine: int) -> list[int]:
-    """Return the indexes of the places that worker `mine` takes now, as the broker's status has it: those that have
-    been empty for a lease, with nothing but replicas of the stages `elastic`, of which it is the first worker
-    present to have others.
+    """Return the indexes of the places that worker `mine` takes now.
+
+    A place is taken if it has been empty for a lease and has nothing but replicas of stages in `elastic`, and if `mine`
+    is the first worker present that has other replicas of all of them.
+
+    Args:
+        facts: Status of the broker.
+        schedule: Schedule of the run.
+        elastic: Stages whose replicas stand in for each other.
+        mine: Index of this worker.
     """
     present = [row["index"] for row in facts["workers"] if row["standing"] == "present"]
     empty = [row["index"] for row in facts["recovering"] if not row["given"] and row["since"] >= facts["plan"]["lease"]]
@@ -55,13 +62,18 @@ def elastic_stages(plan: Plan) -> frozenset[int]:
 
 
 class StandIns:
-    """The processes that a worker has started for other places. As a context, they end with it at the latest.
-
-    `command` are the arguments of the command `stageline` that runs a worker of the same plan, without its place;
-    `folder` is where that is run.
-    """
+    """Processes that a worker has started for other places. As a context, they end with it at the latest."""
 
     def __init__(self, schedule: Schedule, plan: Plan, mine: int, broker: str, command: Sequence[str]) -> None:
+        """Prepare to take places. The processes will run in the folder that is the current one now.
+
+        Args:
+            schedule: Schedule of the run.
+            plan: Plan of the run.
+            mine: Index of this worker.
+            broker: Address of the broker.
+            command: Arguments of the command `stageline` that run a worker of the same plan, without its place.
+        """
         self._schedule = schedule
         self._elastic = elastic_stages(plan)
         self._mine = mine
@@ -74,10 +86,12 @@ class StandIns:
         self._thread = threading.Thread(target=self._watch, name="stand-ins", daemon=True)
 
     def __enter__(self) -> Self:
+        """Begin to ask the broker for empty places."""
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the processes to end, or, after an error, have them end with this worker."""
         self._over.set()
         self._thread.join(LEFT)
         if kind is not None:  # the run goes on, and has yet to be told that this worker leaves

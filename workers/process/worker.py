@@ -1,4 +1,4 @@
-"""One worker with all that it works with, opened in order and closed in reverse.
+"""A worker and everything it works with, opened in order and closed in reverse.
 
 queues -> progress -> stages -> reports to the broker -> features -> checkpoint restored -> loop -> commands
 
@@ -62,12 +62,12 @@ log = structlog.get_logger()
 
 
 def plain(error: BaseException, reason: str) -> str:
-    """All of it."""
+    """Return `reason` unchanged: all of it may be sent."""
     return reason
 
 
 def withheld(error: BaseException, reason: str) -> str:
-    """`reason` without the texts of what the user's code raised, which may show values: of a row, or a label."""
+    """Return `reason` without the texts of errors of the user's code, which may show values: of a row, or a label."""
     for raised in causes(error.__cause__):
         name = f"{class_name(raised)}, whose text is in this worker's log alone (data.stays)"
         for text in (describe_error(raised), error_text(raised)):
@@ -84,13 +84,22 @@ def failures_reported(
     replaced: bool,
     texts: Texts = plain,
 ) -> Iterator[None]:
-    """Reports to the broker why the work within ends early; what the user's own code raised as `explain` has it. Of
-    each reason, what `texts` makes of it is sent.
+    """Report to the broker why the work within ends early.
 
-    A worker that is interrupted ends the run, unless it can be `replaced`: then it only gives its place back. So does
-    one whose queue end belongs to a newer incarnation: if the broker takes it for current, its records are old. So does
-    one that leads a group of processes, if another of them is lost. So does one that lacks memory, or descriptors where
-    the user's code needs them: a fresh process has its own.
+    A worker that is interrupted ends the run, unless it can be replaced: then it only gives its place back. These give
+    their place back in the same way:
+
+    - A worker with a queue end that belongs to a newer incarnation. If the broker takes the worker for current, the
+      broker's records are old.
+    - A worker that leads a group of processes, of which another one is lost.
+    - A worker that lacks memory, or descriptors where the user's code needs them: a fresh process has its own.
+
+    Args:
+        control: Connection to the broker.
+        incarnation: Incarnation of the worker.
+        explain: Returns the reason for an error of the user's own code.
+        replaced: True if the worker can be replaced.
+        texts: Returns the text to send, given the error and its reason.
     """
     try:
         yield
@@ -106,21 +115,24 @@ def failures_reported(
 
 
 def lacks_resources(error: BaseException) -> bool:
-    """Whether another process could do better. Not after a fault that was waited for did not pass, as on a disk."""
+    """Return True if another process could do better after this error.
+
+    Returns False after a fault that did not pass while it was waited for, as on a disk, unless memory was lacking.
+    """
     if isinstance(error, WriteFailed | SnapshotDamaged | MetricsNotWritten | BrokerError):
         return lacks_memory(error)
     return passing_fault(error) is not None
 
 
 def why_it_leaves(error: BaseException) -> str:
-    """Why a worker gives its place back, for people."""
+    """Return why a worker gives its place back, for people."""
     if isinstance(error, Stopped | Fenced | GroupLost | ComputeFailed | DataError):
         return str(error)
     return f"lacks memory: {error}" if lacks_memory(error) else f"lacks resources: {error}"
 
 
 def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tuple[str, int]:
-    """Why a worker ends, for people, and its exit code."""
+    """Return why a worker ends, for people, and its exit code."""
     match error:
         case Stopped():
             return str(error), error.code
@@ -140,15 +152,22 @@ def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How a worker process is to behave. Times in seconds.
+    """Options of a worker process. Times are in seconds.
 
-    `claim`: the worker of the plan it wants to be (None: any). `broker_timeout`: how long it looks for the broker.
-    `workers_timeout`: how long it then waits for the other workers. `lifeline`: a pipe at
-    whose end it exits, so that a killed supervisor leaves nothing behind (-1: none). `sockets`: the folder for its
-    sockets (None: one of its own), which is cleared if it was killed. `spare`: it waits until another worker is lost.
-    `joined`: its plan is that of a script on another machine, for which it writes files in `run.dir` alone.
-    `command`: by which other workers of the plan are started here, where the plan wants that. `standing_in`: another
-    worker has started this one, for the place of a lost replica: if it cannot do that, the run goes on without it.
+    Attributes:
+        broker: Address of the broker.
+        name: Name of the worker in reports.
+        claim: Index of the worker of the plan that the process is to be. None for any.
+        broker_timeout: Time to look for the broker.
+        workers_timeout: Time to wait for the other workers then.
+        lifeline: Pipe at whose end the process exits, so that a killed supervisor leaves nothing behind. -1 for none.
+        sockets: Folder for its sockets, which is cleared if the process was killed. None for a folder of its own.
+        spare: True to wait until another worker is lost.
+        joined: True if the plan is that of a script on another machine. The process then writes files in `run.dir`
+            only.
+        command: Command by which other workers of the plan are started here, if the plan asks for it.
+        standing_in: True if another worker has started this process for the place of a lost replica. If it cannot take
+            the place, the run goes on without it.
     """
 
     broker: str
@@ -165,16 +184,7 @@ class WorkerOptions:
 
 
 class Worker:
-    """A worker that has been `assigned` its place, ready to run; whatever it holds is closed with `stack`.
-
-    Args:
-        stack: Closes what the worker opens, also where opening it fails halfway.
-        job: The run's, with this worker's stages.
-        assigned: Its place.
-        control: Its connection to the broker, on which it has not reported yet.
-        options: Of its process.
-        folder: For its sockets.
-    """
+    """A worker that has its place in the run, ready to run."""
 
     def __init__(
         self,
@@ -185,6 +195,16 @@ class Worker:
         options: WorkerOptions,
         folder: Path,
     ) -> None:
+        """Open everything that the worker needs.
+
+        Args:
+            stack: Closes what the worker opens, also if opening fails halfway.
+            job: The run's job, with this worker's stages.
+            assigned: Place of the worker.
+            control: Connection to the broker, on which the worker has not reported yet.
+            options: Options of the process.
+            folder: Folder for its sockets.
+        """
         self._job, self._assigned, self._control, self._options = job, assigned, control, options
         self._ready = False
         self._features: Sequence[WorkerFeature] = ()
@@ -218,7 +238,7 @@ class Worker:
         self._ready = True
 
     def run(self) -> None:
-        """Run to the end of the run. Raises `Stopped`, and whatever computing, the queues and the disk raise."""
+        """Run to the end of the run. Raises `Stopped`, and any error of computing, of the queues and of the disk."""
         timeout, lease = self._options.workers_timeout, self._job.plan.recovery.lease
         self._commands.run(self._save, workers_timeout=timeout, lease=lease)
 
@@ -231,14 +251,14 @@ class Worker:
         return self._commands.announced() if self._ready else ()
 
     def _make_room(self, reason: str) -> None:
-        """A `put` waits for room, which a trim makes."""
+        """Note that a `put` waits for room, and handle commands: a trim makes room."""
         if self._progress.full is None:
             log.warning("waiting", reason=reason)
         self._loop.lacks_room()
         self._commands.handle()
 
     def _serve(self, seconds: float) -> None:
-        """Wait so long for a disk, and go on serving the other workers and the broker."""
+        """Wait for a disk for `seconds`, and go on serving the other workers and the broker."""
         until = monotonic() + seconds
         self._queues.pump(0)
         while (left := until - monotonic()) > 0:
@@ -247,7 +267,7 @@ class Worker:
                 self._commands.handle()
 
     def _save_checkpoint(self, folder: Path, position: Position) -> None:
-        """A script calls for it."""
+        """Save a checkpoint that a script has called for."""
         save_stages(folder, self._job.plan, self._assigned, self._stages, position.step, self._progress)
 
     def _save(self) -> SavedWeights:
@@ -257,8 +277,11 @@ class Worker:
         return save_weights(self._stages, self._folder, note, self._serve), copies_in(self._stages.values())
 
     def _open_queues(self, folder: Path) -> WorkerQueues:
-        """The worker's queues. If they cannot be opened, the run fails, since a replacement could do no better; unless
-        a predecessor that hangs still has the address, or this machine is not the place's own."""
+        """Return the worker's queues.
+
+        If they cannot be opened, the run fails, since a replacement could do no better. In two cases the worker only
+        gives its place back: a predecessor that hangs still has the address, or this machine is not the place's own.
+        """
         job, assigned = self._job, self._assigned
         try:
             return open_queues(job.plan, job.program, assigned, folder, self._make_room)

@@ -1,4 +1,4 @@
-"""One worker process from start to end: it loads the plan, gets its place from the broker, and does its work.
+"""The process of one worker from start to end: it loads the plan, gets its place from the broker, and does its work.
 
 prepare -> join -> open the queues -> restore the checkpoint -> `CommandHandler.run` -> exit code
 """
@@ -48,10 +48,12 @@ log = structlog.get_logger()
 
 
 def run_worker(plan: Plan, options: WorkerOptions) -> int:
-    """Runs one worker to the end of the run; returns the exit code. A reason to stop early is logged and reported.
+    """Run one worker to the end of the run; return the exit code. A reason to stop early is logged and reported.
 
-    Once it is assigned, SIGINT and SIGTERM end it between two actions, with exit code 130. Raises `NotAdmitted` if it
-    is `joined`: there may be another run.
+    Once the worker is assigned, SIGINT and SIGTERM end it between two actions, with exit code 130.
+
+    Raises:
+        NotAdmitted: The broker has no place for a worker with `options.joined`: another run may begin there.
     """
     try:
         return _run(_anchored(plan), options)
@@ -80,13 +82,13 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
 
 
 def _tell_refusal(error: Exception, code: int, options: WorkerOptions) -> None:
-    """A worker of a script on another machine that cannot begin."""
+    """Tell the script if a worker of it on another machine cannot begin."""
     if options.joined and code == ExitCode.REFUSED:
         tell_script(options.broker, error)
 
 
 def _anchored(plan: Plan) -> Plan:
-    """The same plan with absolute paths: the user's code may change the current folder."""
+    """Return the plan with absolute paths: the user's code may change the current folder."""
     run = plan.run.model_copy(update={"dir": plan.run.dir.absolute()})
     return plan.model_copy(update={"run": run, "file": None if plan.file is None else plan.file.absolute()})
 
@@ -133,8 +135,11 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
 
 
 def _require_weights(job: Job, claim: int | None) -> None:
-    """Before this process has a place: refusing it later would end the run. Files may have the weights of some places
-    only. Raises `ModelRefused`."""
+    """Raise `ModelRefused` if the weights of no claimed place can be loaded.
+
+    This runs before the process has a place: refusing it later would end the run. Files may have the weights of some
+    places only.
+    """
     refused: list[ModelRefused] = []
     for stages in job.schedule.placement if claim is None else [job.schedule.placement[claim]]:
         try:
@@ -147,7 +152,7 @@ def _require_weights(job: Job, claim: int | None) -> None:
 
 
 def _keep_memory(plan: Plan, worker: int) -> None:
-    """Faster, except where a worker offloads or has a tight limit: there memory is scarce."""
+    """Keep freed memory, which is faster, or give it back where memory is scarce: with offload or a tight limit."""
     if plan.is_scarce(worker):
         give_back_memory()
     else:
@@ -155,7 +160,7 @@ def _keep_memory(plan: Plan, worker: int) -> None:
 
 
 def _exit_on_signals(control: ControlThread) -> None:
-    """The first signal ends the compute loop between two actions; the second ends the process, whatever it is in."""
+    """Have the first signal end the compute loop between two actions, and the second end the process at once."""
 
     def interrupt(number: int) -> None:
         control.command(Stopped(f"interrupted by {signal.Signals(number).name}", ExitCode.INTERRUPTED))
@@ -169,9 +174,9 @@ def identity_of(
     """Return how this process introduces itself to the broker of a run of `plan`.
 
     Args:
-        plan: The run's.
-        name: For reports.
-        claim: The index of the place that it wants; None for any.
+        plan: Plan of the run.
+        name: Name for reports.
+        claim: Index of the place that the process wants. None for any.
         why_not: Returns why a run that the broker names cannot be this process's, None if it can.
         own: Further fields of its `Hello`.
     """
@@ -182,7 +187,7 @@ def identity_of(
 
 
 def warm_up(plan: Plan, worker: int | None) -> None:
-    """Prepares this process to compute as `worker` of the plan, or as any.
+    """Prepare this process to compute as `worker` of the plan, or as any worker if that is None.
 
     The first step of the first optimizer loads torch's compiler, which takes seconds; the first forward and backward
     on a device start its libraries. A device that this machine lacks is skipped, and so is a GPU of a group, whose
@@ -197,7 +202,7 @@ def warm_up(plan: Plan, worker: int | None) -> None:
 
 
 def warm_up_device(device: str) -> None:
-    """One step of a small layer there."""
+    """Run one training step of a small layer on `device`."""
     layer = torch.nn.Linear(8, 8, device=device)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     layer(torch.zeros(2, 8, device=device)).sum().backward()
