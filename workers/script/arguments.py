@@ -44,7 +44,7 @@ Given = TypeVar("Given")
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """A kind of values: whether it has one, and what an error asks for."""
+    """Kind of values: `has` returns True for a value of the kind, `wanted` describes the kind in errors."""
 
     has: Callable[[Any], bool]
     wanted: str
@@ -106,7 +106,7 @@ def _listed(value: Iterable[Any] | str | None) -> object:
 
 
 def _object(name: str) -> Callable[[object], object]:
-    """Return how a plan calls an object of the script: the processes that are forked from it have it by this name."""
+    """Return a function that gives a plan's name for an object of the script, under which forked processes have it."""
     return lambda value: None if value is None else f"script:{name}"
 
 
@@ -136,7 +136,7 @@ _FEATURES = ValueKind(
 
 @dataclass(frozen=True, slots=True)
 class LineOptions:
-    """The arguments of a `Line`, besides its model. `docs/reference/api.md` describes each."""
+    """Arguments of a `Line` without its model. `docs/reference/api.md` describes each."""
 
     _: KW_ONLY
     loss: Annotated[Loss, Argument("model.loss", ValueKind(callable, MEASURE), _object("loss"))]
@@ -235,7 +235,7 @@ class LineOptions:
 
     @property
     def other_keys(self) -> Mapping[str, object]:
-        """The keys of the plan that no argument sets."""
+        """Keys of the plan that no argument sets."""
         return self.settings or {}
 
     @property
@@ -245,14 +245,15 @@ class LineOptions:
 
     @property
     def named_metrics(self) -> Mapping[str, Metric]:
-        """The metrics by their own names; their places tell those apart that have none, or the same. Workers on other
-        machines have them by the same names.
+        """Metrics by their own names, which workers on other machines use, too.
+
+        Metrics without a name or with equal names are told apart by their places.
         """
         return dict(zip(_names_of(self.metrics), self.metrics, strict=True))
 
     @property
     def objects(self) -> Mapping[str, object]:
-        """The script's objects that the plan calls by a name, "script:loss"."""
+        """Objects of the script by the names that the plan uses, as in "script:loss"."""
         features = dict(zip(_feature_names(self.features), self.features, strict=True))
         single = {"loss": self.loss, "optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
         return {**single, **self.named_metrics, **features}
@@ -260,7 +261,7 @@ class LineOptions:
 
 @dataclass(frozen=True, slots=True)
 class LineCall(LineOptions):
-    """All arguments of a `Line`; `resume` is what `Line.resume` passes on: the folder of the run to go on with."""
+    """All arguments of a `Line`; `resume` is set by `Line.resume`: the folder of the run to continue."""
 
     model: Annotated[
         Model,
@@ -285,7 +286,7 @@ def _feature_names(features: Sequence[FeatureMaker]) -> list[str]:
 
 
 def _own_name(metric: Metric) -> str:
-    """That of the function that a partial calls."""
+    """Return the name of the metric; of a partial, the name of the function that it calls."""
     while isinstance(metric, partial):
         metric = metric.func
     return str(getattr(metric, "__name__", type(metric).__name__)).strip("<>")
@@ -317,7 +318,7 @@ IN_A_SCRIPT = Wording(
 
 @contextmanager
 def in_arguments_words() -> Iterator[None]:
-    """A context whose `PlanRefused` and `ModelRefused` name arguments."""
+    """Return a context that rewords `PlanRefused` and `ModelRefused` to name arguments of `Line`."""
     try:
         yield
     except PlanRefused as refused:
@@ -329,7 +330,7 @@ def in_arguments_words() -> Iterator[None]:
 
 
 def _of_arguments(errors: Sequence[PlanError]) -> Iterator[PlanError]:
-    """Yield the errors, each once; a key that a setting has given keeps its name."""
+    """Yield each error once; a key that `settings` has given keeps its name."""
     refused = {error.key for error in errors}
     twice = {key for row in ARGUMENTS.values() if row.key in refused for key in row.further}
     told = (_of_argument(error) for error in errors if error.key not in twice)
@@ -345,7 +346,7 @@ def _of_argument(error: PlanError) -> PlanError:
 def given_as(
     made: Callable[P, Given],
 ) -> Callable[[Callable[[Owner, Given], None]], Callable[Concatenate[Owner, P], None]]:
-    """Return a decorator of a method that takes one value, `made` of the arguments that its callers pass."""
+    """Return a decorator for a method of one value, which `made` builds from the arguments that callers pass."""
 
     def decorated(method: Callable[[Owner, Given], None]) -> Callable[Concatenate[Owner, P], None]:
         @wraps(method)

@@ -1,9 +1,9 @@
-"""Begins the run of a `Line`: cuts the model, makes the plan and the schedule, and starts or makes the workers.
+"""Begin of a `Line`'s run: cut the model, make the plan and the schedule, and start or make the workers.
 
-What `Line` is given becomes a plan, goes the way of every run, and is refused by the same rules. Objects that have no
-name in a file, such as a module or a closure, are named "script:model": the processes that are forked from the script
-have them. Weights that a script loads are compared with the model's here: a worker that cannot use them would end the
-run.
+The arguments of `Line` become a plan, which passes the same checks as every plan. Objects that have no name in a file,
+such as a module or a closure, are named "script:model": the processes that are forked from the script have them.
+Weights that a script loads are compared with the model's in the script's process: a worker that cannot use them would
+end the run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,8 +50,9 @@ InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times
 
 
 def build_model(model: Model, options: LineOptions) -> tuple[Any, list[Segment]]:
-    """The model and its stages; a factory is called under the seed, and leaves the random state of this process as it
-    was. Weights that are read from files are not there yet. Raises `ModelRefused`.
+    """Return the model and its stages, without the weights that are read from files.
+
+    A factory is called under the seed, and leaves the random state of this process unchanged. Raises `ModelRefused`.
     """
     with generators_kept(torch.device("cpu")):
         return make_segments(
@@ -66,7 +67,7 @@ def build_model(model: Model, options: LineOptions) -> tuple[Any, list[Segment]]
 
 
 def factory_of(model: Model) -> Callable[[], Any]:
-    """What makes the model: `model` itself if it is a factory."""
+    """Return the function that makes the model: `model` itself if it is a factory."""
     if isinstance(model, torch.nn.Module | Layers | list | tuple):
         return lambda: model
     return model  # type: ignore[return-value]  # a module is callable, too
@@ -74,8 +75,9 @@ def factory_of(model: Model) -> Callable[[], Any]:
 
 @contextmanager
 def registered(model: Model, options: LineOptions) -> Iterator[None]:
-    """A context in which the script's objects have the names that the plan calls them by. A process that is forked in
-    it keeps them; this one needs them no longer.
+    """Return a context in which `OBJECTS` has the script's objects under the names that the plan uses.
+
+    A process that is forked inside the context keeps them; this process drops them at its end.
     """
     objects = {"model": factory_of(model), **options.objects}
     OBJECTS.update(objects)
@@ -87,8 +89,16 @@ def registered(model: Model, options: LineOptions) -> Iterator[None]:
 
 
 def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] = {}) -> Plan:
-    """The plan of a run of `stages` stages that a script drives; with `remote`, these keys are as given there. Raises
-    `PlanRefused`, and `ModelRefused` for a function that lists the schedule.
+    """Return the plan of a run that a script drives.
+
+    Args:
+        options: Arguments of the line.
+        stages: Number of stages.
+        remote: Tables of keys that replace those of `options`.
+
+    Raises:
+        PlanRefused: The options make no valid plan.
+        ModelRefused: A function that lists the schedule is unusable.
     """
     pairs = list(_written(options, options.placement or [(stage,) for stage in range(stages)]))
     pairs += [(("model", "factory"), "script:model"), (("data", "source"), SCRIPT_BATCHES)]
@@ -127,19 +137,20 @@ def _of_each_worker(key: str, name: str, value: Any, workers: int) -> Iterator[t
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """By name, in the order of the unsplit model's state dict. `copies` are names of parameters that stages share, each
-    with its name in the first stage.
+    """Shapes and dtypes of a model's weights by name, in the order of the unsplit model's state dict.
+
+    `copies` maps names of parameters that stages share to the parameter's name in the first stage.
     """
 
     entries: Mapping[str, tuple[torch.Size, torch.dtype]]
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def in_order(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`state` in the model's order."""
+        """Return `state` in the model's order."""
         return {name: state[name] for name in (*self.entries, *(state.keys() - self.entries.keys())) if name in state}
 
     def check(self, state: Mapping[str, Tensor]) -> None:
-        """Raises `ModelRefused` for weights that are not those of this model, each with its name."""
+        """Raise `ModelRefused` unless `state` has this model's weights; the error names the first `_SHOWN` faults."""
         if faults := list(self._faults(state)):
             more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
             raise ModelRefused(f"these are not the model's weights: {'; '.join(faults[:_SHOWN])}{more}")
@@ -166,7 +177,7 @@ class ModelWeights:
 
 
 def weights_of(model: Any, segments: Sequence[Segment]) -> ModelWeights:
-    """Of `model` and its stages."""
+    """Return the weights of `model`, which `segments` hold."""
     found = {name: (tensor.shape, tensor.dtype) for part in segments for name, tensor in part.weights.items()}
     order = model.state_dict() if isinstance(model, torch.nn.Module) else found
     copies = {name: first for part in segments for name, first in part.copies.items() if name != first}
@@ -176,8 +187,8 @@ def weights_of(model: Any, segments: Sequence[Segment]) -> ModelWeights:
 def begin_run(call: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     """Return the model's weights, a check of inputs, and the run.
 
-    Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `NoSuchRun`, `RunFailed`, and `ValueError` for
-    another `workers`, or one that cannot resume.
+    Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `NoSuchRun`, `RunFailed`, and `ValueError` for an unknown
+    `workers`, or for inline workers with `broker` or `resume`.
     """
     workers, resume = call.workers, call.resume
     if workers not in ("processes", "inline"):
@@ -192,7 +203,10 @@ def begin_run(call: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
 
 
 def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
-    """An inline line does without sockets and processes, so what has them is imported where it is needed."""
+    """Return the model's weights, a check of inputs, and the run.
+
+    An inline line needs no sockets and processes, so the modules for these are imported only where they are needed.
+    """
     whole, segments = build_model(model, options)
     demand_default_device()  # a function that makes the model may have changed it
     weights = weights_of(whole, segments)

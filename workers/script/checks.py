@@ -1,8 +1,8 @@
-"""Checks of what a script gives: kinds of arguments, batches, and the broker's address, before anything is started.
+"""Checks of a script's arguments, batches and broker address, before anything is started.
 
-An argument of another kind would fail somewhere below, unnamed, and a worker that fails for a batch ends the run. The
-ranges of values, and how they go together, are for the plan to judge. Objects of a plan are refused where they are
-loaded, in the worker's process; a script's are here already.
+An argument of another kind would fail in a place that does not name it, and a worker that fails for a batch ends the
+run. Ranges of values, and how they go together, are checked by the plan. Objects of a plan are refused where they are
+loaded, in the worker's process; a script's are checked in the script.
 """
 
 import socket
@@ -23,7 +23,7 @@ _SETTING = '{"recovery.lease": "30s"}'
 
 
 def _misfits(options: LineCall) -> Iterator[str]:
-    """Yield what is of a wrong kind: the argument, its value, and what is expected."""
+    """Yield a message for each value of a wrong kind: the argument, its value, and the expected kind."""
     settings: object = options.settings or {}  # whose values may hold a password
     if not isinstance(settings, Mapping):
         yield f"settings is {a_kind(settings)}: expected a dict of a plan's keys, such as {_SETTING}"
@@ -41,27 +41,28 @@ def _misfits(options: LineCall) -> Iterator[str]:
 
 
 def short(value: object) -> str:
-    """`value` as Python writes it, shortened; of a function its name."""
+    """Return `repr(value)` in at most 60 characters, or a function's name."""
     text = getattr(value, "__qualname__", None) or " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def a_kind(value: object) -> str:
-    """ "an int", "a tuple"."""
+    """Return the type's name with its article, such as "an int" or "a tuple"."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def demand_usable(call: LineCall) -> None:
-    """Raise `ModelRefused`, which names the argument, its value and what would be right."""
+    """Raise `ModelRefused` for the first unusable argument; the error names it, its value and the expected values."""
     if wrong := next(_complaints(call), None):
         raise ModelRefused(wrong)
     demand_default_device()
 
 
 def demand_default_device() -> None:
-    """Raises `ModelRefused` if the script has changed torch's default device: the memory for messages between stages
-    would be made there too.
+    """Raise `ModelRefused` if the script has changed torch's default device.
+
+    The memory for messages between stages would be made there too.
     """
     if (device := torch.get_default_device()).type != "cpu":
         raise ModelRefused(
@@ -98,7 +99,10 @@ def _complaints(options: LineCall) -> Iterator[str]:
 
 
 def _device_complaint(name: str) -> str:
-    """Starts no GPU: forks could not use it any more."""
+    """Return why torch cannot use the device `name`, "" if it can.
+
+    No GPU is started: forks could not use it any more.
+    """
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -116,7 +120,7 @@ def _device_complaint(name: str) -> str:
 
 
 def demand_batch(x: Tree, y: Tree) -> None:
-    """Raises `DataError` if `x` or `y` has no tensor, or they have no common number of rows."""
+    """Raise `DataError` if `x` or `y` has no tensor, or they have no common number of rows."""
     for tree, name, what in ((x, "x", "input"), (y, "y", "target")):
         if not tensors(tree):
             raise DataError(
@@ -127,7 +131,7 @@ def demand_batch(x: Tree, y: Tree) -> None:
 
 
 def batches_of(batches: Iterable[Batch], taker: str = "evaluate") -> Iterator[Batch]:
-    """The batches that the method `taker` was given, each looked at when it is asked for. Raises `DataError`."""
+    """Yield the batches that the method `taker` was given, and check each one. Raises `DataError`."""
     given: Any = batches
     if not isinstance(given, Iterable):
         raise _no_batches(taker, f"it got {_kind(given)}")
@@ -149,7 +153,7 @@ def _kind(value: object) -> str:
 
 
 def check_address(broker: str) -> None:
-    """Raises `ValueError` for what no worker on another machine could dial."""
+    """Raise `ValueError` for an address that a worker on another machine cannot dial."""
     found = fault(broker, broker_schemes()) if transport_of(broker).reach is Reach.NETWORK else ""
     if found is None and transport_of(broker).has_free_port(broker):
         found = "the port must be one that the other machines can be told"
@@ -166,7 +170,7 @@ def check_address(broker: str) -> None:
 
 
 def _is_own(host: str) -> bool:
-    """True if a process on this machine can listen at `host`."""
+    """Return True if a process on this machine can listen at `host`."""
     if host in EVERY_INTERFACE:
         return True
     try:
@@ -179,5 +183,5 @@ def _is_own(host: str) -> bool:
 
 
 def queues_beside(broker: str) -> str:
-    """Where the script's own queues are: at the same server, or at another port of the same interface."""
+    """Return the address of the script's own queues: the broker's server, or another port of its interface."""
     return broker.partition("#")[0] if transport_of(broker).has_server else f"{broker.rpartition(':')[0]}:0"

@@ -1,6 +1,6 @@
 """A script's run in its own process: all workers take turns in the script's thread, over queues in memory.
 
-For debugging, and where no process may be started: a breakpoint in a layer's forward stops right there.
+Used for debugging, and where no process may be started: a breakpoint in a layer's forward stops right there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ RUN = "line"
 
 
 class InlineRun:
-    """The stages of `segments` as workers of `schedule`. `submit` computes, and raises `ComputeFailed`."""
+    """Run of the stages of `segments` in this thread. `submit` computes, and raises `ComputeFailed`."""
 
     cannot_save = "an inline line saves no checkpoints: leave out workers, or keep its state_dict()"
 
@@ -51,6 +51,15 @@ class InlineRun:
         options: LineOptions,
         plan: Plan,
     ) -> None:
+        """Make the workers and their stages.
+
+        Args:
+            segments: Stages of the model, in order.
+            program: Program of the workers.
+            names: Names of the weights that each worker has.
+            options: Arguments of the line.
+            plan: Plan of the run.
+        """
         self._groups, self._recompute = groups_of(plan), plan.recompute_of
         self.folder: Path | None = None
         self.batches: BatchRecord | None = None
@@ -71,6 +80,7 @@ class InlineRun:
 
     @property
     def position(self) -> int:
+        """Number of training steps called so far."""
         return self._calls.position.step
 
     def submit(
@@ -82,6 +92,18 @@ class InlineRun:
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
+        """Carry out a call and return its replies, which are already there.
+
+        Args:
+            kind: Kind of the call.
+            inputs: Inputs of its batch.
+            targets: Targets of its batch.
+            state: Weights to load.
+            ema: Averages stand for the weights.
+
+        Raises:
+            ComputeFailed: The call failed, or an earlier one did: messages of that remain in the queues.
+        """
         if self._broken:
             raise ComputeFailed(f"this line cannot go on: an earlier call failed ({self._broken}). Make a new one")
         demand_default_device()
@@ -93,33 +115,41 @@ class InlineRun:
             raise
 
     def close(self) -> None:
+        """Close the queues."""
         self._queues.close()
 
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        """Raise `NotSaved`: an inline run saves no checkpoints."""
         raise NotSaved(self.cannot_save)
 
     def waits_for(self) -> str:
+        """Return "": an inline run waits for nothing."""
         return ""
 
     def news(self) -> list[str]:
+        """Return no news: an inline run loses no workers."""
         return []
 
     def workers(self) -> list[str]:
+        """Return one line for each worker, with its stages."""
         placement = enumerate(self._program.schedule.placement)
         return [f"worker {index}, stage {', '.join(map(str, owned))}, in this thread" for index, owned in placement]
 
     def timetable(self) -> Timetable:
-        """As it is planned: here all workers compute in turn."""
+        """Return the timetable of the plan: inline, all workers compute in turn."""
         return planned(self._program.schedule)
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """Return copies of the weights by name, on the CPU; with `ema`, their averages."""
         parts = (stage.state_dict(ema=ema) for executor in self._executors for stage in executor.stages.values())
         return {name: tensor.detach().cpu().clone() for part in parts for name, tensor in part.items()}
 
     def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
+        """Close the queues; the arguments have no effect inline."""
         self._queues.close()
 
     def discard(self) -> None:
+        """Close the queues."""
         self._queues.close()
 
     def _carry_out(self, call: Call) -> "Future[Replies]":
@@ -144,7 +174,7 @@ class InlineRun:
         return Executor(stages, feed, self._program.last, options.named_metrics)
 
     def _stage(self, part: Segment, options: LineOptions) -> Stage:
-        """The stage that computes `part`; only the last stage has a loss. Raises `ModelRefused` for its weights."""
+        """Return the stage that computes `part`; only the last has a loss. Raises `ModelRefused` for its weights."""
         part.load()
         return part.stage(
             optimizer=options.optimizer,
@@ -166,7 +196,10 @@ class InlineRun:
 
 @contextmanager
 def _threads(threads: int) -> Iterator[None]:
-    """Computes with so many threads, which are a part of the result; the script has its own number afterwards."""
+    """Return a context that computes with `threads` threads; afterwards the script's own number is restored.
+
+    The result of a computation depends on the number of threads.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

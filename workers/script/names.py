@@ -44,7 +44,10 @@ _WAY_OUT = (
 
 
 def files_of(modules: Iterable[str], root: Path) -> set[str]:
-    """Return the paths in the folder `root` of what the imported `modules` are and need; without what is installed."""
+    """Return the paths of the files that define the imported `modules`, and of all files that these import.
+
+    Paths are relative to the folder `root`; files outside it and installed packages are left out.
+    """
     found: dict[str, ModuleType] = {}
     left = list(modules)
     while left:
@@ -57,13 +60,14 @@ def files_of(modules: Iterable[str], root: Path) -> set[str]:
 
 
 def is_installed(file: Path) -> bool:
-    """Return True if it is a package's, which has a version instead of being the user's."""
+    """Return True if `file` belongs to an installed package, which has a version, and not to the user."""
     return any(part in INSTALLED for part in file.parts)
 
 
 def _imports(module: ModuleType) -> Iterator[str]:
-    """Yield the imports of its statements, and the packages around that and around itself: names of modules, and of
-    what is in modules.
+    """Yield the names that `module` imports, and all packages around these and around itself.
+
+    A name may be a module's, or that of an object in a module.
     """
     for name in (module.__name__, *_named(module)):
         parts = name.split(".")
@@ -104,8 +108,12 @@ class Named:
 
 
 def named(argument: str, value: Any, *, factory: bool = True) -> Named:
-    """Return the name of `value`, which `Line` was given as `argument`; one that is no `factory` has neither options
-    nor a class. Raises `ModelRefused`.
+    """Return the name of `value`, which is the `Line` argument `argument`. Raises `ModelRefused` if it has none.
+
+    Args:
+        argument: Name of the argument, for errors.
+        value: Function, class, or partial of one.
+        factory: True if a plan calls `value` with options. Otherwise it may be neither a class nor have options.
     """
     if isinstance(value, partial):
         inner = named(argument, value.func, factory=factory)
@@ -118,9 +126,9 @@ def named(argument: str, value: Any, *, factory: bool = True) -> Named:
 
 
 def code_of_names(names: Iterable[Named]) -> ScriptCode:
-    """Return the code of the modules that `names` are in, and of all that those import from their folder.
+    """Return the code of the modules that define `names`, and of all that these import from their folder.
 
-    Raises `ModelRefused` if they are in several folders.
+    Raises `ModelRefused` if the modules are in several folders.
     """
     modules = {name.reference.rpartition(".")[0] for name in names if not name.reference.startswith("torch.")}
     roots = {_root(sys.modules[module]) for module in modules}
@@ -196,7 +204,7 @@ def _unfit(value: "partial[Any]", inner: Named, *, factory: bool) -> str:
 
 
 def _is_plain(value: object, *, tuples: bool) -> bool:
-    """Return True if it arrives unchanged, and tuples, if `tuples` may, as lists."""
+    """Return True if a plan carries `value` unchanged; with `tuples`, a tuple may arrive as a list."""
     match value:
         case bool() | int() | float() | str():
             return type(value) in (bool, int, float, str)
@@ -224,7 +232,7 @@ def _root(module: ModuleType) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RemotePlan:
-    """The keys of the plan that differ from a run on this machine, by table, and the code that it goes with."""
+    """Keys of the plan that differ from a run on this machine, by table, and the code of the objects that they name."""
 
     tables: Mapping[str, object]
     code: ScriptCode
@@ -233,8 +241,14 @@ class RemotePlan:
 def remote_plan(model: Model, options: LineOptions, broker: str) -> RemotePlan:
     """Return the plan of a run whose workers find the broker at `broker`.
 
-    Raises `ModelRefused` for what has no name that can be sent, `ValueError` for an address that other machines cannot
-    dial.
+    Args:
+        model: Model of the line.
+        options: Other arguments of the line.
+        broker: Address that workers on other machines dial.
+
+    Raises:
+        ModelRefused: An object has no name that can be sent.
+        ValueError: Other machines cannot dial the address.
     """
     check_address(broker)
     features = [_named_feature(place, each) for place, each in enumerate(options.features)]
@@ -263,7 +277,7 @@ def remote_plan(model: Model, options: LineOptions, broker: str) -> RemotePlan:
 
 
 def _named_feature(place: int, feature: FeatureMaker) -> Named:
-    """Return the name of a feature's class, or of what makes one. Raises `ModelRefused`."""
+    """Return the name of a feature's class, or of the function that makes it. Raises `ModelRefused`."""
     argument = f"features[{place}]"
     if isinstance(feature, Feature):
         kind = type(feature).__name__

@@ -1,10 +1,10 @@
-"""Remembers which batches a run was trained on, so that a script which resumes it with another loader is told.
+"""Record of the batches that a run was trained on, so that a script which resumes it with another loader is told.
 
 batches.jsonl    [12, 2746444292, 1223]    step 12, and the CRC-32 of each tensor of its batch, as its messages have it
                  {"fit":1,"first":0}       the first call of `Line.fit` began at step 0
 
-There are the steps from the last but one complete checkpoint on, which may be trained again, and some before. A killed
-script may leave half a line at the end. What the disk does not take is not compared.
+The file has the steps from the last but one complete checkpoint on, which may be trained again, and some before. A
+killed script may leave half a line at the end. Batches that the disk did not take are not compared.
 
 A script that is resumed in the middle of an epoch walks its batches from the beginning of the fit and drops those
 before its position. The newest of them must be those that the steps before were trained on: a loader that shuffles by
@@ -40,9 +40,16 @@ class FitBegun(msgspec.Struct, frozen=True):
 
 
 class BatchRecord:
-    """Of the run in `folder`, which goes on after `start` steps. With `compares`, batches must be those of before."""
+    """Record of a run's batches by step, in the file `batches.jsonl` of its folder."""
 
     def __init__(self, folder: Path, start: int, *, compares: bool) -> None:
+        """Read the record.
+
+        Args:
+            folder: Folder of the run.
+            start: Step at which the run begins or resumes.
+            compares: Batches of recorded steps must equal the recorded ones.
+        """
         self._file = folder / NAME
         self._start = start
         self._compares = compares
@@ -53,7 +60,13 @@ class BatchRecord:
         self._ends_line = b"\n"  # of half a line that a killed script has left
 
     def check(self, step: int, inputs: Tree, targets: Tree) -> None:
-        """Raises `DataError` if this is not the batch that the run was given before for `step`."""
+        """Raise `DataError` if the batch of `step` differs from the one recorded before.
+
+        Args:
+            step: Number of the step, counted from 0.
+            inputs: Inputs of the batch.
+            targets: Targets of the batch.
+        """
         if what := _difference(self._before.get(step), inputs, targets):
             raise DataError(
                 f"the batch of step {step} is not the one that this run was given for it before: {what}. Begin the "
@@ -82,7 +95,10 @@ class BatchRecord:
         self._write(_line(step, sums))
 
     def trim(self, complete: int) -> None:
-        """The checkpoint of step `complete` is; the one before it may still be gone back to."""
+        """Drop steps before the previous complete checkpoint, to which the run may still go back.
+
+        `complete` is the step of the newest complete checkpoint.
+        """
         if complete <= self._complete:
             return
         self._kept = {step: sums for step, sums in self._kept.items() if step >= self._complete}
@@ -104,7 +120,13 @@ class BatchRecord:
 
 
 def keep_batches(source: Path, step: int, target: Path) -> None:
-    """Copies the record in the folder `source` into the folder `target`, without steps from `step` on."""
+    """Copy the record in the folder `source` into the folder `target`, without steps from `step` on.
+
+    Args:
+        source: Folder of a run.
+        step: First step to leave out.
+        target: Folder of a checkpoint.
+    """
     kept, fits = _read(source / NAME)
     lines = [msgspec.json.encode(FitBegun(*each)) + b"\n" for each in fits.items() if each[1] < step]
     lines += [_line(*each) for each in kept.items() if each[0] < step]
@@ -145,5 +167,5 @@ def _difference(before: tuple[int, ...] | None, inputs: Tree, targets: Tree) -> 
 
 
 def _name(path: str) -> str:
-    """ "[0]['mask']" of (inputs, targets) is "inputs['mask']"."""
+    """Return a readable path: "[0]['mask']" of (inputs, targets) becomes "inputs['mask']"."""
     return f"{'inputs' if path.startswith('[0]') else 'targets'}{path[3:]}"

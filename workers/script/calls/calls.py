@@ -28,13 +28,14 @@ class CallLog:
     """Begins at `start`: the position of the checkpoint that the run goes on from. For any thread."""
 
     def __init__(self, start: Position) -> None:
+        """Begin the log at `start`, the position of the newest checkpoint."""
         self._lock = threading.Lock()
         self._next = start
         self._after = {start.step: start}  # the position after so many steps, from the newest checkpoint on
 
     @property
     def position(self) -> Position:
-        """After all calls so far."""
+        """Position after all calls so far."""
         return self._next
 
     def call(
@@ -46,7 +47,15 @@ class CallLog:
         *,
         ema: bool = False,
     ) -> Call:
-        """The next call, numbered."""
+        """Return the next call, numbered.
+
+        Args:
+            kind: Kind of the call.
+            inputs: Inputs of its batch.
+            targets: Targets of its batch.
+            state: Weights to load.
+            ema: Averages stand for the weights.
+        """
         with self._lock:
             here, self._next = self._next, self._next.after(kind)
             if kind is CallKind.TRAIN:
@@ -54,7 +63,7 @@ class CallLog:
         return Call(kind, here.calls, here.step, here.evaluations, inputs, targets, state, ema)
 
     def trim(self, step: int) -> Position | None:
-        """The position of the checkpoint of `step`; older ones are forgotten. None if it is not one of this log."""
+        """Return the position of the checkpoint of `step`, None if the log lacks it; older positions are dropped."""
         with self._lock:
             self._after = {each: position for each, position in self._after.items() if each >= step}
             return self._after.get(step)
@@ -90,13 +99,14 @@ class OpenCall:
 
 
 def only(replies: Replies) -> Any:
-    """The one reply that says something: that of the last stage's owner."""
+    """Return the only reply that is not None: the one from the owner of the last stage."""
     return next((reply for reply in replies.values() if reply is not None), None)
 
 
 def total(replies: Iterable[Replies]) -> dict[str, float]:
-    """The sums of evaluated batches over all their rows: "rows", "loss", and the metrics. Raises `DataError` if there
-    are no rows.
+    """Return the sums of evaluated batches over all their rows: "rows", "loss", and the metrics.
+
+    Raises `DataError` if there are no rows.
     """
     sums: dict[str, float] = {}
     for each in replies:
@@ -110,27 +120,27 @@ def total(replies: Iterable[Replies]) -> dict[str, float]:
 
 
 class StepLoss:
-    """What `Line.step` returns. `item()`, `float(loss)`, `print(loss)` and `f"{loss:.4f}"` wait for it.
+    """Loss of a training step. `item()`, `float(loss)`, `print(loss)` and `f"{loss:.4f}"` wait for it.
 
-    A batch without rows has no loss: `item()` is None, `float(loss)` is nan. When it is there, the workers without the
-    last stage may still compute the step. Reading it raises what ended the run before; what one of those workers raises
-    later comes with a later call, or with `close`. Inline, the step is over when it is returned.
+    A batch without rows has no loss: `item()` is None, `float(loss)` is nan. When the loss is known, workers without
+    the last stage may still compute the step. Reading it raises the error that ended the run before; a later error of
+    one of those workers is raised by a later call, or by `close`. Inline, the step is over when it is returned.
     """
 
     __slots__ = ("_found", "_wait")
 
     def __init__(self, wait: Callable[[], tuple[float | None, float | None]]) -> None:
+        """Take `wait`, which waits for the step and returns its loss and gradient norm."""
         self._wait: Callable[[], tuple[float | None, float | None]] | None = wait
         self._found: tuple[float | None, float | None] = None, None
 
     def item(self) -> float | None:
+        """Return the loss as a float, None for a batch without rows. Waits for the step."""
         return self._measured()[0]
 
     @property
     def gradient_norm(self) -> float | None:
-        """The norm of all gradients before they were clipped, for which it waits as for the loss; None without
-        `clip_norm`.
-        """
+        """Norm of all gradients before clipping, None without `clip_norm`. Waits like `item()`."""
         return self._measured()[1]
 
     def _measured(self) -> tuple[float | None, float | None]:
@@ -140,25 +150,32 @@ class StepLoss:
         return self._found
 
     def __float__(self) -> float:
+        """Return the loss, nan for a batch without rows."""
         value = self.item()
         return math.nan if value is None else value
 
     def __format__(self, spec: str) -> str:
+        """Return the loss formatted by `spec`."""
         return format(float(self), spec) if spec else str(self)
 
     def __str__(self) -> str:
+        """Return the loss as text, "None" for a batch without rows."""
         return str(self.item())
 
     def __repr__(self) -> str:
+        """Return "StepLoss(0.25)" for a loss of 0.25."""
         return f"StepLoss({self.item()})"
 
     def __eq__(self, other: object) -> bool:
+        """Return True if the losses are equal; `other` may be a number."""
         return self.item() == (other.item() if isinstance(other, StepLoss) else other)
 
     def __lt__(self, other: "float | StepLoss") -> bool:
+        """Return True if the loss is less than `other`."""
         return float(self) < float(other)
 
     def __gt__(self, other: "float | StepLoss") -> bool:
+        """Return True if the loss is greater than `other`."""
         return float(self) > float(other)
 
     __hash__ = None  # type: ignore[assignment]  # equal to a number, whose hash would need the value

@@ -1,17 +1,16 @@
-"""The script's end of its queues: one thread that puts the script's calls, takes the workers' replies, and obeys the
-broker.
+"""Thread at the script's end of its queues: puts calls, takes the workers' replies, and obeys the broker.
 
     script                   Driver                                  workers
     submit(call) ── deque ──> put ── CALL (retained until trimmed) ──> carried out in order
     Future       <─────────── take <─ LOSS, or a REPLY from each ──────
 
-At most `UNDER_WAY` calls are under way; more may be submitted, and wait here. A script that leaves, or whose run is
-stopped, makes no more of them; it takes the replies to those that it has made, since its workers save the state after
+At most `UNDER_WAY` calls are under way; further calls wait in the deque. A script that leaves, or whose run is
+stopped, makes no more calls; it takes the replies to those that it has made, since its workers save the state after
 them. A call that was only run forward, and has all its replies, is forgotten but for its number and its checksums:
 however much is evaluated between two checkpoints, its batches take no memory.
 
-The thread serves the queues also while the script reads data or computes: a worker that is replaced has its calls again
-at once.
+The thread serves the queues also while the script reads data or computes: a worker that is replaced gets its calls
+again at once.
 """
 
 import threading
@@ -53,52 +52,52 @@ TURN = 0.25  # seconds that one wait lasts at most, before the broker's commands
 
 
 class ScriptProgress(Progress):
-    """The progress of a script: no stages, and words of its own for what it does."""
+    """Progress of a script: no stages, and own words for its activity."""
 
     leaves_before_its_end = True
 
     def __init__(self, program: Program, start: Position, queues: WorkerQueues) -> None:
+        """Begin at the position `start`."""
         ends = program.ends_of(program.script)
         super().__init__(complete=start.step, waits=False, ends=ends, queues=queues, digests=queues.digests)
         self._activity = Doing("has not called yet")
         self._steps = start.step  # training steps that are called for
 
     def activity(self) -> Doing:
+        """Return the script's present activity."""
         return self._activity
 
     def memory(self, run: str, index: int) -> WorkerRecord:
+        """Return the script's record for the broker, with the number of steps called."""
         return msgspec.structs.replace(super().memory(run, index), step=self._steps)
 
     def calls_for(self, steps: int, *, ends: bool = False) -> None:
-        """`steps` training steps are called for, and no more if that `ends` the calls."""
+        """Note that `steps` training steps are called; with `ends`, that no more will follow."""
         self._steps = steps
         if ends:
             self.called = steps
 
     def does(self, said: str, calls: int) -> None:
-        """The script computes, after so many calls."""
+        """Note that the script computes, after `calls` calls; `said` describes the activity."""
         self.since, self.actions, self.waits = time(), calls, False
         self._activity = Doing(said, computing=(self.since, None))
 
     def awaits(self, said: str, calls: int, wanted: Callable[[float], Wait]) -> None:
-        """The script waits for the reply that `wanted` gives, since now."""
+        """Note that the script waits, after `calls` calls, for the reply that `wanted` returns for the present time."""
         self.since, self.actions, self.waits = time(), calls, True
         self._activity = Doing(said, (wanted(self.since),))
 
     def has_no_room(self) -> bool:
-        """The next call cannot be put. Returns True if it could until now."""
+        """Note that the next call cannot be put. Returns True if it could until now."""
         before, self._activity = self._activity.said, Doing(_NO_ROOM, computing=(self.since, None))
         self.waits = False
         return before != _NO_ROOM
 
 
 class Driver:
-    """Drives the workers of `program`, as the member that has been `assigned` the script's place. What it trains on is
-    noted in `batches`.
+    """Thread that carries the script's calls to the workers of a program and their replies back.
 
-    `commands` are the broker's, from the control thread. `fail` makes the error of a run that ended from its reason and
-    exit code. `at_end` is called when no more calls are made, and when the run is over. `progress` is for the control
-    thread.
+    `progress` is for the control thread; `ended` is set when the run is over.
     """
 
     def __init__(
@@ -113,6 +112,19 @@ class Driver:
         batches: BatchRecord | None = None,
         at_end: Callable[[], object] = lambda: None,
     ) -> None:
+        """Prepare the thread; `begin` starts it.
+
+        Args:
+            program: Program of the workers.
+            names: Names of the weights that each worker has.
+            assigned: The broker's assignment of the script's place.
+            start: Position at which the run begins or resumes.
+            queues: Queues of the script.
+            commands: Commands of the broker, from the control thread.
+            fail: Makes the error of a run that ended from its reason and exit code.
+            batches: Record in which trained batches are noted.
+            at_end: Called when no more calls are made, and when the run is over.
+        """
         self.progress = ScriptProgress(program, start, queues)
         self.calls = CallLog(start)
         self.ended = threading.Event()  # the run is over, well or not
@@ -142,7 +154,7 @@ class Driver:
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
 
     def begin(self) -> None:
-        """From now on the thread owns the queues."""
+        """Start the thread, which owns the queues from now on."""
         self._thread.start()
 
     def submit(
@@ -154,7 +166,7 @@ class Driver:
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
-        """Puts the next call; the workers' replies to it. For the script's thread alone.
+        """Put the next call and return the future of the workers' replies. Only for the script's thread.
 
         Raises `RunFailed` if the run is over.
         """
@@ -170,12 +182,12 @@ class Driver:
 
     @property
     def position(self) -> Position:
-        """After all calls that were submitted. For any thread."""
+        """Position after all submitted calls. For any thread."""
         with self._numbering:
             return self._after_submitted()
 
     def leave(self) -> int:
-        """Makes the calls that were submitted, and no more; how many training steps are called for. For any thread."""
+        """Make no calls but those submitted; return the number of training steps called. For any thread."""
         with self._numbering:
             self._last = self._last or self._after_submitted()
         self._at_end()
@@ -183,19 +195,19 @@ class Driver:
         return self._last.step
 
     def close(self, timeout: float) -> None:
-        """Ends the thread and closes the queues."""
+        """End the thread and close the queues; wait at most `timeout` seconds."""
         self._closing = True
         self._queues.ring()
         self._thread.join(timeout)
 
     def lack_room(self, reason: str) -> None:
-        """A call cannot be put yet: `reason`. A trim makes room."""
+        """Log `reason` why a call cannot be put yet, once, and obey the broker's commands: a trim makes room."""
         if self.progress.has_no_room():
             log.warning("waiting", reason=reason)
         self._obey()
 
     def raise_failure(self) -> None:
-        """Raises the `RunFailed` that has ended the run, if one has."""
+        """Raise the `RunFailed` that has ended the run, if one has."""
         if self._error is not None:
             raise self._error
 
@@ -280,7 +292,7 @@ class Driver:
             self._queues.pump(TURN)
 
     def _take_last_replies(self) -> None:
-        """The workers stay for some seconds until all that they have put has arrived."""
+        """Take outstanding replies for `LAST_REPLIES` seconds, as long as the workers stay to deliver them."""
         deadline = monotonic() + LAST_REPLIES
         with suppress(BrokerError):
             while self._open and not self._closing and monotonic() < deadline:
@@ -330,7 +342,7 @@ class Driver:
         )
 
     def _end(self, reason: str, code: int) -> None:
-        """The run is over: what the script waits for comes no more."""
+        """End the run: outstanding and submitted calls get the error, since their replies come no more."""
         self._hand_out()
         if code and self._error is None:
             self._error = self._fail(reason, code)

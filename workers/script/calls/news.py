@@ -47,13 +47,13 @@ WINDOW = 3.0  # seconds over which the rate is measured
 
 
 def say(*lines: str) -> None:
-    """Writes the lines at once."""
+    """Write the lines to stderr at once."""
     for line in lines:
         print(f"stageline: {line}", file=sys.stderr, flush=True)
 
 
 def ask(url: str, what: str) -> dict[str, Any] | None:
-    """The facts of the broker's answer; None if it gives none."""
+    """Return the facts of the broker's answer; None if it does not answer."""
     try:
         with Client(url) as client:
             return client.ask(what, timeout=ANSWER_TIMEOUT)
@@ -62,8 +62,9 @@ def ask(url: str, what: str) -> dict[str, Any] | None:
 
 
 def waits_for(progress: Progress, url: str) -> str:
-    """What a run has waited for longer than `PATIENCE`, as far as its script or its broker know; "" for nothing.
-    `progress` is the script's.
+    """Return what a run has waited for longer than `PATIENCE`; "" for nothing.
+
+    `progress` is the script's own; if the script waits, the broker at `url` is asked for the reason.
     """
     if time() - progress.since < PATIENCE:
         return ""
@@ -74,7 +75,7 @@ def waits_for(progress: Progress, url: str) -> str:
 
 
 def worker_lines(url: str) -> list[str]:
-    """What each worker is and does, as the broker knows it; nothing if there is no broker any more."""
+    """Return one line for each worker with its state, as the broker knows it; none if there is no broker any more."""
     facts = ask(url, "status")
     return [] if facts is None else [_worker(row) for row in facts["workers"]]
 
@@ -86,15 +87,16 @@ def _worker(row: dict[str, Any]) -> str:
 
 
 class Run(Protocol):
-    """What can be left open."""
+    """Run that a script may leave open."""
 
     def abort(self, reason: str) -> None:
-        """Ends the run with what it can save, and says where it is."""
+        """End the run with what it can save, and tell where it is."""
 
 
 def watch_for_close(run: Run, folder: Path, progress: Progress) -> "weakref.finalize[..., object]":
-    """To be detached when `run` is closed: else it is ended when this process is, and stderr is told, as also when it
-    is forgotten.
+    """Return a finalizer that ends `run` when it is forgotten or this process ends, and tells stderr.
+
+    Detach it when `run` is closed.
     """
     return weakref.finalize(run, _leave, os.getpid(), weakref.ref(run), folder, progress)
 
@@ -122,9 +124,10 @@ def _saved(folder: Path, complete: int) -> str:
 
 
 class LostWorkers:
-    """What is new in each status, as lines for people. `start`: how a replacement is started."""
+    """Source of lines for people about workers that were lost, from successive statuses."""
 
     def __init__(self, start: str) -> None:
+        """Take `start`, the text that says how a replacement is started."""
         self._start = start
         self._told: dict[LostProcess, dict[str, Any]] = {}
         self._awaited: set[LostProcess] = set()  # those of which the long wait was told
@@ -148,7 +151,7 @@ class LostWorkers:
         self._finished = facts["finished_floor"]
 
     def _next(self, facts: Facts) -> str:
-        """Where the replacement begins, and why the steps that are finished become fewer then."""
+        """Return the step at which the replacement begins, and how many finished steps are done again."""
         step, finished = facts["checkpoint"] or 0, max(self._finished, facts["finished_floor"])
         steps = "1 step is" if finished == step + 1 else f"{finished - step} steps are"
         again = f", so that {steps} done again" if finished > step else ""
@@ -172,8 +175,12 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def early_end(folder: Path, store: str, *, knows_failure: bool = False) -> str:
-    """Of the run in `folder`, whose broker has ended and kept its records at `store`; in the words of `stageline
-    why`. Records that cannot be read leave the place alone. A failure is named unless the script knows it.
+    """Return a sentence on a run whose broker has ended early, in the words of `stageline why`.
+
+    Args:
+        folder: Folder of the run.
+        store: Address of the broker's records. If they cannot be read, only the folder is named.
+        knows_failure: The script knows the failure, so that it is not named.
     """
     where = f"the run is in {folder}"
     try:
@@ -190,6 +197,7 @@ class NewsAlone:
     """Surface on which news is written to `stream`, and no progress is shown; other surfaces show it, too."""
 
     def __init__(self, stream: TextIO) -> None:
+        """Write to `stream`."""
         self._stream = stream
 
     def show(self, text: str, waits: str) -> None:
@@ -205,11 +213,14 @@ class NewsAlone:
 
 
 class OnTerminal(NewsAlone):
-    """Draws one line again and again, and below it what the run waits for; what the script prints goes above it. The
-    cursor stays visible: a script that is killed leaves a terminal that works.
+    """Progress on a terminal: one line that changes, and below it what the run waits for.
+
+    Output of the script appears above it. The cursor stays visible: a script that is killed leaves a terminal that
+    works.
     """
 
     def __init__(self, console: "Console") -> None:
+        """Start to draw on `console`. Output that the script sends to a file or pipe is not redirected."""
         from rich.live import Live
 
         super().__init__(sys.stderr)
@@ -219,39 +230,45 @@ class OnTerminal(NewsAlone):
         console.show_cursor(True)
 
     def show(self, text: str, waits: str) -> None:
+        """Draw `text`, and what the run waits for. The terminal may be gone: errors are ignored."""
         from rich.text import Text
 
         with suppress(OSError):  # the terminal may be gone
             self._live.update(Text(f"{text}\n  waits: {waits}" if waits else text), refresh=True)
 
     def say(self, line: str) -> None:
+        """Write a line above the progress."""
         with suppress(OSError):
             self._live.console.print(f"stageline: {line}", markup=False, highlight=False, soft_wrap=True)
 
     def close(self, text: str) -> None:
+        """Draw `text` for the last time and leave it."""
         self.show(text, "")
         with suppress(OSError):
             self._live.stop()
 
 
 class InLines(NewsAlone):
-    """Writes a line of progress every few seconds, too, without any control characters."""
+    """Progress as plain lines, one every `INTERVAL` seconds, without control characters."""
 
     def __init__(self, stream: TextIO) -> None:
+        """Write to `stream`."""
         super().__init__(stream)
         self._written = monotonic()
 
     def show(self, text: str, waits: str) -> None:
+        """Write `text` if the last line is older than `INTERVAL`."""
         if monotonic() - self._written >= INTERVAL:
             self._written = monotonic()
             self.say(f"{text}; waits: {waits}" if waits else text)
 
     def close(self, text: str) -> None:
+        """Write `text` for the last time."""
         self.say(text)
 
 
 def surface_for_progress() -> NewsAlone:
-    """The terminal that stderr is, if no other bar is on it; else plain lines there."""
+    """Return a terminal surface if stderr is a terminal without another bar; else plain lines on stderr."""
     if is_free_terminal():
         from rich.console import Console
 
@@ -262,7 +279,7 @@ def surface_for_progress() -> NewsAlone:
 
 
 def is_free_terminal() -> bool:
-    """Whether stderr is one, and no other bar of rich's is on it."""
+    """Return True if stderr is a terminal, and no other bar of rich is on it."""
     rich = sys.modules.get("rich.file_proxy")
     return _is_terminal(sys.stderr) and not (rich is not None and isinstance(sys.stderr, rich.FileProxy))
 
@@ -272,13 +289,20 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 class Display(AbstractContextManager["Display"]):
-    """Shows what was `seen` of the run `name` until it is closed; `waits_for` says what it waits for, "" for nothing,
-    and may take its time; `news` gives what has happened since it was called.
-    """
+    """Display of a run's progress, drawn by a thread until it is closed."""
 
     def __init__(
         self, name: str, seen: Seen, waits_for: Callable[[], str], surface: NewsAlone, news: Callable[[], list[str]]
     ) -> None:
+        """Start the thread.
+
+        Args:
+            name: Name of the run.
+            seen: Losses that the script has seen.
+            waits_for: Returns what the run waits for, "" for nothing; may be slow.
+            surface: Where to draw.
+            news: Returns the lines of news since its last call.
+        """
         self._name = name
         self._seen = seen
         self._waits_for = waits_for
@@ -292,10 +316,11 @@ class Display(AbstractContextManager["Display"]):
         atexit.register(self.close)  # of a line that is never closed
 
     def __exit__(self, *_: object) -> None:
+        """Close the display."""
         self.close()
 
     def close(self) -> None:
-        """Ends the drawing, and leaves the last of it."""
+        """End the drawing, and leave its last state."""
         if not self._over.is_set():
             self._over.set()
             atexit.unregister(self.close)
@@ -320,7 +345,7 @@ class Display(AbstractContextManager["Display"]):
             self._surface.say(line)
 
     def _text(self, steps: int, seconds: float) -> str:
-        """`line: 120 steps, loss 0.1234, 45.6 steps/s`; the rate is that of `steps` in `seconds`."""
+        """Return `line: 120 steps, loss 0.1234, 45.6 steps/s`; the rate is `steps` in `seconds`."""
         loss = "" if self._seen.loss is None else f", loss {self._seen.loss:.4g}"
         rate = f", {steps / seconds:.3g} steps/s" if steps and seconds else ""
         return f"{self._name}: {self._seen.steps} steps{loss}{rate}"
@@ -333,9 +358,16 @@ def display_of(
     progress: bool | None,
     news: Callable[[], list[str]] | None = None,
 ) -> Display | None:
-    """With `progress` None, progress is shown on a terminal alone, elsewhere the `news` alone, if there can be any;
-    with True all is shown in any case, with False nothing. A terminal on which another bar is drawn, of another line or
-    the script's own, is left to that.
+    """Return a display of the run's progress and news, None if nothing is shown.
+
+    A terminal on which another bar is drawn, of another line or of the script, is left to it.
+
+    Args:
+        name: Name of the run.
+        seen: Losses that the script has seen.
+        waits_for: Returns what the run waits for.
+        progress: True shows all, False nothing. None shows progress on a terminal only, elsewhere only `news`.
+        news: Returns news of the workers; None if there can be none.
     """
     if progress is False or sys.stderr is None:
         return None
@@ -345,7 +377,7 @@ def display_of(
 
 
 def command_there(broker: str) -> str:
-    """Return the command to run on the other machines."""
+    """Return the command that starts a worker on another machine."""
     shown = masked(broker)
     if shown != broker:
         return f"stageline worker --join, with STAGELINE_BROKER__URL={shown} and its password in the environment"

@@ -1,4 +1,4 @@
-"""The timetable of a script's run, as it ran or as it is planned, and the page that a notebook shows of a line.
+"""Timetable of a script's run, measured or planned, and the page that a notebook shows of a line.
 
 Losses that a script has seen are thinned out, so that they take bounded room in a long run.
 """
@@ -37,15 +37,16 @@ WIDTH = 120  # columns of the text
 
 
 class LossCurve:
-    """Keeps every `stride`-th step's loss, `stride` doubling whenever more than `MOST` are kept, and the newest."""
+    """Losses of every `stride`-th step, and the newest; `stride` doubles whenever more than `MOST` are kept."""
 
     def __init__(self) -> None:
+        """Begin without losses."""
         self.stride = 1
         self.newest: Point | None = None
         self._kept: list[Point] = []
 
     def add(self, step: int, loss: float) -> None:
-        """Steps come in order. A loss that is no finite number is not drawn."""
+        """Add the loss of `step`; steps must come in order. A loss that is not finite is not drawn."""
         self.newest = step, loss
         if step % self.stride or not math.isfinite(loss):
             return
@@ -56,14 +57,14 @@ class LossCurve:
 
     @property
     def points(self) -> list[Point]:
-        """Those that are kept, and the newest, if it is finite."""
+        """Kept points, and the newest one if it is finite."""
         newest, kept = self.newest, list(self._kept)
         beyond = newest is not None and math.isfinite(newest[1]) and (not kept or newest[0] > kept[-1][0])
         return [*kept, newest] if beyond and newest is not None else kept
 
 
 def draw_losses(points: Sequence[Point]) -> str:
-    """The points, of which there is at least one, as a standalone SVG image in the reader's light or dark theme."""
+    """Return a standalone SVG image of at least one point, in the reader's light or dark theme."""
     return "\n".join(_picture(points)) + "\n"
 
 
@@ -96,7 +97,7 @@ def _picture(points: Sequence[Point]) -> Iterator[str]:
 
 
 def _ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[float]:
-    """At least two round numbers, one or two or five times a power of ten apart, whose first is at most `low`."""
+    """Return at least two round numbers, 1, 2 or 5 times a power of ten apart, the first at most `low`."""
     span = high - low or abs(high) or 1.0
     apart = 10.0 ** math.floor(math.log10(span / most))
     apart *= next(factor for factor in (1, 2, 5, 10, 20) if span / (apart * factor) <= most)
@@ -107,17 +108,19 @@ def _ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[f
 
 
 class Seen:
-    """The losses of `steps` have come, counted from the run's beginning; `loss` is the newest that there was. Written
-    by the thread that takes the replies, once for each step; read by any.
+    """Losses that the script has seen: `steps` counts from the run's beginning, `loss` is the newest known loss.
+
+    The thread that takes the replies writes once for each step; any thread may read.
     """
 
     def __init__(self, start: int) -> None:
+        """Begin at step `start`."""
         self.start = self.steps = start
         self.loss: float | None = None
         self.curve = LossCurve()
 
     def step_ended(self, done: "Future[Mapping[int, Tree]]") -> None:
-        """The loss of a step has come; or it has failed."""
+        """Note the loss of a step whose replies have come; a failed step is not counted."""
         if done.cancelled() or done.exception() is not None:
             return
         replies = (reply[0] if isinstance(reply, tuple) else reply for reply in done.result().values())
@@ -130,10 +133,19 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """When each action of one training step began and ended.
+    """Begin and end of each action of one training step.
 
-    `measured`: `timed` are the times of a step that has run, in seconds since the epoch; if not, those of the plan,
-    where a forward takes 1, a backward 2. `str()` is a drawing of `WIDTH` columns, `svg` an image.
+    `str()` draws it in `WIDTH` columns, `svg` is an image.
+
+    Attributes:
+        title: Heading of the drawing.
+        timed: Actions with their times: seconds since the epoch if measured. If planned, a forward takes 1, a backward
+            2.
+        measured: True if the step has run.
+
+    Example:
+        print(line.timetable())
+        Path("step.svg").write_text(line.timetable().svg)
     """
 
     title: str
@@ -142,11 +154,12 @@ class Timetable:
 
     @property
     def svg(self) -> str:
-        """The drawing as a standalone SVG image."""
+        """Drawing as a standalone SVG image."""
         image: str = resolve_name(f"{DRAWING}:draw_svg")(self.timed, title=self.title, seconds=self.measured)
         return image
 
     def __str__(self) -> str:
+        """Return the drawing as text, in ASCII if stdout does not take UTF-8."""
         encoding = getattr(sys.stdout, "encoding", "") or ""
         ascii_only = encoding.lower().replace("-", "") != "utf8"
         draw = resolve_name(f"{DRAWING}:draw_text")
@@ -154,6 +167,7 @@ class Timetable:
         return f"{self.title}:\n{drawn}"
 
     def __repr__(self) -> str:
+        """Return the drawing as text."""
         return str(self)
 
     def _repr_html_(self) -> str:
@@ -161,19 +175,19 @@ class Timetable:
 
 
 def planned(schedule: Schedule) -> Timetable:
-    """The plan of one step."""
+    """Return the timetable of one step as `schedule` plans it."""
     return Timetable(f"{schedule.name} as it is planned", check_schedule(schedule).timed, measured=False)
 
 
 def timetable_of(schedule: Schedule, timed: Sequence[Timed]) -> Timetable:
-    """As the step ran of which `timed` are all actions; as it is planned if there are none."""
+    """Return the timetable of the step whose actions are `timed`; without any, the planned one."""
     if not timed:
         return planned(schedule)
     return Timetable(f"{schedule.name} as it ran, step {timed[0].step}", tuple(timed), measured=True)
 
 
 def timed_in(schedule: Schedule, facts: Mapping[str, Any]) -> list[Timed]:
-    """The actions in the broker's answer timetable/1."""
+    """Return the actions in `facts`, the broker's answer timetable/1."""
     return [
         Timed(
             schedule.owner(each["stage"]),
@@ -187,13 +201,24 @@ def timed_in(schedule: Schedule, facts: Mapping[str, Any]) -> list[Timed]:
 
 
 def as_image(svg: str, about: str) -> str:
-    """An SVG image as HTML whose page it shares no style with: a notebook has many drawings on one page."""
+    """Return an SVG image as an HTML element that shares no style with its page.
+
+    A notebook has many drawings on one page.
+    """
     data = base64.b64encode(svg.encode()).decode()
     return f'<img alt="{escape(about)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
 
 
 def page(name: str, state: str, seen: Seen, workers: Sequence[str], timetable: Timetable) -> str:
-    """HTML whose images share no style with the page that it is put into."""
+    """Return HTML about a line; its images share no style with the page that it is put into.
+
+    Args:
+        name: Name of the run.
+        state: State or position of the line, as text.
+        seen: Losses that the script has seen.
+        workers: One line for each worker.
+        timetable: Timetable of a step.
+    """
     loss = "" if seen.loss is None else f", loss {seen.loss:.4g}"
     lines = [
         f"<b>{escape(name)}</b>: {escape(state)}, steps that have ended: {seen.steps}{loss}",

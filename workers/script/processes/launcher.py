@@ -74,11 +74,13 @@ class LauncherReport:
     """Messages of the launcher to the script, in a file without a name that both have open."""
 
     def __init__(self, fd: int) -> None:
+        """Use the open file `fd`."""
         self.fd = fd
         self._read = 0  # bytes
         self._decoder = msgspec.json.Decoder(LaunchMessage)
 
     def write(self, message: LaunchMessage) -> None:
+        """Append a message."""
         os.write(self.fd, msgspec.json.encode(message) + b"\n")
 
     def read(self) -> Iterator[LaunchMessage]:
@@ -89,14 +91,21 @@ class LauncherReport:
         yield from map(self._decoder.decode, whole.splitlines())
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self.fd)
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherTask:
-    """Task of a launcher: `plan` knows its stages and workers; `resume`: the run in `folder` is continued; `lifeline`
-    is the descriptor of a pipe of which the script, process `script`, has the other end. `code`: that of a run whose
-    workers join from other machines.
+    """Task of a launcher.
+
+    Attributes:
+        plan: Plan that knows its stages and workers.
+        folder: Folder of the run.
+        resume: True if the run in `folder` is continued.
+        script: Pid of the script.
+        lifeline: Descriptor of a pipe whose other end the script has.
+        code: Code of a run whose workers join from other machines.
     """
 
     plan: Plan
@@ -108,7 +117,7 @@ class LauncherTask:
 
 
 def run_launcher(task: LauncherTask, report: LauncherReport) -> int:
-    """Run it to its end, in a process that was forked for it and has no thread but one; return its exit code."""
+    """Run the task to its end and return its exit code, in a single-threaded process that was forked for it."""
     last_line.install()
     here = task.plan.workers if task.code is None else ()
     obstacle = gpu_obstacle(worker.device for worker in here)
@@ -173,6 +182,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
     """
 
     def __init__(self, launcher: Fork, report: LauncherReport, lifeline: LifelineOwner, folder: Path) -> None:
+        """Take the launcher and the files that it shares with this process; `folder` is the run's."""
         self.folder = folder
         self.broker = ""
         self.sockets = Path()
@@ -185,16 +195,18 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self._polling = threading.RLock()  # the script's thread and the control thread both look
 
     def __exit__(self, *_: object) -> None:
+        """End the run if it goes on."""
         self.close()
 
     @property
     def pid(self) -> int:
-        """The launcher's."""
+        """Process id of the launcher."""
         return self._launcher.pid
 
     def poll(self) -> LaunchOutcome | None:
-        """Return the outcome of the run, None as long as its launcher is there; then no process of it is left, unless
-        the launcher was killed: then they end by themselves. For any thread.
+        """Return the outcome of the run, None while its launcher exists. For any thread.
+
+        After the launcher's end no process of the run is left, unless it was killed: they then end by themselves.
         """
         with self._polling:
             if self._outcome is None:
@@ -269,34 +281,42 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
 
 class LauncherLifeline(Lifeline):
-    """In the script: cut once the launcher has ended without a good end of the run. Then no broker may be there that
-    could say so.
+    """Lifeline of the script, cut once the launcher has ended without a good end of the run.
+
+    The broker, which could report that, may be gone then.
     """
 
     def __init__(self, processes: LocalProcesses) -> None:
+        """Watch the launcher of `processes`."""
         super().__init__()
         self._processes = processes
 
     @property
     def cut(self) -> bool:
+        """True if the launcher has ended and the run did not end well."""
         outcome = self._processes.poll()
         return outcome is not None and outcome.code != ExitCode.OK
 
     @property
     def reason(self) -> str:
+        """Reason of the run's end, as its launcher gave it."""
         outcome = self._processes.poll()
         return super().reason if outcome is None else outcome.reason
 
 
 def start_processes(plan: Plan, run: str, *, resume: bool = False, code: ScriptCode | None = None) -> LocalProcesses:
-    """Fork a launcher from this process, which starts broker and workers of `plan`; they have all objects of this
-    process, and load what the plan names as `script:...` from `OBJECTS`.
+    """Fork a launcher that starts broker and workers; return within milliseconds, while they are still starting.
 
-    `plan` knows its stages and workers. `run` is the run's id, and the name of its folder in `run.dir`; with `resume`
-    the run there is continued. With `code`, the broker alone is started, at `broker.url`: workers on other machines
-    join it, and load what the plan names from files that have this code. Returns within milliseconds, while the
-    processes are still starting. Call it before this process starts threads: those are not in the processes. No signal
-    handler is installed here, and no child is left once the run has ended and `poll`, `wait` or `close` has seen it.
+    The processes have all objects of this one, and load the plan's `script:...` names from `OBJECTS`. Call it before
+    this process starts threads, which forks lack. It installs no signal handler here. No child is left once the run has
+    ended and `poll`, `wait` or `close` has seen it.
+
+    Args:
+        plan: Plan that knows its stages and workers.
+        run: Id of the run, and name of its folder in `run.dir`.
+        resume: Continue the run in that folder.
+        code: Start only the broker, at `broker.url`; workers on other machines join, with files that have this code.
+
     Raises `CannotFork`, `NotStarted`, `RunGoesOn`, `FolderUnusable`, or `TooDeep`.
     """
     if code is None:  # the broker computes nothing
@@ -335,7 +355,7 @@ def _fork_launcher(plan: Plan, folder: Path, resume: bool, code: ScriptCode | No
 
 
 def _remove(folder: Path) -> None:
-    """Nothing was run: the folder goes, unless other files are in it."""
+    """Remove the folder of a run that did not start, unless other files are in it."""
     with suppress(OSError):
         for name in (runs.OWNER, runs.PLAN, CODE, LOG):
             (folder / name).unlink(missing_ok=True)
@@ -350,7 +370,7 @@ _WAY_OUT = (
 
 
 class CannotFork(StagelineError):
-    """An error: this process has something that its forks could not use."""
+    """Error: this process holds a resource that its forks could not use."""
 
 
 def demand_forkable() -> None:

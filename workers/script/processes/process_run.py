@@ -67,7 +67,7 @@ def await_beginning(broker: str, ended: threading.Event) -> None:
 
 @contextmanager
 def script_log(folder: Path) -> Iterator[None]:
-    """A context with a log in the file `script.log` of `folder`, unless the user has configured structlog."""
+    """Return a context with a log in `script.log` in `folder`, unless the user has configured structlog."""
     with ExitStack() as stack:
         if not structlog.is_configured():
             file = stack.enter_context((folder / NAME).open("a", buffering=1))
@@ -77,22 +77,31 @@ def script_log(folder: Path) -> Iterator[None]:
 
 
 class ProcessRun:
-    """A run of `plan`, whose number of stages is known and whose workers run `program`; or, with `resume`,
-    continues the run of that id. Its methods are for the script's thread alone, unless they say otherwise.
+    """Run whose broker and workers are processes. Methods are for the script's thread unless they say otherwise.
 
     Attributes:
-        size: The number of its workers.
-        folder: Of its files.
-        batches: What its steps were trained on; None if it cannot be resumed.
-        cannot_save: Why it saves no checkpoints; "" if it does.
-
-    Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
+        size: Number of workers.
+        folder: Folder of the run's files.
+        batches: Record of trained batches; None if the run cannot be resumed.
+        cannot_save: Why the run saves no checkpoints; "" if it does.
     """
 
     cannot_save = ""
     _workers_timeout = inf  # seconds for the workers of a resumed run to come
 
     def __init__(self, plan: Plan, program: Program, names: WeightNames, resume: str | None = None) -> None:
+        """Start the processes, and join the broker.
+
+        Args:
+            plan: Plan with a known number of stages.
+            program: Program of its workers.
+            names: Names of the weights that each worker has.
+            resume: Id of the run to continue; None begins one.
+
+        Raises:
+            NoSuchRun, PlanRefused, RunFailed: The run cannot be continued, or does not start. Errors of
+                `start_processes` are raised, too.
+        """
         self._plan = plan
         self.size = program.script
         self._wanted = True  # is told about if it ends early
@@ -125,7 +134,7 @@ class ProcessRun:
 
     @property
     def position(self) -> int:
-        """The number of training steps that have been called."""
+        """Number of training steps called so far."""
         return self._driver.position.step
 
     def submit(
@@ -137,16 +146,18 @@ class ProcessRun:
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
-        """Call the workers, in order; return their replies.
+        """Send a call to the workers, which carry calls out in order; return the future of their replies.
 
         Args:
-            kind: Of the call.
-            inputs: Of its batch. Tensors must not be written to afterwards.
-            targets: Likewise.
+            kind: Kind of the call.
+            inputs: Inputs of its batch. Tensors must not be written to afterwards.
+            targets: Targets of its batch; must not be written to either.
             state: Weights to load.
-            ema: True if averages stand for weights.
+            ema: Averages stand for the weights.
 
-        Raises `RunFailed` if the run is over.
+        Raises:
+            RunFailed: The run is over.
+            DataError: The batch differs from the one that its step was trained on before.
         """
         if kind is CallKind.TRAIN and self.batches is not None:
             self.batches.check(self.position, inputs, targets)
@@ -168,8 +179,9 @@ class ProcessRun:
             self._wanted = False
 
     def timetable(self) -> Timetable:
-        """Return that of the newest step whose times are known; as it is planned while there is none. The broker is
-        asked; once that is gone, its records tell.
+        """Return the timetable of the newest step whose times are known, or the planned one.
+
+        The broker is asked; after its end, its records tell.
         """
         schedule = self._program.schedule
         facts = None if self._driver.ended.is_set() else ask(self._processes.broker, "timetable")
@@ -182,17 +194,18 @@ class ProcessRun:
         save_checkpoint(folder, self._plan, self.folder.name, lambda: self.position, call)
 
     def waits_for(self) -> str:
-        """Return what the run has waited for longer than a moment; "" for nothing. For any thread; it may take
-        seconds.
+        """Return what the run has waited for longer than a moment; "" for nothing.
+
+        For any thread; may take seconds.
         """
         return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._processes.broker)
 
     def news(self) -> list[str]:
-        """Return what has happened to the workers since the last call, as lines for people. For any thread."""
+        """Return news of the workers since the last call, as lines for people. For any thread."""
         return self._processes.news()
 
     def workers(self) -> list[str]:
-        """Return what each worker is and does, one line for each; none once they have ended."""
+        """Return one line for each worker with its state; none once they have ended."""
         return [] if self._driver.ended.is_set() else worker_lines(self._processes.broker)
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
@@ -200,8 +213,12 @@ class ProcessRun:
         return load_weights(self.folder, ema=ema and self.position > 0)
 
     def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
-        """End the run as it is; what has been saved stays. If it has failed, that is said, unless the script knows.
-        `interrupted`: by Ctrl-C, so that another one may come.
+        """End the run as it is; saved files stay, and stderr is told.
+
+        Args:
+            reason: Reason for the broker and the message.
+            knows_failure: The script knows why the run failed, so that it is not told again.
+            interrupted: Ctrl-C ended the run, so that another one may come, which ends all at once.
         """
         self._open.detach()
         self._knows_failure = knows_failure
@@ -221,7 +238,7 @@ class ProcessRun:
                 raise
 
     def discard(self) -> None:
-        """End the run as it is; nothing of it is of use any more, and nothing is said of it."""
+        """End the run as it is, without a message; no file of it is of use any more."""
         self._wanted = False
         self._open.detach()
         with self._stack:

@@ -4,8 +4,8 @@ script ──forks──> launcher ──forks──> template ──forks──
                                                              ▲
 on each other machine:  stageline worker --join ADDRESS ─────┘  gets the plan, compares the code, and works
 
-The script sees neither their snapshots nor the weights that they save. So it keeps the positions of checkpoints itself,
-and has the weights sent before the run ends.
+The script sees neither the workers' snapshots nor the weights that they save. So it keeps the positions of checkpoints
+itself, and has the weights sent before the run ends.
 
 positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluated batches were done
 """
@@ -52,9 +52,13 @@ ANSWER_TIMEOUT = 1.0  # seconds for the broker to answer a question
 
 
 class PositionFile:
-    """In the run's `folder`, which has snapshots of every `every` steps. One thread notes; any may write."""
+    """Positions of a run after its newest steps and checkpoints, in the file `positions.json`.
+
+    One thread notes positions; any thread may write the file.
+    """
 
     def __init__(self, folder: Path, every: int) -> None:
+        """Read the file in the run's `folder`; `every` is the number of steps between snapshots, 0 for none."""
         self._file = folder / NAME
         self._every = every
         self._kept = self._written = self._read()
@@ -68,8 +72,9 @@ class PositionFile:
             self._write(persist_json)
 
     def keep(self) -> None:
-        """Write all, since the run ends and may be gone on from after any step. In one attempt: a disk that cannot be
-        written to is logged, and does not keep the run from ending.
+        """Write all positions, since the run ends and may be resumed after any step.
+
+        The file is written in one attempt: an error is logged and does not keep the run from ending.
         """
         try:
             self._write(write_json)
@@ -92,7 +97,10 @@ class PositionFile:
         return self._kept[step]
 
     def _may_matter(self, step: int, newest: int) -> bool:
-        """Return True if a run may go on from `step`; False for steps from before the run went back to a checkpoint."""
+        """Return True if a run may resume from `step`.
+
+        Steps from before the run went back to a checkpoint do not matter.
+        """
         ahead = newest - step
         of_checkpoint = bool(self._every) and step % self._every == 0 and ahead <= _CHECKPOINTS * self._every
         return 0 < ahead <= _STEPS or (ahead > 0 and of_checkpoint)
@@ -109,8 +117,12 @@ class PositionFile:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """The workers that are missing; why the broker did not answer when it was last asked, "" if it did; and what is
-    known of processes that cannot join.
+    """Workers that did not join.
+
+    Attributes:
+        workers: Indexes of the missing workers.
+        unreachable: Why the broker did not answer when it was last asked; "" if it did.
+        declined: Lines on processes that cannot join.
     """
 
     workers: list[int]
@@ -125,8 +137,17 @@ def await_workers(
     ended: threading.Event,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Absence | None:
-    """Return None once all `workers` are there, or the run has `ended`; else, after `patience` seconds, what is
-    missing: all of them until the broker has said otherwise. Each process that cannot join is told once.
+    """Wait for all workers; return None once they have joined or the run has ended.
+
+    Args:
+        client: Client of the broker.
+        workers: Number of workers.
+        patience: Seconds to wait.
+        ended: Set when the run has ended.
+        tell: Called with a line, once for each process that cannot join.
+
+    Returns:
+        The absence after `patience` seconds: all workers are missing until the broker has said otherwise.
     """
     missing, unreachable, deadline = list(range(workers)), "", monotonic() + patience
     told: dict[str, None] = {}  # in order
@@ -157,7 +178,7 @@ def missing_line(missing: list[int], broker: str) -> str:
 
 
 def workers_named(missing: list[int]) -> str:
-    """ "worker 0", "workers 0 and 1"."""
+    """Return the workers as text: "worker 0", "workers 0 and 1"."""
     names = list(map(str, missing))
     if len(names) < 2:
         return f"worker {''.join(names)}"
@@ -165,9 +186,18 @@ def workers_named(missing: list[int]) -> str:
 
 
 class RemoteRun(ProcessRun):
-    """Like `ProcessRun`, but the broker alone is started, at `broker.url` of `plan`; the workers have `code`."""
+    """Run whose workers are on other machines: only the broker is started, at `broker.url` of the plan."""
 
     def __init__(self, plan: Plan, program: Program, names: WeightNames, resume: str | None, code: ScriptCode) -> None:
+        """Start the broker and wait for the workers.
+
+        Args:
+            plan: Plan with a known number of stages.
+            program: Program of its workers.
+            names: Names of the weights that each worker has.
+            resume: Id of the run to continue; None begins one.
+            code: Code that the workers must have.
+        """
         self._code = code
         self._weights: dict[bool, dict[str, Tensor]] = {}  # at the end; those of True are averages
         self._workers_timeout = plan.broker.patience
@@ -186,11 +216,13 @@ class RemoteRun(ProcessRun):
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
+        """Send a call to the workers, and note the position of a training step; see `ProcessRun.submit`."""
         if kind is CallKind.TRAIN:
             self._positions.note(self._driver.position.after(kind))
         return super().submit(kind, inputs, targets, state, ema=ema)
 
     def close(self) -> None:
+        """Fetch the weights, and end the run well."""
         self._open.detach()
         try:
             self._weights = {ema: self._fetched(ema=ema) for ema in (False, self._plan.averages)}
@@ -200,12 +232,15 @@ class RemoteRun(ProcessRun):
         super().close()
 
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        """Raise `NotSaved`: the snapshots are on other machines."""
         raise NotSaved(self.cannot_save)
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """Return the weights, or their averages, that `close` has fetched."""
         return dict(self._weights[ema])
 
     def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
+        """Write the positions, and end the run as it is; see `ProcessRun.abort`."""
         try:
             self._positions.keep()
         finally:
@@ -221,7 +256,7 @@ class RemoteRun(ProcessRun):
         return start_processes(self._plan, run, resume=resume, code=self._code)
 
     def _join(self) -> Assigned:
-        """Join once the broker listens: at an address that is in use, another one answers."""
+        """Join once the broker listens: at an address in use, a foreign broker would answer."""
         deadline = monotonic() + JOIN_TIMEOUT
         while runs.read_broker_url(self.folder) is None:
             if (outcome := self._processes.poll()) is not None:

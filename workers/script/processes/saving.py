@@ -1,4 +1,4 @@
-"""Saves a checkpoint of a script's run into a folder of the user's choice, and begins a run from one.
+"""Checkpoints of a script's run: saved into a folder of the user's choice, and begun from.
 
 A killed script leaves its launcher, broker and workers for a lease, as in a pause. A run is resumed once they have
 ended.
@@ -37,8 +37,9 @@ ENDS = 30.0  # seconds for the processes of a run to end, after the lease
 
 
 def await_former_processes(folder: Path, lease: float) -> None:
-    """Return once no process runs the run in `folder`. Raises `RunGoesOn` at once if its script is there, and after
-    `lease` and `ENDS` seconds in any case.
+    """Return once no process runs the run in `folder`.
+
+    Raises `RunGoesOn` at once if its script exists, otherwise after `lease` and `ENDS` seconds.
     """
     deadline = monotonic() + lease + ENDS
     while True:
@@ -53,7 +54,7 @@ def await_former_processes(folder: Path, lease: float) -> None:
 
 
 def _script_is_there(folder: Path) -> bool:
-    """Return True if the broker has the script present, and, on this machine, the system too."""
+    """Return True if the broker reports the script as present and, on this machine, its process exists."""
     url = runs.read_broker_url(folder)
     script = (ask(url, "status") or {}).get("script") or {} if url is not None else {}
     here = script.get("host") == socket.gethostname()
@@ -63,8 +64,17 @@ def _script_is_there(folder: Path) -> bool:
 def save_checkpoint(
     folder: Path, plan: Plan, run: str, position: Callable[[], int], call: Callable[[str], Replies]
 ) -> None:
-    """Have all workers write their stages' snapshots, for which `call` gives them a folder. `position` counts the steps
-    that are then done. Raises `NotSaved`, after which nothing is left of it, and what `call` raises.
+    """Save a checkpoint of the run in `folder`. A failed attempt leaves nothing of it.
+
+    Args:
+        folder: Folder of the checkpoint.
+        plan: Plan of the run.
+        run: Id of the run.
+        position: Returns the number of steps done.
+        call: Has all workers write their stages' snapshots into a folder; its errors are raised.
+
+    Raises:
+        NotSaved: No step was trained yet, or the folder cannot be used.
     """
     if not position():
         raise NotSaved("no step was trained yet, so there is nothing to go on from; state_dict() has the weights")
@@ -79,9 +89,18 @@ def save_checkpoint(
 
 
 def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[StageLayout]]) -> str:
-    """Return the id of the run in `folder`; if a checkpoint was saved there, or if `plan` lays the run out in another
-    way, as `layouts` have it, that of a new run which goes on from it. Raises `NoSuchRun`, and what
-    `begin_from_saved` and `continued` do.
+    """Return the id of the run to continue.
+
+    It is the run in `folder`; a new run if a checkpoint was saved there, or if `plan` cuts or places the stages
+    differently. The new run begins with the old one's state.
+
+    Args:
+        plan: Plan of the script.
+        folder: Folder of a run, or of a saved checkpoint.
+        layouts: Returns the layouts of the stages under `plan`.
+
+    Raises:
+        NoSuchRun: Neither is in `folder`. Errors of `begin_from_saved` and `continued` are raised, too.
     """
     saved = is_saved(folder)
     kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
@@ -106,8 +125,9 @@ def _keep_batches(before: Path, now: Path) -> None:
 
 
 def begun_run(plan: Plan, folder: Path) -> str:
-    """Return the id of the unfinished run in `folder`, which is one of the plan's folder of runs, or of the run with
-    that name there. Raises `NoSuchRun`.
+    """Return the id of the unfinished run in `folder`. Raises `NoSuchRun`.
+
+    `folder` is a run's folder in the plan's folder of runs, or only its name.
     """
     kept = runs.folder(plan, folder.name)
     here = len(folder.parts) == 1 or folder.resolve() == kept.resolve()
