@@ -1,4 +1,4 @@
-"""What is computed, and in which order: the plan, the schedule, and one stage's computation.
+"""Computation of a run and its order: the plan, the schedule, and one stage's computation.
 
 Imports nothing of `broker` or `workers`. Read `stage/stage.py` first; the files here serve all rooms below.
 """

@@ -78,7 +78,7 @@ _registered: dict[str, Transport] = {}
 
 
 def register(transport: Transport) -> None:
-    """Make `transport` the one of its schemes."""
+    """Make `transport` the transport of its schemes."""
     _registered.update(dict.fromkeys(transport.schemes, transport))
     transports.cache_clear()
 
@@ -114,7 +114,7 @@ def store_schemes() -> Mapping[str, str]:
 
 
 def fault(url: str, schemes: Collection[str]) -> str | None:
-    """Return why `url` is not a valid address for `schemes`: None if it is valid, "" if its scheme is not in them."""
+    """Return why `url` is not a valid address for `schemes`; None if it is valid, "" if its scheme is not in them."""
     scheme, separator, _ = url.partition("://")
     return transport_of(url).fault(url) if separator and scheme in schemes else ""
 
@@ -136,7 +136,7 @@ def lacking_protection(url: str) -> tuple[str, ...]:
 
 
 def host_of(url: str) -> str:
-    """Return the host that a process at `url` listens at, "" if it listens at none."""
+    """Return the host that a process at `url` listens at, "" if it listens at no host."""
     return transport_of(url).host(url)
 
 

@@ -1,4 +1,4 @@
-"""Which line of a stack is the user's: the innermost in a file that is neither stageline's nor a library's."""
+"""Search for the user's line in a stack: the innermost in a file that is neither stageline's nor a library's."""
 
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -17,50 +17,55 @@ _TYPED_IN = ("<stdin>", "<ipython-input")  # the user's code without a file; wha
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """A line of code. As text: `forward (/home/anna/net/model.py, line 12)`. The file has its whole path: stageline,
-    torch and the user may each have a file of that name."""
+    """Line of code. As text: `forward (/home/anna/net/model.py, line 12)`.
+
+    The file has its whole path: stageline, torch and the user may each have a file of that name.
+    """
 
     file: str
     line: int
     function: str
 
     def __str__(self) -> str:
+        """Return function, file and line: `forward (/home/anna/net/model.py, line 12)`."""
         return f"{self.function} ({self.place})"
 
     @property
     def place(self) -> str:
-        """The file and the line, as any message can hold them."""
+        """File and line, in characters that any message can hold."""
         return f"{printable_line(self.file)}, line {self.line}"
 
 
 def stack_of(frame: FrameType | None) -> Iterator[CodeLine]:
-    """The lines that a thread is in, the innermost first."""
+    """Yield the lines that a thread is in, the innermost first."""
     while frame is not None:
         yield CodeLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
 
 
 def users_line(stack: Iterable[CodeLine]) -> CodeLine | None:
-    """Of a stack, the innermost line first: the first that is the user's, if one is."""
+    """Return the first of the user's lines in `stack`, None if it has none; `stack` begins with the innermost line."""
     return next((line for line in stack if not (_is_own(line.file) or _is_library(line.file))), None)
 
 
 def innermost(stack: Iterable[CodeLine]) -> CodeLine | None:
-    """The user's line, else the innermost of a library that stageline has called: what has called stageline, such as
-    click, tells nothing."""
+    """Return the user's innermost line, else the innermost of a library that stageline has called, else None.
+
+    Lines that have called stageline, such as click's, are ignored: they tell nothing.
+    """
     lines = list(stack)
     called = takewhile(lambda line: not is_stagelines(line.file), lines)
     return users_line(lines) or next((line for line in called if not _is_own(line.file)), None)
 
 
 def raised_at(traceback: TracebackType | None) -> CodeLine | None:
-    """The user's innermost line of those that an exception came through."""
+    """Return the user's innermost line of those that an exception came through, None if there is none."""
     lines = [CodeLine(f.f_code.co_filename, number, f.f_code.co_name) for f, number in walk_tb(traceback)]
     return users_line(reversed(lines))
 
 
 def is_stagelines(file: str) -> bool:
-    """Whether a file of code is part of stageline."""
+    """Return True if a file of code is part of stageline."""
     return file.startswith(_own_folders())
 
 
@@ -88,6 +93,6 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _with_links(folders: Iterable[Path]) -> Iterator[str]:
-    """As texts with which the names of files in them begin."""
+    """Yield the prefixes of the names of files in `folders`, as given and with links resolved."""
     for folder in folders:
         yield from {f"{folder}/", f"{folder.resolve()}/"}

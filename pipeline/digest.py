@@ -1,4 +1,4 @@
-"""The digest of a model's weights: one SHA-256 that any script can compute, from 32 bytes per tensor.
+"""Digest of a model's weights: one SHA-256 that any script can compute, from 32 bytes per tensor.
 
 Workers digest their own tensors (`tensor_digests`); the broker combines the digests (`weights_sha256`).
 """
@@ -17,7 +17,7 @@ TensorDigest = tuple[str, tuple[int, ...], str]
 
 
 def tensor_digests(state_dict: "Mapping[str, Tensor]") -> dict[str, TensorDigest]:
-    """Digests every entry of a `state_dict()`, of any dtype, shape, layout in memory and device.
+    """Return the digest of every entry of a `state_dict()`, of any dtype, shape, layout in memory and device.
 
     Raises `TypeError` for an entry that is not a tensor (a module's `get_extra_state`): it has no bytes to digest.
     """
@@ -25,10 +25,10 @@ def tensor_digests(state_dict: "Mapping[str, Tensor]") -> dict[str, TensorDigest
 
 
 def weights_sha256(digests: Mapping[str, TensorDigest]) -> str:
-    """The SHA-256 in hex over all tensors of a model, in sorted name order.
+    """Return the SHA-256 in hex over all tensors of a model, in sorted name order.
 
-    Each counts as: name in UTF-8, a zero byte, dtype, a zero byte, the shape as decimal numbers joined by commas,
-    a zero byte, the 32 bytes of its own SHA-256.
+    Each tensor counts as: name in UTF-8, a zero byte, dtype, a zero byte, the shape as decimal numbers joined by
+    commas, a zero byte, the 32 bytes of its own SHA-256.
     """
     whole = hashlib.sha256()
     for name in sorted(digests):
@@ -40,8 +40,13 @@ def weights_sha256(digests: Mapping[str, TensorDigest]) -> str:
 
 
 def differing_copies(parts: Iterable[Mapping[str, TensorDigest]], copies: Mapping[str, str]) -> str:
-    """Why the weights of these `parts` cannot be those of one model, "" if they can. `copies` are names of parameters
-    that several stages have a copy of, each with its name in the first; one may have the same name in both."""
+    """Return why the weights of `parts` cannot be those of one model, "" if they can.
+
+    Args:
+        parts: Digests of each stage's tensors, by name.
+        copies: Names of parameters that several stages have a copy of, each with its name in the first of these stages.
+            A copy may have the same name in both.
+    """
     found: dict[str, TensorDigest] = {}
     for name, digest in chain.from_iterable(part.items() for part in parts):
         first = copies.get(name, name)

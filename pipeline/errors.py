@@ -1,4 +1,4 @@
-"""The base of all errors that stageline expects, the exit codes they lead to, and the errors of a stage's computation.
+"""Base of all errors that stageline expects, the exit codes they lead to, and the errors of a stage's computation.
 
 By its exit code the supervisor of a process decides whether starting it again can help.
 """
@@ -18,7 +18,7 @@ _NAME = type.__dict__["__name__"]
 
 
 class ExitCode(IntEnum):
-    """Codes of `sysexits.h` where one fits; 130 is the shells' code for Ctrl-C."""
+    """Exit code of a process: one of `sysexits.h` where it fits; 130 is the shells' code for Ctrl-C."""
 
     OK = 0
     FAILED = 1  # the run, or the command itself
@@ -31,22 +31,25 @@ class ExitCode(IntEnum):
 
 
 def documented(code: int) -> ExitCode:
-    """The exit code for one that was received: itself, or `FAILED` if there is none such."""
+    """Return the exit code for `code`, which was received: the same, or `FAILED` if `ExitCode` lacks it."""
     return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
 
 
 def failure_code(code: int) -> ExitCode:
-    """The exit code of what has failed, from one that was received: never 0."""
+    """Return the exit code of a process that has failed, from the `code` received: never 0."""
     return documented(code) if code else ExitCode.FAILED
 
 
 class StagelineError(Exception):
-    """An expected error. Its text is written for the user; a command that it ends exits with `exit_code`."""
+    """Expected error. Its text is written for the user; a command that it ends exits with `exit_code`."""
 
     exit_code: int = ExitCode.FAILED
 
     def __reduce__(self) -> tuple[object, ...]:
-        """As it is, whatever its constructor takes: a user's pool of processes may hand it on."""
+        """Return what pickles the error unchanged, whatever its constructor takes.
+
+        A user's pool of processes may hand the error on.
+        """
         return _error, (type(self), self.args), self.__dict__
 
 
@@ -55,69 +58,78 @@ def _error(kind: type[StagelineError], args: tuple[object, ...]) -> StagelineErr
 
 
 class ModelRefused(StagelineError):
-    """The plan's model, data, loss or cut cannot be used; the text names the place and the way out.
+    """Model, data, loss or cut of the plan that cannot be used; the text names the place and the way out.
 
-    The text may be given in `parts`, of which settings of the plan are told to a script's user in words of a script.
+    The text may be given in `parts`: settings of the plan among them are told to a script's user in words of a script.
     """
 
     exit_code = ExitCode.REFUSED
 
     def __init__(self, *parts: object) -> None:
+        """Join `parts` to the text, each as `str` gives it."""
         super().__init__("".join(map(str, parts)))
         self.parts = parts
 
 
 class DataError(StagelineError, ValueError):
-    """The data source returned something that cannot be cut into microbatches."""
+    """Return value of the data source that cannot be cut into microbatches."""
 
     exit_code = ExitCode.REFUSED
 
 
 class StageError(StagelineError):
-    """A stage was asked for something it cannot do."""
+    """Demand on a stage that it cannot meet."""
 
 
 class GradientMismatch(StageError):
-    """The gradient given to `backward` does not match what the stage sent."""
+    """Gradient given to `backward` that does not match what the stage sent."""
 
 
 class LossNotScalar(StageError):
-    """The loss function returned something other than one number."""
+    """Result of the loss function that is not one number."""
 
 
 class ForeignState(StageError):
-    """The state given to `restore` is of another stage."""
+    """State given to `restore` that is of another stage."""
 
 
 class GroupLost(StageError):
-    """A process of a group that computes a stage has ended, or takes no part in what the others compute."""
+    """Process of a group that computes a stage, which has ended or takes no part in what the others compute."""
 
 
 def raised_by_user_code(error: BaseException) -> bool:
-    """Whether an exception that came out of a user's code is an error of it, whatever its class. Only a
-    `KeyboardInterrupt` may be Ctrl-C, where Python raises it for that: the processes of stageline have handlers."""
+    """Return True if an exception that came out of a user's code is an error of that code, whatever its class.
+
+    Only a `KeyboardInterrupt` may be Ctrl-C instead, in a process where Python raises it for that: the processes of
+    stageline have handlers of their own.
+    """
     python_raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return not (issubclass(type(error), KeyboardInterrupt) and python_raises)
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception's class and text with the user's line that it is from, also if a library has raised it there:
-    `ValueError: no such file (/home/anna/net/data.py, line 12, in batches)`."""
+    """Return an exception's class and text with the user's line that it is from, even if a library has raised it there.
+
+    Example: `ValueError: no such file (/home/anna/net/data.py, line 12, in batches)`.
+    """
     line = raised_at(_TRACEBACK.__get__(error))
     place = f" ({line.place}, in {line.function})" if line else ""
     return f"{error_text(error)}{place}"
 
 
 def error_text(error: BaseException) -> str:
-    """Return an exception's class and text, `ValueError: no such file`, also if the user's class gives no text. A long
-    text is cut, and control characters are escaped."""
+    """Return an exception's class and text, `ValueError: no such file`; only the class if the text is empty.
+
+    A text that the user's class fails to give is replaced by the reason. A long text is cut, and control characters are
+    escaped.
+    """
     text = bounded(own_text(error), LONGEST_TEXT)
     shown = "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
     return f"{class_name(error)}: {shown}" if shown else class_name(error)
 
 
 def class_name(error: BaseException) -> str:
-    """The name of an exception's class, also if a metaclass of the user's hides it."""
+    """Return the name of an exception's class, even if a metaclass of the user's hides it."""
     name: str = _NAME.__get__(type(error))
     return name
 
@@ -135,14 +147,16 @@ def traceback_text(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """The exception that `error` was raised from, also if its class hides it."""
+    """Return the exception that `error` was raised from, even if its class hides it; None if there is none."""
     cause: BaseException | None = _CAUSE.__get__(error)
     return cause
 
 
 def own_text(error: BaseException) -> str:
-    """Return the exception's text as a plain `str`, or why there is none: its class may be the user's, and do
-    anything."""
+    """Return the exception's text as a plain `str`, or why there is none.
+
+    The exception's class may be the user's, and do anything.
+    """
     try:
         text = _text_of_syntax_error(error) if isinstance(error, SyntaxError) else str(error)
         return str.__str__(text)  # not an instance of a subclass, whose methods may raise as well
@@ -153,5 +167,5 @@ def own_text(error: BaseException) -> str:
 
 
 def _text_of_syntax_error(error: SyntaxError) -> str:
-    """Python's own text has the file without its folder."""
+    """Return the text with the whole path of the file: Python's own text has the file without its folder."""
     return f"{error.msg} ({error.filename}, line {error.lineno})" if error.filename and error.lineno else str(error)

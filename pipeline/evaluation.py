@@ -27,53 +27,56 @@ from math import isfinite
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The rounds of a run that trains `steps` steps. Each takes `batches` batches forward; 0: the run never evaluates.
-    `every`: after how many steps, None: only after the last."""
+    """Rounds of evaluation of a run that trains `steps` steps.
+
+    Each round takes `batches` batches forward; with 0 the run never evaluates. `every` is the number of steps from one
+    round to the next; None: the only round comes after the last step.
+    """
 
     steps: int = 0
     batches: int = 0
     every: int | None = None
 
     def ends(self, start: int) -> Iterator[int]:
-        """The steps after which training is interrupted, or over, from `start` on; the last is `steps`."""
+        """Yield the steps from `start` on after which training is interrupted or over; the last is `steps`."""
         every = self.every if self.batches else None
         if every is not None:
             yield from range(max(1, -(-start // every)) * every, self.steps, every)
         yield self.steps
 
     def due(self, step: int) -> bool:
-        """Whether a round comes after `step` steps."""
+        """Return True if a round comes after `step` steps."""
         between = self.every is not None and 0 < step < self.steps and step % self.every == 0
         return self.batches > 0 and (between or step == self.steps)
 
     def before(self, step: int) -> int:
-        """How many rounds come before the state after `step` steps."""
+        """Return the number of rounds before the state after `step` steps."""
         return 0 if not self.batches or self.every is None or step == 0 else (min(step, self.steps) - 1) // self.every
 
     def batches_before(self, step: int) -> int:
-        """How many evaluated batches come before the state after `step` steps."""
+        """Return the number of evaluated batches before the state after `step` steps."""
         return self.before(step) * self.batches
 
     def batches_of(self, step: int) -> range:
-        """The evaluated batches of the round after `step` steps; none if there is no such round."""
+        """Return the numbers of the evaluated batches of the round after `step` steps; empty without such a round."""
         first = self.batches_before(step)
         return range(first, first + self.batches if self.due(step) else first)
 
     def step_of(self, batch: int) -> int:
-        """After how many steps evaluated batch `batch` comes."""
+        """Return the number of steps after which evaluated batch `batch` comes."""
         return self.step_of_round(batch // self.batches)
 
     def step_of_round(self, number: int) -> int:
-        """After how many steps round `number` comes."""
+        """Return the number of steps after which round `number` comes."""
         return self.steps if self.every is None else min((number + 1) * self.every, self.steps)
 
     def ends_round(self, batch: int) -> bool:
-        """Whether evaluated batch `batch` is the last of its round."""
+        """Return True if evaluated batch `batch` is the last of its round."""
         return (batch + 1) % self.batches == 0
 
 
 class Better(StrEnum):
-    """Which of two values of a metric is better."""
+    """Direction in which a metric's values become better."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -81,9 +84,9 @@ class Better(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """What evaluations are compared by: the value of `metric`, of which the lower or the higher is better.
+    """Criterion by which evaluations are compared: the value of `metric`, of which the lower or the higher is better.
 
-    `patience`: after so many evaluations in a row without a better one, 1 or more, a run stops; None: it never does.
+    `patience`: a run stops after so many evaluations in a row without a better one, 1 or more; None: it never does.
     """
 
     metric: str = "loss"
@@ -91,13 +94,13 @@ class Criterion:
     patience: int | None = None
 
     def prefers(self, value: float, other: float) -> bool:
-        """Whether `value` is better than `other`. Equal values are not."""
+        """Return True if `value` is better than `other`. Equal values are not."""
         return value < other if self.better is Better.LOWER else value > other
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The value of the metric after `step` training steps: those before it are steps 0 to `step` - 1."""
+    """Value of the metric after `step` training steps, which are steps 0 to `step` - 1."""
 
     step: int
     value: float
@@ -105,8 +108,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a run stands after its evaluations so far. `best` is None before the first that has a finite value; `since`
-    counts the evaluations in a row that were not better than it; `step` is the newest evaluation's."""
+    """State of a run's evaluations so far.
+
+    Attributes:
+        criterion: Criterion by which the evaluations are compared.
+        best: Best evaluation; None before the first that has a finite value.
+        since: Number of evaluations in a row that were not better than `best`.
+        step: Step of the newest evaluation.
+    """
 
     criterion: Criterion
     best: Score | None = None
@@ -114,10 +123,16 @@ class Standing:
     step: int = 0
 
     def after(self, step: int, found: Mapping[str, float | None]) -> "Standing":
-        """The standing after an evaluation of `step` training steps that has `found` these values, by metric.
+        """Return the standing after one more evaluation.
 
-        A value that is None, infinite or no number is not better than any. Raises `KeyError` if the criterion's metric
-        is not among them.
+        A value that is None, infinite or NaN is not better than any.
+
+        Args:
+            step: Number of training steps before the evaluation.
+            found: Values of the evaluation, by metric.
+
+        Raises:
+            KeyError: The criterion's metric is not among `found`.
         """
         value = found[self.criterion.metric]
         if value is not None and isfinite(value) and (self.best is None or self._beats(value, self.best)):
@@ -125,7 +140,7 @@ class Standing:
         return replace(self, since=self.since + 1, step=step)
 
     def after_all(self, found: Iterable[tuple[int, Mapping[str, float | None]]]) -> "Standing":
-        """The standing after several evaluations: (step, values), in their order."""
+        """Return the standing after several evaluations: (step, values), in their order."""
         standing = self
         for step, values in found:
             standing = standing.after(step, values)
@@ -133,19 +148,21 @@ class Standing:
 
     @property
     def improved(self) -> bool:
-        """Whether the newest evaluation is the best so far."""
+        """True if the newest evaluation is the best so far."""
         return self.best is not None and self.best.step == self.step
 
     @property
     def stops(self) -> bool:
-        """Whether the run stops early, after `step`."""
+        """True if the run stops early, after `step`."""
         patience = self.criterion.patience
         return patience is not None and self.since >= patience
 
     @property
     def reason(self) -> str:
-        """Why it stops: "stopped early after step 1200: accuracy was not better than 0.93 (step 700) in 5
-        evaluations"."""
+        """Reason of an early stop, for people.
+
+        Example: "stopped early after step 1200: accuracy was not better than 0.93 (step 700) in 5 evaluations".
+        """
         count = f"{self.since} evaluation{'s' if self.since > 1 else ''}"
         if self.best is None:
             return f"stopped early after step {self.step}: {self.criterion.metric} was no finite number in {count}"

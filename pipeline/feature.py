@@ -24,50 +24,47 @@ from .tree import Tree
 
 
 class Operation(Protocol):
-    """An entry of a worker's program, as features see it."""
+    """Entry of a worker's program, as features see it."""
 
     @property
     def kind(self) -> str:
-        """The kind of the operation, such as "F". Handlers are found by kind."""
+        """Kind of the operation, such as "F", by which its handler is found."""
 
     @property
     def stage(self) -> int:
-        """The number of the stage that computes the operation; the replica's own number if the stage has replicas."""
+        """Stage that the operation is computed for; a replica's own number where the stage has several."""
 
     @property
     def step(self) -> int:
-        """The number of the operation's step, from 0."""
+        """Step that the operation is part of, from 0."""
 
     @property
     def microbatch(self) -> int:
-        """The number of the microbatch within the step, from 0; 0 if the operation belongs to the whole step."""
+        """Microbatch of the step, from 0; 0 where the operation is of the whole step."""
 
 
 Compute = Callable[[Any, Sequence[Tree]], Tree]  # of an operation and what it received from its queues
 
 
 class FeatureRefused(StagelineError):
-    """Refusal of a list of features that cannot be used.
-
-    The text names the features that are in conflict, and the way out.
-    """
+    """List of features that cannot be used; the text names those that are in conflict, and the way out."""
 
     exit_code = ExitCode.REFUSED
 
 
 class FeatureFailed(StagelineError):
-    """Failure of a feature's hook. The text names the feature and the operation; the hook's exception is the cause."""
+    """Failure of a feature's hook; the text names the feature and the operation. The exception is the cause."""
 
 
 class Feature:
-    """A set of hooks that do nothing. A subclass overrides the hooks that it needs."""
+    """Set of hooks that do nothing. A subclass overrides those that it needs."""
 
     name = "Feature"  # by which errors and other features call it; by default the class's
     inside: Collection[str] = ()  # names of features that wrap this one
     outside: Collection[str] = ()  # names of features that this one wraps
 
     def __init_subclass__(cls) -> None:
-        """Set `name` to the name of the class, unless the class sets `name` itself."""
+        """Name the subclass after its class unless it has a `name` of its own."""
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
@@ -143,17 +140,15 @@ def ordered(features: Iterable[Feature], known: Collection[str] = ()) -> list[Fe
 
 
 def compose(features: Sequence[Feature], stage: Any, kind: str, compute: Compute) -> Compute:
-    """Return the function that computes operations of `kind` on `stage`: `compute` wrapped by `features`.
+    """Return what computes operations of `kind` on `stage`: `compute` within the `features`.
+
+    An exception of a hook becomes a `FeatureFailed`; one that `compute` raised passes as it is.
 
     Args:
-        features: Features in order; the first one is the outermost, the last one the innermost.
-        stage: The stage that computes.
-        kind: The kind of the operations.
-        compute: The stage's own computation.
-
-    Raises:
-        FeatureFailed: An `around` hook failed. The composed function raises it for a hook that fails; an exception that
-            `compute` raised passes as it is.
+        features: Features of the run, the last one innermost.
+        stage: Stage that computes.
+        kind: Kind of the operations.
+        compute: The stage's own computation of such operations.
     """
     for feature in reversed(features):
         with naming(feature, f"around() for operations of kind {kind}"):
@@ -164,16 +159,16 @@ def compose(features: Sequence[Feature], stage: Any, kind: str, compute: Compute
 
 
 def all_handlers(features: Sequence[Feature], stage: Any, core: Mapping[str, Compute]) -> dict[str, Compute]:
-    """Return the function that computes each kind of operation on `stage`, wrapped by the features that change it.
+    """Return what computes each kind of operation on `stage`, with the features around it that wrap it.
 
     Args:
-        features: Features in order, the outermost first.
-        stage: The stage that computes.
-        core: The stage's own computations, by kind. The handlers of `features` are added to these.
+        features: Features of the run, the outermost first.
+        stage: Stage that computes.
+        core: Handlers of the stage itself, by the kinds of operations.
 
     Raises:
         FeatureRefused: A kind has two handlers.
-        FeatureFailed: A hook failed.
+        FeatureFailed: A feature's `handlers` or `around` raised.
     """
     found, owners = dict(core), dict.fromkeys(core, "the stage itself")
     for feature in features:
@@ -222,10 +217,7 @@ def restore_states(features: Iterable[Feature], stage: Any, states: Mapping[str,
 
 @contextmanager
 def naming(feature: Feature, where: str) -> Iterator[None]:
-    """Return a context that turns exceptions of user code into a `FeatureFailed` that names `feature` and `where`.
-
-    A `StagelineError`, and an exception that user code did not raise, pass as they are.
-    """
+    """Return a context whose exceptions become a `FeatureFailed` that names `feature` and `where` in it."""
     try:
         yield
     except BaseException as error:
@@ -265,7 +257,7 @@ def _codes(traceback: TracebackType | None) -> set[CodeType]:
 
 
 def _circle(before: Mapping[str, set[str]]) -> list[str]:
-    """Return names of features, each of which has to come before the next, and the last one before the first."""
+    """Return names of features, each of which has to come before the next, the last of them before the first."""
     way = [next(iter(before))]
     while way[-1] not in way[:-1]:
         way.append(min(before[way[-1]] & before.keys()))

@@ -1,6 +1,6 @@
 """Text from elsewhere, made fit for a terminal or a log: what would move the cursor, hide, reorder or forge is shown.
 
-A name, a reason or an exception's text may come from another process, from a file or from the user's code. `\\x1b[2J`
+A name, a reason or an exception's text may come from another process, from a file or from the user's code. `ESC[2J`
 would clear the screen, a newline would begin a log line of its own, and a bidi override would show a name backwards.
 """
 
@@ -13,23 +13,29 @@ _HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u2
 
 
 def printable(text: str, most: int = MOST) -> str:
-    """`text`, cut after `most` characters, with what is harmful written as in a Python literal. Its lines stay."""
+    r"""Return `text`, cut after `most` characters, with harmful characters escaped as in a Python literal.
+
+    Line breaks stay, `"\r\n"` as `"\n"`.
+    """
     return _HARMFUL.sub(_escaped, bounded(text, most).replace("\r\n", "\n"))
 
 
 def bounded(text: str, most: int = MOST) -> str:
-    """`text`, cut after `most` characters. It comes before all that takes time for each character: the text of an
-    exception may have millions, and the process that escapes them is silent for longer than a lease."""
+    """Return `text`, cut after `most` characters.
+
+    The cut comes before all that takes time for each character: the text of an exception may have millions, and the
+    process that escapes them is silent for longer than a lease.
+    """
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} characters more)"
 
 
 def printable_line(text: str, most: int = MOST) -> str:
-    """The same, for one line: newlines and tabs are escaped too."""
+    """Return `text` as `printable` does, in one line: newlines and tabs are escaped too."""
     return printable(text, most).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def is_utf8(text: str) -> bool:
-    """True if messages and records can hold `text`: a path with bytes that are not UTF-8 has half surrogates."""
+    """Return True if messages and records can hold `text`: a path with bytes that are not UTF-8 has half surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Which faults of the system may pass, and how long what they stop is tried again.
+"""Faults of the system that may pass, and the time for which what they stop is tried again.
 
 attempt   fault   0.1 s   attempt   fault   0.2 s   attempt   ...   2 s   attempt   ...   60 s: it is given up
 
@@ -37,8 +37,15 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class ResourceFault:
-    """What a process cannot do for now: `what` continues "cannot". `since` and `until`, when it is given up, are
-    monotonic, in seconds. `blocks`: the compute loop waits for it."""
+    """Action that a process cannot do for now, with the reason.
+
+    Attributes:
+        what: The action; continues "cannot".
+        reason: The fault in the system's words.
+        since: Time of the first fault, in seconds on the monotonic clock.
+        until: Time at which the action is given up, on the same clock.
+        blocks: True if the compute loop waits for the action.
+    """
 
     what: str
     reason: str
@@ -47,7 +54,7 @@ class ResourceFault:
     blocks: bool = False
 
     def told(self, now: float) -> str:
-        """Continues a sentence about the process."""
+        """Return the fault at time `now` in words that continue a sentence about the process."""
         tried, left = max(0.0, now - self.since), max(0.0, self.until - now)
         return f"cannot {self.what}: {self.reason}{TRIED}{tried:.0f} s, gives up in {left:.0f} s"
 
@@ -56,22 +63,29 @@ Note = Callable[[ResourceFault | None], object]  # takes what cannot be done now
 
 
 def passing_fault(error: BaseException) -> BaseException | None:
-    """The fault that led to `error` and may pass; None if there is none."""
+    """Return the fault that led to `error` and may pass; None if there is none."""
     return next(filter(_may_pass, causes(error)), None)
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether `error` came from a lack of memory, of the machine or a device."""
+    """Return True if `error` came from a lack of memory, of the machine or a device."""
     return any(map(_is_of_memory, causes(error)))
 
 
 class Retry:
-    """The attempts on one thing, which `what` names: "write its snapshot of step 4 to ...".
+    """Attempts on one thing, which `what` names: "write its snapshot of step 4 to ...".
 
-    Times are monotonic, in seconds. `bound`: BOUND if none is given.
+    Times are in seconds on the monotonic clock. `fault` is the newest fault, None if no attempt has failed.
     """
 
     def __init__(self, what: str, bound: float | None = None, *, blocks: bool = False) -> None:
+        """Begin without a failed attempt.
+
+        Args:
+            what: Action that is attempted; continues "cannot".
+            bound: Seconds from the first fault after which no attempt is made; None: `BOUND`.
+            blocks: True if the compute loop waits for the action.
+        """
         self.fault: ResourceFault | None = None
         self._what = what
         self._bound = BOUND if bound is None else bound
@@ -79,7 +93,7 @@ class Retry:
         self._pause = FIRST_PAUSE
 
     def failed(self, error: BaseException, now: float) -> float | None:
-        """For how long to wait before the next attempt; None: there should be none."""
+        """Return for how long to wait before the next attempt after `error`; None if there should be none."""
         cause = passing_fault(error)
         since = now if self.fault is None else self.fault.since
         if cause is None or now - since >= self._bound:
@@ -98,10 +112,18 @@ def persist(
     wait: Callable[[float], object],
     bound: float | None = None,
 ) -> _Result:
-    """The result of `attempt`, which is made again after a fault that may pass. What is done twice is done once.
+    """Return the result of `attempt`, which is made again after a fault that may pass.
 
-    `note` gets the fault before each wait, and None at the end. Raises what the last attempt raised, and what `wait`
+    Doing `attempt` twice must have the effect of doing it once. Raises what the last attempt raised, and what `wait`
     raises.
+
+    Args:
+        attempt: Action to attempt.
+        what: Name of the action; continues "cannot".
+        note: Called with the fault before each wait, and with None at the end if there was one.
+        now: Returns the time, in seconds on the monotonic clock.
+        wait: Waits for the seconds it is given.
+        bound: Seconds from the first fault after which no attempt is made; None: `BOUND`.
     """
     retry = Retry(what, bound, blocks=True)
     try:
@@ -125,7 +147,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from, each once: `raise error from error` makes a circle."""
+    """Yield the error and what it was raised from, each once: `raise error from error` makes a circle."""
     found: list[BaseException] = []
     while error is not None and not any(error is each for each in found):
         found.append(error)
@@ -145,7 +167,7 @@ def _is_of_memory(error: BaseException) -> bool:
 
 
 def _number(error: BaseException) -> int | None:
-    """The system's number of a fault; None if the exception has none, or its class does not give it."""
+    """Return the system's number of a fault; None if the exception has none, or its class does not give it."""
     try:
         number = getattr(error, "errno", None)
     except BaseException as other:  # user code may raise anything

@@ -1,4 +1,4 @@
-"""Trees are a stage's inputs and outputs: tensors nested in tuples, lists and dicts, with plain values among them.
+"""Trees, a stage's inputs and outputs: tensors nested in tuples, lists and dicts, with plain values among them.
 
 Most trees are a single tensor, so every function checks for that first.
 """
@@ -14,7 +14,7 @@ Tree: TypeAlias = "Leaf | tuple[Tree, ...] | list[Tree] | dict[str, Tree]"
 
 
 def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
-    """`tree` with every leaf replaced by `function(leaf)`, called in the order of `leaves`."""
+    """Return `tree` with every leaf replaced by `function(leaf)`, called in the order of `leaves`."""
     kind = type(tree)  # exactly: a named tuple would come back as a plain one
     if kind is tuple:
         return tuple([map_leaves(function, branch) for branch in tree])  # type: ignore[union-attr]
@@ -26,14 +26,17 @@ def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
 
 
 def map_tensors(function: Callable[[Tensor], Leaf], tree: Tree) -> Tree:
-    """`tree` with every tensor replaced by `function(tensor)`, called in the order of `leaves`."""
+    """Return `tree` with every tensor replaced by `function(tensor)`, called in the order of `leaves`."""
     if isinstance(tree, Tensor):
         return function(tree)
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def leaves(tree: Tree, path: str = "") -> list[tuple[str, Leaf]]:
-    """The leaves of `tree` with their paths ("", "[0]", "[1]['mask']"), which are unique; dicts in their own order."""
+    """Return the leaves of `tree`, each with its path, in order; dicts in their own order.
+
+    A path is unique and begins with `path`: "" for `tree` itself, "[0]", "[1]['mask']".
+    """
     match tree:
         case Tensor():
             return [(path, tree)]
@@ -46,20 +49,20 @@ def leaves(tree: Tree, path: str = "") -> list[tuple[str, Leaf]]:
 
 
 def tensors(tree: Tree) -> list[Tensor]:
-    """The tensors of `tree`, in the order of `leaves`."""
+    """Return the tensors of `tree`, in the order of `leaves`."""
     if isinstance(tree, Tensor):
         return [tree]
     return [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
-    """Trees of one structure as one: their tensors joined along dimension 0, other leaves as in the first."""
+    """Return trees of one structure as one: their tensors joined along dimension 0, other leaves as in the first."""
     found = iter([torch.cat(parts) for parts in zip(*map(tensors, trees), strict=True)])
     return map_tensors(lambda _: next(found), trees[0])
 
 
 def describe(tree: Tree) -> str:
-    """Describes `tree` for people: "(float32 [4, 8], None)"."""
+    """Return `tree` in words for people: "(float32 [4, 8], None)"."""
     match tree:
         case Tensor():
             return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}"
