@@ -1,5 +1,6 @@
-"""The control messages: one tagged Struct each, encoded as msgpack behind a seal (see `protocol.py`).
-`records.py` has what they contain.
+"""The control messages: one tagged Struct each, encoded as msgpack behind a seal.
+
+The encoding is in `protocol.py`, the records that messages contain in `records.py`.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined
     broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Stop, Refused
@@ -10,8 +11,8 @@ The script of a scripted run is a worker without stages: it claims the place aft
 and sends no steps, snapshots, or Finished.
 
 A worker repeats Hello until Assigned or Refused comes (also after Standby), a Report's `steps` and `snapshots` until
-Confirmed comes, and Finished until Stop comes. All else is sent once and may get lost. Tensors never travel here:
-training continues while the broker is away.
+Confirmed comes, and Finished until Stop comes. All other messages are sent once and may get lost. Control messages
+carry no tensors: training continues while the broker is away.
 """
 
 from typing import Annotated

@@ -5,7 +5,8 @@
                       StopRun, Finished: shutdown; Ask: queries
     tick(now)         restart, or supervision, shutdown, registration and trims
 
-The run's life is the table in `state.py`. No clock either; `now` is seconds since the epoch and never goes back.
+The table in `state.py` gives the run's states. There is no clock here: every `now` is passed in, in seconds since the
+epoch, and never goes back.
 """
 
 from collections.abc import Iterable
@@ -48,7 +49,12 @@ AWAY = 0.5  # seconds between two ticks from which on the broker counts as havin
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`refusal`: why the message must not be handled; "" if it may be. `proven`: its sender has the secret."""
+    """A verdict on a message's seal.
+
+    Attributes:
+        refusal: The reason why the message must not be handled; "" if it may be.
+        proven: True if the sender has the secret.
+    """
 
     refusal: str = ""
     proven: bool = False
@@ -58,7 +64,7 @@ _OPEN, _PROVEN = Judgement(), Judgement(proven=True)
 
 
 class Authenticity:
-    """The seals of one broker of a run: judges those of messages that come, and seals those that the broker sends.
+    """The seals of one broker of a run: it judges the seals of received messages, and seals what the broker sends.
 
         Report, Failed, Finished, Goodbye, Hello with an incarnation    sealed with the incarnation's secret
         StopRun, Exited                                                 sealed with the run's control secret
@@ -68,19 +74,21 @@ class Authenticity:
     broker before this one.
 
     A broker whose records are lost has another key, and cannot check the secrets that its predecessor gave. It believes
-    the Hellos of workers that remember the run, until the run has begun under it, if its run's id was given to it. No
-    broker that has its records does, nor one of a run that is new.
+    the Hellos of workers that remember the run until the run has begun under it, if the run's id was given to it. A
+    broker that has its records does not, nor does a broker of a new run.
 
     A message of the broker is sealed with the secret of the incarnation that its recipient has proven. A process
-    without a place has no secret yet, and a command needs none: what they are told is not sealed.
-
-    Args:
-        keys: The run's secrets.
-        registry: The members of the run.
-        adopted: True if the run's id was given to this broker: its records may be lost.
+    without a place has no secret yet, and a command needs none: messages to them are not sealed.
     """
 
     def __init__(self, keys: RunKeys, registry: Registry, *, adopted: bool) -> None:
+        """Start with no message judged.
+
+        Args:
+            keys: The run's secrets.
+            registry: The members of the run.
+            adopted: True if the run's id was given to this broker: its records may be lost.
+        """
         self._keys = keys
         self._registry = registry
         self._adopted = adopted
@@ -90,7 +98,7 @@ class Authenticity:
         self._addresses: dict[bytes, int] = {}  # the incarnation that has proven to speak from each
 
     def judge(self, sealed: SealedMessage) -> Judgement:
-        """Judge each message once: the second time it is one that was sent again."""
+        """Return the verdict on a message. Call it once for each: a second call takes it for a repeated message."""
         match sealed.message:
             case Ask():
                 return Judgement(proven=not self._control(sealed).refusal)
@@ -104,7 +112,7 @@ class Authenticity:
                 return self._member(sealed, message.incarnation)
 
     def is_proven(self, incarnation: int, seal: MessageSeal) -> bool:
-        """Return True if the worker of that incarnation made the seal, now or before."""
+        """Return True if the worker of `incarnation` made the seal, now or before."""
         return seal.is_of(self._keys.of_incarnation(incarnation))
 
     def note_proven(self, sender: bytes, incarnation: int) -> None:
@@ -154,7 +162,10 @@ class Authenticity:
 
 
 def refusal_to(sealed: SealedMessage) -> Refused | None:
-    """Return what the sender of a refused message is told: a worker learns from its Hello that it must be restarted."""
+    """Return the answer to the sender of a refused message, or None for no answer.
+
+    Only a Hello is answered: its worker learns that it must be restarted.
+    """
     match sealed.message:
         case Hello(incarnation=incarnation, name=name):
             return Refused(
@@ -167,9 +178,9 @@ def refusal_to(sealed: SealedMessage) -> Refused | None:
 
 
 class Reception(NamedTuple):
-    """The messages that follow from a message, and whether its sender is to be trusted.
+    """The messages that follow from a received message, with True if its sender is to be trusted.
 
-    A sender is `trusted` that has proven who it is, was given a place, or stands by for one.
+    A sender is `trusted` if it has proven who it is, was given a place, or stands by for one.
     """
 
     outgoing: list[Outgoing]
@@ -177,18 +188,20 @@ class Reception(NamedTuple):
 
 
 class Coordinator:
-    """Makes every decision of the broker.
+    """A maker of the broker's decisions for one run.
 
-    What must survive a crash is stored before it is sent; raises `StoreUnusable` if that fails.
-
-    Args:
-        config: The broker's part of the plan.
-        store: The run's records, from which the run goes on.
-        run: The run's id.
-        now: Seconds since the epoch.
+    Everything that must survive a crash is stored before it is sent. Raises `StoreUnusable` if storing fails.
     """
 
     def __init__(self, config: RunConfig, store: Store, run: str, now: float) -> None:
+        """Restore the run from its records, and begin or resume it.
+
+        Args:
+            config: The broker's part of the plan.
+            store: The run's records, from which the run goes on.
+            run: The run's id.
+            now: Seconds since the epoch.
+        """
         stored = store.load()
         self.run = records.restored(run, config, store, stored, now)
         self.ordering = None if config.schedule_memory is None else Ordering()
@@ -213,7 +226,15 @@ class Coordinator:
         return self.run.stopping.request is not None or self.run.lifecycle.state is Life.DISMISSED
 
     def receive(self, sender: bytes, sealed: SealedMessage, now: float) -> Reception:
-        """Decide on a message from the wire, if it is genuine. A sender that proves nothing is heard once in a turn."""
+        """Decide on a received message if it is genuine.
+
+        A sender that proves nothing is heard once in a turn.
+
+        Args:
+            sender: The sender's address on the channel.
+            sealed: The message with its seal.
+            now: Seconds since the epoch.
+        """
         judged = self._authenticity.judge(sealed)
         if judged.refusal:
             self.run.events.count("forged", f"refused: {judged.refusal}")
@@ -233,7 +254,13 @@ class Coordinator:
         return [self._authenticity.envelope(each, now) for each in outgoing]
 
     def handle(self, sender: bytes, message: ToBroker, now: float) -> list[Outgoing]:
-        """Decide on a message. Returns the messages to send, with their recipients."""
+        """Decide on a genuine message, and return the messages to send, with their recipients.
+
+        Args:
+            sender: The sender's address on the channel.
+            message: The message.
+            now: Seconds since the epoch.
+        """
         run = self.run
         run.outgoing.clear()
         match message:
@@ -256,11 +283,17 @@ class Coordinator:
         return list(run.outgoing)
 
     def answer(self, sender: bytes, ask: Ask, now: float) -> Outgoing:
-        """Answer a query. It may come in the middle of another message, while the store waits."""
+        """Return the answer to a query of `sender`, with its recipient.
+
+        A query may come in the middle of another message, while the store waits. `now` is in seconds since the epoch.
+        """
         return sender, queries.answer(self.run, ask, now)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Do what is due by time. Call it several times a second, after all messages that have arrived were handled."""
+        """Do what is due by time, and return the messages to send, with their recipients.
+
+        Call it several times a second, after all messages that have arrived were handled.
+        """
         run = self.run
         run.outgoing.clear()
         run.events.turn(now)
@@ -287,11 +320,11 @@ class Coordinator:
         return list(run.outgoing)
 
     def keep_observation(self, now: float) -> None:
-        """Store what only this process knows, for those who ask after its end: call it about once a second."""
+        """Store what only this process knows, for queries after its end. Call it about once a second."""
         records.keep_observation(self.run, now)
 
     def _hears(self, sender: bytes, message: ToBroker) -> bool:
-        """Return True if a stranger is heard, which repeats what matters."""
+        """Return True if a message without proof is heard in this turn. Its sender repeats what matters."""
         if sender in self._strangers:
             return False
         self._strangers.add(sender)

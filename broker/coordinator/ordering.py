@@ -1,12 +1,12 @@
-"""Chooses the schedule of a run that leaves it to be chosen, and sees to it that all workers change it at one step.
+"""The choice of schedules in a run that leaves them open, and the order by which all workers change at one step.
 
 reports of steps ──> ScheduleReview ──> another schedule is chosen
                                            │  propose: a step that none has begun is closed; stored, then told
 reports: closed from step 12 on  <─────────┘
          all have answered ──> the last of those steps is the order's; stored, then told
 
-Reads `config`, `registry`, `ledger`, `replacements`. Writes `orders`. Of a run that does not choose its schedule,
-nothing here is used.
+Reads `config`, `registry`, `ledger`, `replacements`. Writes `orders`. A run that does not choose its schedule uses
+nothing here.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,24 @@ AGAIN = 0.25  # seconds after which a worker that has not answered is told again
 
 
 class Ordering:
-    """Chooses the schedules of one run: its review, and when workers were told last. Times: seconds since the epoch."""
+    """The schedule review of one run, with the time of the last announcement to its workers.
+
+    Times are seconds since the epoch.
+    """
 
     def __init__(self) -> None:
+        """Start without a review: it begins with the first report of a step."""
         self.review: ScheduleReview | None = None  # from the first report of a step on
         self._told = float("-inf")
         self._bytes: dict[int, StageBytes] = {}
 
     def note(self, run: RunState, member: Member, report: Report, steps: Sequence[StepRecord], now: float) -> None:
-        """Note the steps that a worker has finished, and what it knows of orders.
+        """Note the steps that a worker has finished, and the orders that it knows.
 
         Args:
             run: The run that chooses its schedule.
             member: The sender of the report.
-            report: What the worker knows of orders, and the bytes that its stages take.
+            report: The report, with the known orders and the bytes that the worker's stages take.
             steps: Records of finished steps that the report has added.
             now: Seconds since the epoch.
         """
@@ -55,7 +59,7 @@ class Ordering:
                 review.note(record.step, record.stage, [ActionTimes(*each) for each in timed_actions(record)])
 
     def tick(self, run: RunState, now: float) -> None:
-        """Do what is due by time: a turn of the review, the answers to a proposed order, another try to tell."""
+        """Do what is due by time: advance the review, agree on a proposed order, tell workers again."""
         if not run.registry.begun:
             return
         if run.orders.proposed is not None:
@@ -65,7 +69,7 @@ class Ordering:
         self._tell_again(run, now)
 
     def _turn(self, run: RunState, now: float) -> None:
-        """Take a turn of the review. Steps that a replacement repeats say nothing about how long messages take."""
+        """Advance the review. Steps that a replacement repeats say nothing about how long messages take."""
         review, begun = self._reviewing(run), run.ledger.begun
         if run.registry.missing or run.replacements.pending:
             review.interrupt(begun)
@@ -94,7 +98,7 @@ class Ordering:
         self._tell(run, now)
 
     def _agree(self, run: RunState, now: float) -> None:
-        """Let the order hold once every worker has closed a step: from the last of those on."""
+        """Put the proposed order into effect once every worker has closed a step: from the last of those steps on."""
         known, workers = len(run.orders.orders), range(len(run.config.schedule.placement))
         closed = [_closed_by(run.registry.members.get(index), known) for index in workers]
         answers = [step for step in closed if step is not None]
@@ -113,7 +117,7 @@ class Ordering:
         run.broadcast(run.orders.message)
 
     def _tell_again(self, run: RunState, now: float) -> None:
-        """Tell the workers that do not know yet."""
+        """Send the orders again to workers whose reports do not show them yet."""
         book = run.orders
         if now - self._told < AGAIN:
             return
@@ -126,7 +130,7 @@ class Ordering:
                     run.outgoing.append((member.sender, book.message))
 
     def _reviewing(self, run: RunState) -> ScheduleReview:
-        """Return the review; that of a restarted broker begins with the present schedule, and the newest times."""
+        """Return the review, which a restarted broker begins with the present schedule and the newest times."""
         if self.review is None:
             schedule, newest = run.config.schedule, run.orders.review
             self.review = ScheduleReview(
@@ -152,7 +156,7 @@ def _present(run: RunState) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _without_room(compared: Sequence[RankedSchedule]) -> str:
-    """Return what is lacking if no schedule has room, "" if one has."""
+    """Return a warning if no schedule has room within the memory limit, else ""."""
     simulated = [each for each in compared if each.in_flight]
     if not simulated or any(each.seconds is not None for each in simulated):
         return ""

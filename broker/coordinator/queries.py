@@ -1,4 +1,4 @@
-"""What the broker answers when asked: facts of JSON's own types, each kind under a schema name with a version."""
+"""Answers to queries: facts of JSON's own types, each kind under a schema name with a version."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -35,11 +35,14 @@ _WHILE_PLACING = {  # what can be done while no worker has anything to wait for
 
 
 class _BadQuery(Exception):
-    """A parameter of the query is missing or invalid."""
+    """The error that a parameter of the query is missing or invalid."""
 
 
 def answer(run: RunState, ask: Ask, now: float) -> Answer | Refused:
-    """Answer `ask` at `now` (seconds since the epoch), or refuse and name what can be asked."""
+    """Return the answer to `ask` at `now`, in seconds since the epoch.
+
+    An unknown query, or one with a missing or invalid parameter, is refused; the refusal names what can be asked.
+    """
     if ask.what not in _ANSWERS:
         return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=ExitCode.USAGE)
     try:
@@ -49,9 +52,10 @@ def answer(run: RunState, ask: Ask, now: float) -> Answer | Refused:
 
 
 def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """Return the run, its workers, and its losses and rounds of evaluation from step `losses_from` on, else all.
+    """Return the facts of the run: its plan, end, workers, losses and rounds of evaluation.
 
-    `script` is its script, as a worker without stages; None of a run that has none.
+    The losses and rounds are those from step `losses_from` on, or all. `script` is the run's script as a worker without
+    stages, None if the run has none.
     """
     first = _number(of, "losses_from", 0)
     outcome, ledger, schedule = run.outcome, run.ledger, run.config.schedule
@@ -107,7 +111,7 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
 
 
 def _orders(run: RunState) -> Facts | None:
-    """Return the schedules of a run that chooses them, and why; None of another run."""
+    """Return the orders of a run that chooses its schedule, with reasons; None for another run."""
     if run.config.schedule_memory is None:
         return None
     book, begins_with = run.orders, run.config.schedule.name
@@ -124,7 +128,7 @@ def _orders(run: RunState) -> Facts | None:
 
 
 def _best(standing: Standing | None) -> Facts | None:
-    """Return the best round of evaluation; `since`: how many rounds in a row, to the newest, were not better."""
+    """Return the best round of evaluation, or None; `since` counts the newest rounds in a row that were not better."""
     if standing is None or standing.best is None:
         return None
     best = standing.best
@@ -140,7 +144,10 @@ def _loss(found: tuple[int, float | None] | None) -> Facts | None:
 
 
 def _replacement(run: RunState, now: float, pending: Replacement) -> Facts:
-    """`given`: the place is taken again, and its new worker has yet to complete an action."""
+    """Return the facts of a pending replacement.
+
+    `given` is True if the place is taken again and its new worker has yet to complete an action.
+    """
     return {
         "index": pending.index,
         "pid": pending.pid,
@@ -189,8 +196,10 @@ def _worker(run: RunState, now: float, index: int) -> Facts:
 
 
 def _join(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """Return what a worker without a plan file needs to join a script's run: its plan, and which code it goes with; and
-    whether it comes too late."""
+    """Return what a worker without a plan file needs to join a script's run.
+
+    That is the run's plan, the code that it goes with, and True under `over` if the worker comes too late.
+    """
     code = run.config.code
     if code is None:
         raise _BadQuery(
@@ -203,7 +212,7 @@ def _join(run: RunState, of: Mapping[str, str], now: float) -> Facts:
 
 
 def _queues(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """Each queue as each worker with an end of it sees it."""
+    """Return the depths of each queue, as each worker with an end of it sees it."""
     reports = [(index, member.report) for index, member in sorted(run.registry.members.items()) if member.report]
     rows = [
         {"queue": name, "worker": index, **dict(zip(_DEPTH, depth, strict=False))}
@@ -227,12 +236,12 @@ def _story(run: RunState, of: Mapping[str, str], now: float) -> Facts:
 
 
 def _having(schedule: Schedule, microbatch: int) -> list[int]:
-    """Return the copies of stages that have the microbatch, one of each."""
+    """Return the copies of stages that have the microbatch, one of each stage."""
     return [schedule.replicas.having(stage, microbatch) for stage in range(schedule.stages)]
 
 
 def _labelled(schedule: Schedule, **facts: object) -> Facts:
-    """Return the `facts` on labels for a plan that has replicas: elsewhere a stage's label is its number."""
+    """Return the `facts` on labels if the plan has replicas, else none: there a stage's label is its number."""
     return facts if schedule.shares else {}
 
 
@@ -272,7 +281,7 @@ def _at_stage(run: RunState, at: MicrobatchPosition) -> Facts:
 
 
 def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """Return why the run waits, or why the worker that owns a stage does."""
+    """Return the reason why the run waits, or why the worker that owns a stage does."""
     facts: Facts = {"run": run.id, "phase": str(run.phase)}
     owner = _owner(run.config.schedule, of)  # a stage that does not exist is refused in every phase
     if run.outcome is not None:
@@ -297,13 +306,13 @@ def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
 
 
 def _workers_of(chain: WaitChain) -> list[int]:
-    """Return the workers whose reports the chain is made of, in its order."""
+    """Return the indexes of the workers whose reports make up the chain, in its order."""
     root = [] if chain.index is None else [chain.index]
     return list(dict.fromkeys([*(edge.index for edge in chain.edges), *root]))
 
 
 def _age(run: RunState, now: float, index: int) -> Facts:
-    """Return the seconds since a worker last told something: reports of one answer may be of different ages."""
+    """Return the seconds since a worker's last message. Reports in one answer may be of different ages."""
     member = run.registry.members[index]
     return {"worker": index, "name": member.name, "heard": max(0.0, now - member.last_seen)}
 
@@ -320,7 +329,10 @@ def _owner(schedule: Schedule, of: Mapping[str, str]) -> int | None:
 
 
 def _timetable(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """Every action of the newest training step whose times all stages have reported; no action if there is none."""
+    """Return all actions of the newest training step whose times all stages have reported.
+
+    There are no actions, and `step` is None, if the newest steps have no such one.
+    """
     floor = run.ledger.finished_floor
     for step in range(floor - 1, max(0, floor - _LOOKED_BACK) - 1, -1):
         records = [run.store.record(stage, step) for stage in range(run.config.schedule.copies)]

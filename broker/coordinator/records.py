@@ -1,10 +1,10 @@
-"""What is stored of a run, and when: its records, from which a broker continues, and what it has observed.
+"""A run's stored records, from which a broker continues, and the observations that are stored for later queries.
 
 A worker's incarnation and the complete checkpoint are decided together and stored in one write: a broker killed at any
 moment cannot leave an incarnation that begins at another step than its worker was told.
 
-Workers' newest reports, open microbatches and anomalies live in the broker's memory alone. `keep_observation` makes one
-fact of them, about once a second, for those who ask after the broker's end; `recall` takes it back into restored
+Workers' newest reports, open microbatches and anomalies live in the broker's memory alone. `keep_observation` stores
+them as one fact, about once a second, for queries after the broker's end; `recall` takes that fact back into restored
 records. No decision is made from it.
 
 Reads all parts of the state. Writes, after a loss: `ledger`, `checkpoints`, `lost_work`.
@@ -41,7 +41,7 @@ class _Replacing(msgspec.Struct):
 
 
 class _Progress(msgspec.Struct):
-    """The part of the records beside the registry's own."""
+    """The part of the stored record that is not the registry's own."""
 
     checkpoints: CheckpointTracker
     replacing: _Replacing
@@ -64,7 +64,7 @@ class _ObservedMicrobatch(msgspec.Struct, frozen=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """A run as its broker saw it `at` that time (seconds since the epoch)."""
+    """A run as its broker saw it at the time `at`, in seconds since the epoch."""
 
     at: float
     training_steps: int | None
@@ -136,7 +136,7 @@ def save(run: RunState) -> None:
 
 
 def facts_of(run: RunState) -> Fact:
-    """Return what `save` stores."""
+    """Return the fact that `save` stores."""
     counts = run.replacements
     replacing = _Replacing(list(counts.pending.values()), list(counts.in_a_row.items()), list(counts.ever.items()))
     progress = _Progress(run.checkpoints, replacing, list(run.lost_work))
@@ -144,7 +144,7 @@ def facts_of(run: RunState) -> Fact:
 
 
 def add_evaluation(run: RunState, record: EvaluationRecord) -> bool:
-    """Store what a round of evaluation found, once; False if it is known. Raises as `Evaluations.add` does."""
+    """Store the result of a round of evaluation; return False if it is known. Raises as `Evaluations.add` does."""
     new = run.evaluations.add(record)
     if new:
         run.store.put(fact_name(record), fact_of(record))
@@ -152,13 +152,13 @@ def add_evaluation(run: RunState, record: EvaluationRecord) -> bool:
 
 
 def go_back(run: RunState, lost: Iterable[Member], stages: Iterable[int], why: str, now: float) -> None:
-    """Send `stages` back to the complete checkpoint: `lost` workers, which `why` tells, have lost what came after it.
+    """Send `stages` back to the complete checkpoint, and note the work that `lost` members lose by it.
 
     Args:
-        run: The state; what is lost is noted while its ledger still has it.
+        run: The state; the lost work is noted while its ledger still has it.
         lost: Members that have lost their places.
         stages: Stages that begin at the complete checkpoint again.
-        why: A continuation of a sentence about a lost worker.
+        why: The end of a sentence about a lost worker.
         now: Seconds since the epoch.
     """
     step, gone = run.checkpoints.complete, list(stages)
@@ -171,7 +171,7 @@ def go_back(run: RunState, lost: Iterable[Member], stages: Iterable[int], why: s
 
 
 def keep_observation(run: RunState, now: float) -> None:
-    """Store what only this process knows, for those who ask after its end: call it about once a second."""
+    """Store what only this process knows, for queries after its end. Call it about once a second."""
     run.store.put(OBSERVED, _observe(run, now))
 
 
@@ -184,9 +184,10 @@ def _observe(run: RunState, now: float) -> Fact:
 
 
 def recall(run: RunState, facts: Mapping[str, Fact]) -> None:
-    """Complete a state that was restored from `facts` by what was observed, if anything was.
+    """Complete a state that was restored from `facts` by the stored observation, if there is one.
 
-    Nothing is taken of a worker whose place was given to another afterwards. Raises `msgspec.ValidationError`.
+    Nothing is taken for a worker whose place was given to another afterwards. Raises `msgspec.ValidationError` if the
+    observation is not valid.
     """
     if not (fact := facts.get(OBSERVED)):
         return
@@ -204,7 +205,7 @@ def recall(run: RunState, facts: Mapping[str, Fact]) -> None:
 
 
 def recall_steps(run: RunState, facts: Mapping[str, Fact]) -> None:
-    """Take back how many steps a run has trained that is over."""
+    """Take back the number of steps that a run which is over has trained."""
     if fact := facts.get(OBSERVED):
         run.learn_steps(msgspec.convert(fact, Observation).training_steps)
 

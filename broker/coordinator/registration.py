@@ -1,4 +1,4 @@
-"""Answers Hellos, gives the places of lost workers to those on standby, and tells all workers who their peers are.
+"""Answers to Hellos: places, standby or refusals; places of lost workers for those on standby; peers for all workers.
 
     Hello ──> assigned                           a place is free, or it is the worker's own
         ├───> standby ──(a place is free)──> assigned
@@ -47,7 +47,7 @@ FromMember = Report | Finished | Failed | Goodbye
 
 
 def answer(run: RunState, hello: Hello, sender: bytes, now: float) -> None:
-    """Answer a Hello: with a place, or that its sender is to stand by, or why it is refused."""
+    """Answer a Hello from `sender` with a place, an instruction to stand by, or the reason for a refusal."""
     known = process_key(hello) in run.standby or run.registry.current(hello.incarnation) is not None
     if run.outcome is not None and (hello.spare or known):  # the run's end is the end of this worker too
         run.outgoing.append((sender, run.outcome.stop_message))
@@ -94,7 +94,7 @@ def answer_unknown(run: RunState, message: FromMember, sender: bytes) -> None:
 
 
 def promote(run: RunState, now: float) -> None:
-    """Give the places of lost workers to those on standby."""
+    """Give the empty places of a run that has begun to processes on standby."""
     run.standby.prune(now)
     for index in run.registry.missing if run.registry.begun else []:
         contact = run.standby.take(index, run.config.placement[index], length_known=run.length is not None)
@@ -106,7 +106,7 @@ def promote(run: RunState, now: float) -> None:
 
 
 def assign(run: RunState, member: Member, *, new: bool = False) -> None:
-    """Send a worker its place, its peers and the newest checkpoint."""
+    """Send `member` its place, its peers and the newest checkpoint; log the place if it is `new`."""
     if new:
         who = f"{member.process}, generation {member.generation}, incarnation {member.incarnation}"
         run.events.infos.append(f"{member.label} is {who}")
@@ -117,7 +117,7 @@ def assign(run: RunState, member: Member, *, new: bool = False) -> None:
 def assign_again(run: RunState) -> None:
     """Send all workers that keep running their places, after the records were lost.
 
-    These come first of all: what else the workers are told is sealed with secrets that come with these.
+    Places are sent before all else: they bring the secrets that later messages are sealed with.
     """
     members = run.registry.reachable()
     run.outgoing.extend((member.sender, _place_of(run, member)) for member in members)
@@ -126,14 +126,14 @@ def assign_again(run: RunState) -> None:
 
 
 def start_step(run: RunState, member: Member) -> int:
-    """Return the step that `member` is told to begin at."""
+    """Return the step at which `member` is told to begin."""
     if run.config.snapshots:
         return member.start
     return min((run.ledger.finished[stage] for stage in member.stages), default=run.ledger.finished_floor)
 
 
 def outdates_records(run: RunState, hello: Hello) -> str:
-    """Return how a worker of this run proves that the records are lost or stale, "" if it does not."""
+    """Return, for people, that a worker proves the records lost or stale; "" if it does not."""
     memory = hello.memory
     if not run.config.restarts or hello.plan != run.config.plan:
         return ""
@@ -148,7 +148,7 @@ def outdates_records(run: RunState, hello: Hello) -> str:
 def has_lost_its_start(run: RunState, hello: Hello) -> bool:
     """Return True if the snapshot that a worker was told to begin with was deleted after a newer one.
 
-    Then the records must be stale.
+    The records must then be stale.
     """
     member = run.registry.current(hello.incarnation)
     every = range(run.config.schedule.copies)  # the script begins where all stages do
@@ -156,7 +156,7 @@ def has_lost_its_start(run: RunState, hello: Hello) -> bool:
 
 
 def _stand_by(run: RunState, hello: Hello, sender: bytes, now: float) -> None:
-    """Keep the Hello without the settings, which are the run's; not if too many stand by already."""
+    """Keep the Hello, unless too many stand by already. Its settings are dropped, since they are the run's."""
     key, standby = process_key(hello), run.standby
     if key in standby or len(standby) < MOST + len(run.config.placement):
         standby[key] = Contact(msgspec.structs.replace(hello, settings={}), sender, now, _came(run, hello, now))
@@ -193,7 +193,7 @@ def _inform(run: RunState, member: Member) -> None:
 
 
 def _decide(run: RunState, hello: Hello, sender: bytes, now: float) -> Member | Refused | Standby | None:
-    """Return a place, a refusal, or standby; None for a running worker that is to wait for the broker's decision."""
+    """Return a place, a refusal, or standby; None for a running worker that has to wait for the broker's decision."""
     state = run.lifecycle.state
     if state is Life.RECONCILING:
         run.search.reconciliation.add(hello, sender, now)
@@ -220,7 +220,7 @@ def _decide(run: RunState, hello: Hello, sender: bytes, now: float) -> Member | 
 
 
 def _register(run: RunState, hello: Hello, sender: bytes, now: float, *, promoted: bool = False) -> Member | Refused:
-    """Give a place, or refuse. A place that is given is stored."""
+    """Return a place, which is stored, or a refusal."""
     replaced = run.replacements.ever
     found = run.registry.register(hello, sender, now, run.checkpoints.complete, replaced, promoted=promoted)
     if isinstance(found, Member):
@@ -246,11 +246,11 @@ def _may_stand_by(run: RunState, hello: Hello) -> bool:
 
 
 def _silent_owners(run: RunState, hello: Hello, now: float) -> list[Member]:
-    """Return owners of the places that a newcomer could have which have been silent since the newcomer came.
+    """Return the owners of places that a newcomer could have which have been silent since the newcomer came.
 
     A worker that was killed and started again by hand comes while its predecessor still has the place. Only processes
-    of its own host count, and only until each of them either has sent a message or is declared lost, which one that
-    loads its model may take long for. Another script may come from any host, and wait until the one before it is lost.
+    of its own host count, and only until each has sent a message or is declared lost, which may take long for one that
+    loads its model. Another script may come from any host, and wait until the one before it is lost.
     """
     came = _came(run, hello, now)
     replaces = run.config.restarts > 0 or not run.registry.begun

@@ -1,11 +1,11 @@
-"""Takes in what workers report: finished steps, states of microbatches, rounds of evaluation, snapshots.
+"""Workers' reports taken into the run's state: finished steps, microbatches, rounds of evaluation, snapshots.
 
-What is new is stored first, then the report is confirmed. A report of a genuine worker may say what cannot be: numbers
-that nothing has, snapshots that are not due. Such a report, or such a part of it, has no effect; it is counted, and
-named in the log.
+Everything new is stored first, then the report is confirmed. A report of a genuine worker may contain what cannot be:
+numbers that do not exist, snapshots that are not due. Such a report, or such a part of it, has no effect; it is
+counted, and named in the log.
 
 Reads `config`, `outcome`. Writes the member, `ledger`, `digests`, `evaluations`, `checkpoints`, `replacements`,
-`stopping`, and what workers tell of the run's length; stores them.
+`stopping`, and what workers report of the run's length; stores them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,16 @@ _DIFFERING = (
 
 
 def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequence[StepRecord]:
-    """Take in a report of `member`. Returns the steps that it has added."""
+    """Take in a report of `member`. Return the steps that it has added.
+
+    An implausible report is counted and has no effect.
+
+    Args:
+        run: The state.
+        member: The sender.
+        report: The report.
+        now: Seconds since the epoch.
+    """
     if wrong := implausible(report, member):
         run.events.count("implausible", f"{member.label} reports what cannot be: {wrong}")
         return ()
@@ -66,7 +75,7 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
 
 
 def record_snapshots(run: RunState, report: Report, member: Member) -> list[IllegalTransition]:
-    """Record the snapshots that `member` reports; complete a checkpoint if it can be. Returns what was wrong."""
+    """Record the snapshots that `member` reports, and complete a checkpoint if possible. Return the illegal ones."""
     told_of = [] if run.digests.differed else report.snapshots  # later ones contain what came of the difference too
     illegal = {each: wrong for each in told_of if (wrong := _wrong_with(run, each, report, member))}
     added = [run.checkpoints.add(*each) for each in told_of if each not in illegal]
@@ -79,20 +88,28 @@ def record_snapshots(run: RunState, report: Report, member: Member) -> list[Ille
 
 
 def implausible(report: Report, member: Member) -> str:
-    """Return what is wrong with the numbers and names in a report of `member`, "" if nothing is."""
+    """Return the first error in the numbers and names of a report of `member`, "" if there is none."""
     return next(_wrongs(report, member), "")
 
 
 def is_due(step: int, every: int, ends: Iterable[int | None]) -> bool:
-    """Return True if a snapshot of `step` is written: every so many steps, and of those that the run may end with."""
+    """Return True if stages write a snapshot after `step`: one is due `every` so many steps, and after steps in `ends`.
+
+    With `every` 0, which means unknown, each step counts as due.
+
+    Args:
+        step: The number of steps before the snapshot.
+        every: Steps between two snapshots.
+        ends: Steps that the run may end with.
+    """
     return not every or step % every == 0 or step in ends
 
 
 def _add_evaluations(run: RunState, report: Report, member: Member) -> Iterator[IllegalTransition]:
-    """Store what rounds of evaluation found, and yield what was wrong.
+    """Store the results of rounds of evaluation, and yield the illegal ones.
 
-    This comes before the snapshots of the same report are counted: the best round is known before a checkpoint lets go
-    of its snapshots.
+    This comes before the snapshots of the same report are counted, so that the best round is known before a checkpoint
+    lets go of its snapshots.
     """
     for record in report.evaluations:
         if run.config.schedule.stages - 1 not in member.stages:

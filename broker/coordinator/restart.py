@@ -1,4 +1,4 @@
-"""Decides at which step each stage starts when a run is resumed, or when the broker's records are lost.
+"""Decisions at which step each stage starts when a run is resumed, or when the broker's records are lost.
 
 RECONNECTING          does any worker still run? One lease; then it goes on, or is restarted as a whole
 RECONCILING           what do the workers and the disks know? See `Reconciliation`
@@ -29,7 +29,7 @@ def missing(run: RunState) -> list[int]:
 
 
 def waiting_for(run: RunState) -> str:
-    """Return what has to happen before places are given, for people. Returns "" if nothing has to."""
+    """Return, for people, what has to happen before places are given; "" if nothing has to."""
     match run.lifecycle.state:
         case Life.RECONCILING if run.search.reconciliation.resumed:
             return "the broker has no records of this run and asks all workers whether and how far it has run"
@@ -52,7 +52,13 @@ def waiting_for(run: RunState) -> str:
 
 
 def begin(run: RunState, how: Resumption | None, now: float) -> None:
-    """Begin at the broker's start: `how` says in which way the run is resumed, None if the broker only restarts."""
+    """Begin the run at the broker's start.
+
+    Args:
+        run: The state.
+        how: The way in which the run is resumed; None if the broker only restarts.
+        now: Seconds since the epoch.
+    """
     below = run.checkpoints.complete < _floor(run)
     if (below or how is Resumption.FROM_SNAPSHOTS) and run.config.restarts:
         lose_records(run, f"there are no records of run {run.id} here", now, resumed=True)
@@ -65,7 +71,16 @@ def begin(run: RunState, how: Resumption | None, now: float) -> None:
 
 
 def lose_records(run: RunState, why: str, now: float, *, resumed: bool = False) -> None:
-    """Collect what the workers and the disks know: the records are lost or stale, and `why` says so; "" if not."""
+    """Begin to collect what the workers and the disks know, since the records are lost or stale.
+
+    Does nothing if the run's state does not allow it.
+
+    Args:
+        run: The state.
+        why: How the loss was noticed, for the log; "" if nothing is lost, and nothing is to be done.
+        now: Seconds since the epoch.
+        resumed: True for a run that is resumed without records, which is no cause for a warning.
+    """
     if not why or not run.lifecycle.allows(RunEvent.RECORDS_LOST):
         return
     run.lifecycle.move(RunEvent.RECORDS_LOST)
@@ -75,7 +90,7 @@ def lose_records(run: RunState, why: str, now: float, *, resumed: bool = False) 
 
 
 def reconnect(run: RunState, now: float) -> None:
-    """Go on, while RECONNECTING, if workers still run; restart the run as a whole if none does."""
+    """Continue a RECONNECTING run if its workers still run; restart it as a whole if none does."""
     at_work = _workers_at_work(run, now)
     if at_work:
         run.store.put(RESUMED, {})
@@ -86,9 +101,9 @@ def reconnect(run: RunState, now: float) -> None:
 
 
 def reconcile(run: RunState, now: float) -> bool:
-    """End RECONCILING once the run's state is known, or the run if that cannot become known.
+    """End RECONCILING once the run's state is known; end the run if its state cannot become known.
 
-    Returns True if it is known now.
+    Returns True if the run's state is known now.
     """
     config, collected = run.config, run.search.reconciliation
     patience = RECONCILE_RESUMED if collected.resumed else max(config.patience, config.lease)
@@ -119,7 +134,10 @@ def reconcile(run: RunState, now: float) -> bool:
 
 
 def choose_checkpoint(run: RunState, now: float) -> None:
-    """Decide, while CHOOSING_CHECKPOINT, where the run begins, once all workers are there; or end it."""
+    """Decide where a CHOOSING_CHECKPOINT run begins, once all workers are there.
+
+    Ends the run if no checkpoint can be used.
+    """
     run.standby.prune(now)
     tried = run.search.poll
     found = tried.result(_candidates(run))
@@ -133,15 +151,15 @@ def choose_checkpoint(run: RunState, now: float) -> None:
 
 
 def starts_at_checkpoint(run: RunState) -> bool:
-    """Return True if no worker has a place in a run that was running before."""
+    """Return True if a run that was running before starts again at a checkpoint, with no worker placed yet."""
     unplaced = not run.registry.begun and not run.registry.members
     return unplaced and run.config.snapshots and run.checkpoints.complete > 0
 
 
 def _workers_at_work(run: RunState, now: float) -> bool | None:
-    """Return True if workers of a restarted broker's run are still running; None while they may still reconnect.
+    """Return True if workers of a restarted broker's run are still running, False if not, None if some may reconnect.
 
-    If some are lost, the others are of use only if those can be replaced.
+    If some workers are lost, the others are of use only if the lost ones can be replaced.
     """
     replaces, members = run.config.restarts > 0, run.registry.members.values()
     lost = len(losses(run.registry.reachable(), run.config.leases, now))
@@ -195,7 +213,7 @@ def _apply(run: RunState, state: ReconciledState, now: float) -> None:
 
 
 def _open(run: RunState) -> None:
-    """Let places be given; but if all stages start at a checkpoint its snapshots are verified first."""
+    """Allow places to be given. If all stages start at a checkpoint, verify its snapshots first."""
     if run.checkpoints.complete < _floor(run):
         _refuse(run, [])
     elif starts_at_checkpoint(run):
@@ -225,7 +243,7 @@ def _begin_at(run: RunState, point: ResumePoint) -> None:
 
 
 def _floor(run: RunState) -> int:
-    """Return the step that the run begins at, and not below: 0, or that of the run which it goes on from."""
+    """Return the step below which the run does not begin: 0, or the step at which it goes on from an earlier run."""
     return 0 if run.config.earlier is None else run.config.earlier.step
 
 

@@ -27,11 +27,11 @@ _LEAST = 0.1  # seconds between two reports
 
 
 class OtherRun(BrokerError):
-    """The store holds a run of another plan, which has not ended or is asked for by its id."""
+    """The error that the store holds a run of another plan, which has not ended or is asked for by its id."""
 
 
 class RunPhase(StrEnum):
-    """Progress of the run, as shown to users and stored."""
+    """A run's progress, as shown to users and stored."""
 
     WAITING = "waiting"  # for workers
     RUNNING = "running"
@@ -40,7 +40,7 @@ class RunPhase(StrEnum):
 
 
 class Resumption(StrEnum):
-    """Way of resuming a run. `run_of` stores it for the coordinator."""
+    """A way of resuming a run, which `run_of` stores for the coordinator."""
 
     FROM_SNAPSHOTS = "from snapshots"  # its workers are asked for their snapshots
     AS_A_WHOLE = "as a whole"  # all places are free
@@ -48,13 +48,16 @@ class Resumption(StrEnum):
 
     @classmethod
     def stored_in(cls, facts: Mapping[str, Fact]) -> "Resumption | None":
-        """Return the way among a store's `facts`; None if nothing is left to resume."""
+        """Return the way of resuming among a store's `facts`; None if nothing is left to resume."""
         fact = facts.get(RESUMED)
         return cls(str(fact["how"])) if fact else None
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """End of a run: `reason` for people, `code` the exit code. A finished run has its `weights_sha256`."""
+    """The end of a run: `reason` for people, `code` the exit code.
+
+    A finished run has the digest of its weights in `weights_sha256`.
+    """
 
     phase: RunPhase
     reason: str
@@ -66,18 +69,20 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
     @property
     def stop_message(self) -> Stop:
+        """The message that tells workers to end the run this way."""
         return Stop(self.reason, self.code, self.at_step_end, self.step)
 
 
 class StopPlan:
-    """The request to stop a run, and what is known about the step after which all its stages can stop.
+    """A request to stop a run, with what is known about the step after which all stages can stop.
 
-    All stages have to stop after the same step, or their last snapshots make no checkpoint. It is late enough that no
-    stage has passed it when the message arrives, and otherwise as early as possible. In a scripted run it is the last
-    step that the script has called for, if that has begun a moment later. Times are seconds since the epoch.
+    All stages have to stop after the same step, or their last snapshots make no checkpoint. That step is late enough
+    that no stage has passed it when the message arrives, and otherwise as early as possible. In a scripted run it is
+    the last step that the script has called for, if that has begun a moment later. Times are seconds since the epoch.
     """
 
     def __init__(self) -> None:
+        """Start without a request."""
         self.request: StopRun | None = None
         self.called_for: int | None = None  # all training steps of a script that makes no more calls
         self.decided = False  # the request has ended the run
@@ -86,7 +91,15 @@ class StopPlan:
         self._seen: deque[tuple[float, int]] = deque()  # when, and the first step that no stage had begun
 
     def ask(self, request: StopRun, begun: int, now: float) -> bool:
-        """Note a request: the newest counts, from the time of the first. Returns True for the first."""
+        """Note a request to stop; return True for the first.
+
+        Later requests replace the first, but the time counts from the first.
+
+        Args:
+            request: The request.
+            begun: The first step that no stage has begun.
+            now: Seconds since the epoch.
+        """
         first, self.request = self.request is None, request
         if first:
             self._deadline, self._begun = now + DELAY, begun
@@ -97,7 +110,10 @@ class StopPlan:
         self.decided = True
 
     def note_calls(self, told: int | None, *, present: bool) -> None:
-        """Note how many steps a script that is `present` has called for; None as long as it makes more calls."""
+        """Note the number of steps that a script has called for, if it is `present`.
+
+        `told` is None as long as the script makes more calls.
+        """
         self.called_for = told if present else self.called_for
 
     def note_progress(self, begun: int, now: float) -> None:
@@ -107,7 +123,13 @@ class StopPlan:
             self._seen.popleft()
 
     def knows_last_step(self, begun: int, now: float, *, asks_script: bool) -> bool:
-        """Return True once `last_step` can be told: it is known, or is waited for no longer."""
+        """Return True once `last_step` is known, or is waited for no longer.
+
+        Args:
+            begun: The first step that no stage has begun.
+            now: Seconds since the epoch.
+            asks_script: True if there is a script that is asked for its last call.
+        """
         if now >= self._deadline:
             return True
         if self.called_for is not None:  # of which two may be on their way, and may take long
@@ -116,7 +138,13 @@ class StopPlan:
         return paced and not asks_script
 
     def last_step(self, begun: int, training_steps: int | None, now: float) -> int:
-        """Return the number of steps after which every stage can stop."""
+        """Return the number of steps after which every stage can stop.
+
+        Args:
+            begun: The first step that no stage has begun.
+            training_steps: Steps that the run trains; None if not known.
+            now: Seconds since the epoch.
+        """
         if self.called_for is not None:  # if none has begun since the request, a step takes longer than that
             return self.called_for if begun > self._begun else min(begun, self.called_for)
         lately = max(0, begun - self._seen[0][1]) if self._seen else 0
@@ -125,14 +153,19 @@ class StopPlan:
         return begun + ahead if training_steps is None else min(begun + ahead, training_steps)
 
     def _moving(self, now: float) -> float:
-        """Return for how many of the seconds observed the run has made progress."""
+        """Return for how many of the observed seconds the run has made progress."""
         first = self._seen[0][1]
         return now - max(at for at, begun in self._seen if begun == first)
 
 
 class ScriptCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Code that the workers on other machines need: the version of torch, and the SHA-256 (hex) of each file that a
-    script's model and functions are in, by its path in the folder of the code ("model.py")."""
+    """The code that workers on other machines need.
+
+    Attributes:
+        torch: The version of torch.
+        files: SHA-256 (hex) of each file with a script's model and functions, by its path in the folder of the code,
+            such as "model.py".
+    """
 
     torch: str
     files: Mapping[str, str]
@@ -140,13 +173,19 @@ class ScriptCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """The broker's part of the plan: `plan` is its digest, `settings` its mapping.
+    """The broker's part of the plan.
 
-    `restarts`: how often in a row a worker may be replaced. `snapshots`: the stages write snapshots, and queues are
-    trimmed to complete checkpoints; without, to what every stage has finished, and no worker can be replaced. `length`:
-    the run's, if it is known before a worker tells it. `code`: of a scripted run whose workers join by its names.
-    `earlier`: what it goes on from in another layout; its stages begin at no step below. `supervised`: the process that
-    started the broker starts it again, and the workers too, unless these join by a script's names.
+    Attributes:
+        plan: The plan's digest.
+        settings: The plan's mapping.
+        restarts: The number of times in a row that a worker may be replaced.
+        snapshots: True if the stages write snapshots: queues are then trimmed to complete checkpoints. Without, queues
+            are trimmed to what every stage has finished, and no worker can be replaced.
+        length: The run's length, if it is known before a worker reports it.
+        code: The code of a scripted run whose workers join by its names.
+        earlier: The run that this one goes on from in another layout; its stages begin at no step below.
+        supervised: True if the process that started the broker starts it again. It starts the workers again too, unless
+            they join by a script's names.
     """
 
     name: str
@@ -170,7 +209,7 @@ class RunConfig:
 
     @property
     def placement(self) -> Placement:
-        """The stages of each place: of the workers', and none of the script's."""
+        """The stages of each place: those of the workers, and none for the script."""
         return (*self.schedule.placement, ()) if self.scripted else self.schedule.placement
 
     @property
@@ -180,24 +219,34 @@ class RunConfig:
 
     @property
     def script(self) -> int | None:
-        """The index of the script's place."""
+        """The index of the script's place, or None."""
         return next((index for index, stages in enumerate(self.placement) if not stages), None)
 
     @property
     def lease(self) -> float:
-        """Seconds that a worker may be silent."""
+        """The seconds that a worker may be silent."""
         return self.leases.silence
 
     @property
     def patience(self) -> float:
-        """Seconds that an empty place waits for a replacement, which may have to load, before the run is given up."""
+        """The seconds that an empty place waits for a replacement before the run is given up.
+
+        A replacement may have to load its model first.
+        """
         return max(60.0, 3 * self.lease, self.leases.loading)
 
     @classmethod
     def of(
         cls, plan: Plan, schedule: Schedule, length: RunLength | None = None, code: ScriptCode | None = None
     ) -> "RunConfig":
-        """Return the broker's part of a plan whose number of stages is known, with its schedule."""
+        """Return the broker's part of a plan whose number of stages is known.
+
+        Args:
+            plan: The plan.
+            schedule: The schedule that the run begins with.
+            length: The run's length, if it is known.
+            code: The code of a scripted run whose workers join by its names.
+        """
         recovery = plan.recovery
         return cls(
             plan.run.name,
@@ -220,10 +269,10 @@ class RunConfig:
 
 
 class RunIdentity(msgspec.Struct, frozen=True):
-    """Record of the run itself in a store: its id, its plan's digest, and the key that all its secrets come from.
+    """A store's record of which run it holds: the run's id, its plan's digest, and the key of all its secrets.
 
-    `adopted`: the records began under an id that was given, so a former broker's may be lost, and with them the key:
-    its workers cannot prove who they are.
+    With `adopted`, the records began under an id that was given. A former broker's records may then be lost, and with
+    them the key: its workers cannot prove who they are.
     """
 
     id: str
@@ -233,11 +282,13 @@ class RunIdentity(msgspec.Struct, frozen=True):
 
     @classmethod
     def stored_in(cls, facts: Mapping[str, Fact]) -> "RunIdentity | None":
+        """Return the identity among a store's `facts`, or None."""
         fact = facts.get(_RUN)
         return msgspec.convert(fact, cls) if fact else None
 
     @property
     def keys(self) -> RunKeys:
+        """The run's secrets, derived from its key."""
         return RunKeys(self.id, bytes.fromhex(self.key))
 
 
@@ -248,10 +299,20 @@ def run_of(
 
     Records of another run that has ended are deleted. With `resume`, the stored run continues however it was stopped:
     all places are free, and every stage starts at the newest complete checkpoint; a finished run stays finished. If no
-    end is recorded, its workers may still be running and first get time to reconnect, unless the broker is `alone`. If
-    the store has lost the run, the workers will be asked for their snapshots.
-    `key` is random, for a run that has none. `new`: no broker has served `fresh` before.
-    Raises `OtherRun` if the stored run has another digest than `plan`.
+    end is recorded, the run's workers may still be running and first get time to reconnect, unless the broker is
+    `alone`. If the store has lost the run, the workers will be asked for their snapshots.
+
+    Args:
+        store: The store of the run's records.
+        plan: The plan's digest.
+        fresh: The id for a new run.
+        key: Random bytes, for a run that has no key.
+        new: True if no broker has served `fresh` before.
+        resume: True to resume the stored run.
+        alone: True if no worker of the stored run can still run.
+
+    Raises:
+        OtherRun: The stored run has another digest than `plan`.
     """
     facts = store.load().facts
     kept = RunIdentity.stored_in(facts)

@@ -1,7 +1,7 @@
-"""The end of a run: on request, with which exit code and reason and after which step; or finished.
+"""The end of a run: on request, with its exit code, reason and last step; or finished.
 
-`StopPlan` knows after which step a run can stop that is stopped on request. The script of a scripted run is asked for
-the last step that it has called for, and makes no more calls from then on.
+`StopPlan` knows the step after which a run can stop on request. The script of a scripted run is asked for the last step
+that it has called for, and makes no more calls from then on.
 
 A run has finished once every worker says so and the ledger says the same:
 
@@ -31,13 +31,19 @@ GRACE = 5.0
 
 
 def note_progress(run: RunState, now: float) -> None:
-    """Observe the pace of a run that its workers compute."""
+    """Note the pace of a running or stopping run."""
     if run.lifecycle.state in (Life.RUNNING, Life.STOPPING):
         run.stopping.note_progress(run.ledger.begun, now)
 
 
 def stop(run: RunState, request: StopRun, now: float) -> None:
-    """Stop the run. After its end: dismiss the broker, and workers no longer finish the step."""
+    """Stop the run. After its end: let its broker exit, and workers no longer finish the step.
+
+    Args:
+        run: The state.
+        request: The request to stop. With `over` it only dismisses the broker; before the run's end it is then refused.
+        now: Seconds since the epoch.
+    """
     outcome = run.outcome
     if request.over and outcome is None:
         run.events.count("too early", "the run has not ended, and its broker was told that it is over")
@@ -54,7 +60,7 @@ def stop(run: RunState, request: StopRun, now: float) -> None:
 
 
 def stop_if_due(run: RunState, now: float) -> None:
-    """End a run that is to stop, once it is known after which step all workers can."""
+    """End a run that is to stop, once the step after which all workers can stop is known."""
     plan, request, begun = run.stopping, run.stopping.request, run.ledger.begun
     if request is None or run.lifecycle.over:
         return
@@ -71,7 +77,7 @@ def stop_if_due(run: RunState, now: float) -> None:
 
 
 def update_outcome(run: RunState, outcome: RunOutcome) -> None:
-    """Tell of a newer checkpoint that workers of a stopped run have completed."""
+    """Record a newer checkpoint in the outcome of a stopped run, once its workers have completed it."""
     request = run.stopping.request
     if request is None or not run.stopping.decided:
         return
@@ -82,7 +88,10 @@ def update_outcome(run: RunState, outcome: RunOutcome) -> None:
 
 
 def note_finished(run: RunState, member: Member, finished: Finished, now: float) -> None:
-    """Note that `member` has finished, and end the run if it was the last one."""
+    """Note that `member` has finished, and end the run if it was the last one.
+
+    A worker whose steps are not all in the ledger does not count as finished; see `check_finished`.
+    """
     if run.outcome is not None:
         run.outgoing.append((member.sender, run.outcome.stop_message))
     elif member.is_script:
@@ -96,7 +105,7 @@ def note_finished(run: RunState, member: Member, finished: Finished, now: float)
 
 
 def check_finished(run: RunState, now: float) -> None:
-    """Log the workers that have said for `GRACE` seconds that they have finished, and whose steps are not there."""
+    """Log the workers that have reported for GRACE seconds that they have finished although steps are missing."""
     for incarnation, since in list(run.unsupported.items()):
         member = run.registry.current(incarnation)
         if member is None:
@@ -111,7 +120,7 @@ def _may_save(run: RunState, request: StopRun) -> bool:
 
 
 def _callers(run: RunState) -> list[Member]:
-    """Return the script, if it is there, and all workers are."""
+    """Return the script as a list, empty unless the script is there and all workers have joined."""
     return [member for member in run.registry.reachable() if member.is_script and run.registry.begun]
 
 
@@ -125,9 +134,9 @@ def _reason(run: RunState, request: StopRun) -> tuple[str, int]:
 
 
 def _lacking(run: RunState, member: Member) -> str:
-    """Return why the end of `member` is not supported by the ledger. Returns "" if it is.
+    """Return why the ledger does not support the end of `member`, "" if it does.
 
-    A script whose place is empty may be followed by another, which calls for more: the run waits for that one, or stops
+    If a script's place is empty, another script may follow and call for more: the run waits for that one, or stops
     after a lease.
     """
     config, finished, script, called = run.config, run.ledger.finished, run.script, run.stopping.called_for

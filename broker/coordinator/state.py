@@ -5,18 +5,19 @@ STARTING ──> RECONNECTING ──┬──> RECONCILING ──┬──> CHOO
     └─────────────┴─────────┴─────────┴────────┴─────────────┴──> WAITING ──> RUNNING ──> STOPPING
                                                                       (all present)   (stop requested)
 
-RECONCILING is also entered from every later state of a run that is not over, when a worker proves the records
-lost or stale. From there the run continues at WAITING, as after every restart.
+RECONCILING is also entered from every later state of a run that is not over, when a worker proves the records lost or
+stale. From there the run continues at WAITING, as after every restart.
 
 RUNNING, STOPPING ──(all workers finished)──────────> FINISHED ──┐
 any but STARTING and RUNNING ──(its stop is due)────> STOPPED  ──┼──(another stop request)──> DISMISSED
 any that is not over ──(failure)────────────────────> FAILED   ──┘
 
-From the records, STARTING reaches FINISHED and FAILED too; so do RECONNECTING and WAITING reach FINISHED, by reports
-of workers that finished while the broker was away.
+From the records, STARTING reaches FINISHED and FAILED too; so do RECONNECTING and WAITING reach FINISHED, by reports of
+workers that finished while the broker was away.
 
 The policies (registration, restart, supervision, shutdown, reports, ordering) are functions of `RunState`, an event and
-the time. Each says which parts it reads and writes. What they send is collected in `RunState.outgoing`.
+the time. Each names the parts that it reads and writes. The messages that they send are collected in
+`RunState.outgoing`.
 """
 
 from collections import Counter, deque
@@ -48,7 +49,7 @@ Outgoing = tuple[bytes, FromBroker]  # recipient, message
 
 
 class Life(StrEnum):
-    """State of a run's life: what the broker is doing for it."""
+    """A state of a run's life, which determines what the broker does for the run."""
 
     STARTING = "starting"  # reading the stored records
     RECONNECTING = "reconnecting"  # after a broker restart: workers that still run have one lease to reconnect
@@ -64,7 +65,7 @@ class Life(StrEnum):
 
 
 class RunEvent(StrEnum):
-    """Event that moves a run from one state to the next."""
+    """An event that moves a run from one state to the next."""
 
     BROKER_RESTARTED = "broker restarted"  # to resume a run without a recorded end
     RECORDS_LOST = "records lost"  # or older than the run
@@ -78,7 +79,7 @@ class RunEvent(StrEnum):
 
 
 class IllegalRunEvent(Exception):
-    """An event that cannot happen in the run's state: a bug in the coordinator."""
+    """The error that an event cannot happen in the run's state: a bug in the coordinator."""
 
 
 OVER = frozenset({Life.STOPPED, Life.FINISHED, Life.FAILED, Life.DISMISSED})
@@ -132,9 +133,10 @@ TRANSITIONS: Mapping[tuple[Life, RunEvent], Life] = {
 
 
 class RunLifecycle:
-    """Holds the state of the run's life; `move` is the only way to change it."""
+    """The state of a run's life, which only `move` changes."""
 
     def __init__(self) -> None:
+        """Begin at STARTING."""
         self.state = Life.STARTING
 
     @property
@@ -147,16 +149,17 @@ class RunLifecycle:
         return (self.state, event) in TRANSITIONS
 
     def move(self, event: RunEvent) -> None:
-        """Take the way of `event`. Raises `IllegalRunEvent` if it cannot happen now."""
+        """Enter the state that `event` leads to. Raises `IllegalRunEvent` if `event` cannot happen now."""
         if not self.allows(event):
             raise IllegalRunEvent(f"{event!s} cannot happen to a run that is {self.state!s}")
         self.state = TRANSITIONS[self.state, event]
 
 
 class EventLog:
-    """Log lines since the reader last cleared them, and how often each kind of anomaly happened."""
+    """The log lines since the reader last cleared them, with counts of each kind of anomaly."""
 
     def __init__(self) -> None:
+        """Start with no lines and no counts."""
         self.infos: list[str] = []
         self.warnings: list[str] = []
         self.anomalies: Counter[str] = Counter()
@@ -165,21 +168,24 @@ class EventLog:
         self._since = 0.0
 
     def count(self, kind: str, line: str) -> None:
-        """Count something unexpected and harmless, and log it the first times of a while."""
+        """Count an unexpected and harmless event of a `kind`; log the first LOGGED of a kind in each period."""
         self.anomalies[kind] += 1
         self._lately[kind] += 1
         if self._lately[kind] <= LOGGED:
             self.warnings.append(line)
 
     def count_once(self, kind: str, line: str) -> None:
-        """Count an anomaly that an attacker may repeat: each line is logged once."""
+        """Count an anomaly that an attacker may repeat; log each distinct line once."""
         self.anomalies[kind] += 1
         if line not in self._once:
             self._once.add(line)
             self.warnings.append(line)
 
     def turn(self, now: float) -> None:
-        """Log how many anomalies were only counted, and begin to log again. Call it several times a second."""
+        """Log how many anomalies were counted but not logged, and begin a new period, once every PERIOD seconds.
+
+        Call it several times a second. `now` is in seconds since the epoch.
+        """
         if now - self._since < PERIOD:
             return
         withheld = ((kind, count - LOGGED) for kind, count in self._lately.items() if count > LOGGED)
@@ -190,7 +196,7 @@ class EventLog:
 
 @dataclass(slots=True)
 class RunState:
-    """A run, as its broker knows it: `records.restored` makes it. Times are seconds since the epoch."""
+    """A run as its broker knows it, made by `records.restored`. Times are seconds since the epoch."""
 
     id: str
     config: RunConfig
@@ -228,7 +234,7 @@ class RunState:
 
     @property
     def script(self) -> Member | None:
-        """The script, if the run has one that is there."""
+        """The script's member, or None if the run has no script or it is not there."""
         return next((member for member in self.registry.members.values() if member.is_script), None)
 
     @property
@@ -240,25 +246,25 @@ class RunState:
     def all_heard(self) -> bool:
         """True if every worker has contacted this broker.
 
-        Of a finished run that a former broker served, a worker that was not told of the end may do so yet.
+        In a finished run that a former broker served, a worker that was not told of the end may still make contact.
         """
         return all(member.sender for member in self.registry.members.values())
 
     @property
     def saving(self) -> bool:
-        """True while workers of a stopped run may still finish a step, and write its snapshot."""
+        """True while workers of a stopped run may still finish a step and write its snapshot."""
         stops = self.outcome is not None and self.outcome.at_step_end
         workers = self.registry.reachable_workers()
         return stops and any(member.status is MemberStatus.PRESENT for member in workers)
 
     @property
     def trimmable(self) -> int:
-        """The step before which no worker, and no replacement, needs a message."""
+        """The step before which neither a worker nor a replacement needs a message."""
         return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor
 
     @property
     def rounds(self) -> Rounds | None:
-        """The rounds of evaluation of the run; None before it is known how long it is."""
+        """The rounds of evaluation of the run; None while its length is not known."""
         every, length = self.config.evaluates_every, self.length
         if length is None:
             return None
@@ -266,7 +272,7 @@ class RunState:
 
     @property
     def early_end(self) -> Standing | None:
-        """The standing of the run when it ended early; None if it has not."""
+        """The standing of the run when it ended early; None if it did not end early."""
         standing = self.evaluations.standing()
         early = standing is not None and (self.length is None or standing.step < self.length.training)
         return standing if standing is not None and standing.stops and early else None
@@ -279,14 +285,19 @@ class RunState:
         return self.told_steps if self.length is None else self.length.training
 
     def announcement(self, step: int) -> Trim | None:
-        """Return the message that lets go of all that comes before the complete checkpoint of `step`.
+        """Return the message that lets workers drop all that comes before the complete checkpoint of `step`.
 
         Snapshots of the best round of evaluation before it stay. Returns None as long as that round is not known.
         """
         return self.evaluations.trim(step, self.rounds) if self.config.keeps_best else Trim(step)
 
     def lacks_checkpoint(self, complete: int, member: Member | None) -> bool:
-        """Return True if the records must be stale, since `member` was told that a newer checkpoint is `complete`."""
+        """Return True if `member` was told of a newer checkpoint than the records have, so that they must be stale.
+
+        Args:
+            complete: The newest checkpoint that was announced to the member.
+            member: The member, or None if there is none; then returns False.
+        """
         return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
 
     def broadcast(self, message: FromBroker) -> None:
@@ -294,42 +305,42 @@ class RunState:
         self.outgoing += [(member.sender, message) for member in self.registry.reachable() if member.sender]
 
     def note_declined(self, host: str, pid: int, reason: str) -> None:
-        """Note that a process does not become a worker."""
+        """Note that process `pid` on `host` does not become a worker, for `reason`, which is cut to LONGEST_NAME."""
         declined = Declined(host, pid, reason[:LONGEST_NAME])
         if declined not in self.declined:
             self.declined.append(declined)
 
     def learn_length(self, hello: Hello) -> None:
-        """Take the run's length from a worker that knows it, if it is not known."""
+        """Take the run's length from the Hello of a worker that knows it, if it is not known yet."""
         self.length = self.length or hello.length
 
     def learn_steps(self, told: int | None) -> None:
-        """Take the number of training steps that a worker tells, if it tells one."""
+        """Take the number of training steps that a worker reports; None changes nothing."""
         self.told_steps = self.told_steps if told is None else told
 
     def learn_end(self, outcome: RunOutcome | None, steps: int | None) -> None:
-        """Take how the run has ended, and after how many steps, from where its folder tells it."""
+        """Take the run's `outcome` and number of `steps` from what its folder records."""
         self.outcome, self.told_steps = outcome, steps
 
     def fail(self, reason: str, code: int) -> None:
-        """End the run by a failure. The first one counts; what follows from it does not replace it."""
+        """End the run by a failure, unless it is over: later failures do not replace the first one."""
         if not self.lifecycle.over:
             self.end(RunEvent.FAILURE, RunOutcome(RunPhase.FAILED, reason, code))
 
     def end(self, event: RunEvent, outcome: RunOutcome) -> None:
-        """End the run, and stop all workers."""
+        """Move the run by `event` to its end, store the outcome and stop all workers."""
         self.lifecycle.move(event)
         self.record_outcome(outcome)
         self.events.infos.append(f"run {self.id} has {outcome.phase}: {outcome.reason}")
         self.stop_workers(outcome)
 
     def record_outcome(self, outcome: RunOutcome) -> None:
-        """Store how the run has ended."""
+        """Store `outcome` as the end of the run."""
         self.outcome = outcome
         self.store.put("outcome", msgspec.to_builtins(outcome))
 
     def stop_workers(self, outcome: RunOutcome) -> None:
-        """Tell all workers, and those on standby, that the run has ended. They end as `outcome` says from now on."""
+        """Tell all workers, and those on standby, that the run has ended, with `outcome` as its end from now on."""
         self.outcome = outcome
         self.broadcast(outcome.stop_message)
         self.outgoing += [(contact.sender, outcome.stop_message) for contact in self.standby.values()]

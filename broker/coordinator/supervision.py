@@ -1,4 +1,4 @@
-"""Watches over the workers: empties a lost one's place for a replacement, or gives up the run, with the reason.
+"""Supervision of the workers: a lost one's place is emptied for a replacement, or the run is given up with the reason.
 
 lost ──(may be replaced)──────────> its place is empty ──(no replacement in time)──> the run ends
   └──(replaced too often already, or it would fail again)──────────────────────────────^
@@ -10,9 +10,9 @@ A scripted run goes on for a lease if its script is gone:
        │           └──(a lease has passed)──┐
        └────────────────────────────────────┴──> the run stops with its newest complete checkpoint
 
-The workers carry out what it has called for, and save the state after that. The script is the user's program, which
-nothing here starts again: its losses do not count in `recovery.restarts`. Without snapshots no other process could go
-on where it was, and the run stops at once.
+The workers carry out what the script has called for, and save the state after that. The script is the user's program,
+which nothing here starts again: its losses do not count in `recovery.restarts`. Without snapshots no other process
+could go on where it was, and the run stops at once.
 
 Reads `config`, `ledger`, `checkpoints`. Writes `registry` and its members, `replacements`, `standstill`; through
 `shutdown` and `records`, what follows.
@@ -36,7 +36,10 @@ _PASSED_ON = frozenset({ExitCode.USAGE, ExitCode.SAVED, ExitCode.REFUSED, ExitCo
 
 
 def check(run: RunState, now: float) -> None:
-    """Find lost workers. The first loss that the run cannot survive ends it, once all have been recorded."""
+    """Record lost workers, and end the run for the first loss that it cannot survive, or for a standstill.
+
+    All losses are recorded before the run ends.
+    """
     check_partings(run, now)
     lost = losses(run.registry.reachable(), run.config.leases, now)
     found = [(_lose(run, loss, now), loss.result) for loss in lost]
@@ -48,7 +51,7 @@ def check(run: RunState, now: float) -> None:
 
 
 def check_empty_places(run: RunState, now: float) -> None:
-    """End the run if a place has been empty for too long."""
+    """End the run if a place has been empty for too long; stop it if that is the script's place."""
     missing, patience = run.registry.missing, run.config.patience
     for pending in [each for each in run.replacements.pending.values() if each.index in missing]:
         empty = now - pending.awaited
@@ -62,7 +65,7 @@ def check_empty_places(run: RunState, now: float) -> None:
 
 
 def mark_lost(run: RunState, now: float) -> None:
-    """Note, after the run, that silent workers have left or are lost; nothing follows from it."""
+    """Mark silent workers of a run that is over as left or lost. Nothing follows from it."""
     for loss in losses(run.registry.reachable(), run.config.leases, now):
         if loss.member.status is MemberStatus.FINISHED:
             loss.member.leave()
@@ -71,10 +74,16 @@ def mark_lost(run: RunState, now: float) -> None:
 
 
 def note_parting(run: RunState, member: Member, message: Failed | Goodbye, now: float) -> None:
-    """Note that a worker says that it ends.
+    """Note a worker's message that it ends.
 
-    It says nothing else from then on, and its process ends soon: see `check_partings`. The script makes no more calls,
-    and may stay until the workers have carried out the last.
+    The worker sends nothing else from then on, and its process ends soon: see `check_partings`. The script makes no
+    more calls, and may stay until the workers have carried out the last.
+
+    Args:
+        run: The state.
+        member: The sender.
+        message: Its last message.
+        now: Seconds since the epoch.
     """
     if member.is_script and isinstance(message, Goodbye):
         run.stopping.note_calls(message.training_steps, present=True)
@@ -88,14 +97,14 @@ def note_parting(run: RunState, member: Member, message: Failed | Goodbye, now: 
 
 
 def note_alive(run: RunState, member: Member) -> None:
-    """Note that a worker goes on that has said that it ends: a process said that which has read its secret."""
+    """Drop a worker's message that it ends: the worker goes on, so a process that has read its secret sent that."""
     if (said := member.take_parting()) is not None:
         kind = type(said).__name__
         run.events.count_once("contradicted", f"refused: {kind} of {member.label}, which goes on")
 
 
 def check_partings(run: RunState, now: float) -> None:
-    """Believe the workers that said that they end, once their processes have ended, or they are silent."""
+    """Accept the ends that workers have announced, once their processes have ended or they have been silent."""
     parting = [(*member.parting, member) for member in run.registry.reachable() if member.parting is not None]
     for since, message, member in sorted(parting, key=lambda each: each[0]):
         if (member.exited is not None or now - since >= PARTING) and not run.lifecycle.over:
@@ -116,7 +125,7 @@ def note_exit(run: RunState, exited: Exited, now: float) -> None:
 
 
 def why_waiting(run: RunState, now: float, worker: int | None = None) -> Diagnosis:
-    """Return why the run waits, or why `worker` does."""
+    """Return why the run waits at `now` (seconds since the epoch), or why the worker with index `worker` does."""
     config = run.config
     return diagnose(
         ClusterState(
@@ -144,9 +153,9 @@ def _part(run: RunState, member: Member, message: Failed | Goodbye, now: float) 
 
 
 def _lose(run: RunState, loss: WorkerLoss, now: float) -> str:
-    """Empty the place of a lost worker. Returns why the run cannot survive the loss, "" if it can.
+    """Empty the place of a lost worker. Return why the run cannot survive the loss, "" if it can.
 
-    Before the run starts, a lost worker of which no exit is known only frees its place.
+    Before the run starts, a lost worker only frees its place, unless its exit is known.
     """
     member = loss.member
     if member.is_script:
@@ -191,7 +200,7 @@ def _stop_without_script(run: RunState, reason: str, now: float) -> None:
 
 
 def _note_failed_start(run: RunState, exited: Exited, now: float) -> None:
-    """Note the end of a process that was to take an empty place, or of the one whose loss has emptied it."""
+    """Note the end of a process that was to take an empty place, or of the process whose loss has emptied it."""
     index = exited.index
     pending, label = run.replacements.pending.get(index), _label(run, index)
     if pending is not None and pending.pid == exited.pid:
