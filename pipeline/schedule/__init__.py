@@ -1,8 +1,8 @@
 """Schedules as data: for every worker, the list of actions it runs in a step, decided before the run.
 
-Every schedule runs a stage's forwards in ascending order of microbatches, and its backwards too, unless it says that
-they descend. May import `errors`. Read `action.py`, `value.py`, then `catalogue.py`; `pipeline/program` proves what is
-true of a schedule.
+Every schedule runs a stage's forwards in ascending order of microbatches, and its backwards too, unless the schedule
+says that they descend. May import `errors`. Read `action.py`, `value.py`, then `catalogue.py`; `pipeline/program`
+proves what is true of a schedule.
 """
 
 from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind

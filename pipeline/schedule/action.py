@@ -1,11 +1,12 @@
-"""An action: one thing a worker does. Written `2F0`: stage 2, forward, microbatch 0.
+"""Actions: the computations of a worker. Written `2F0`: stage 2, forward, microbatch 0.
 
-An action takes from a queue and puts into one. A queue is named by what it carries and the stage that takes from it:
+An action takes from a queue and puts into one. A queue is named by the data it carries and the stage that takes from
+it:
 
     stage 1  --- forward-2 --->   stage 2
     stage 1  <-- backward-1 ---   stage 2
 
-Passes of `pipeline/program` add actions and queues: for what stages share, for norms, for replicas.
+Passes of `pipeline/program` add actions and queues: for parameters that stages share, for norms, for replicas.
 """
 
 from enum import StrEnum
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """Kinds of actions that are known here. A feature may have others: each is one letter."""
+    """Kinds of actions known to schedules. A feature may have others: each is one letter."""
 
     FORWARD = "F"
     BACKWARD = "B"  # both gradients at once
@@ -44,33 +45,40 @@ _CARRIED: dict[str, str] = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", 
 
 
 class Action(NamedTuple):
-    """One thing a worker does: `kind`, for `stage` and `microbatch`, both from 0."""
+    """A computation of a worker: its `kind`, and the `stage` and `microbatch` it is for, both counted from 0."""
 
     kind: str
     stage: int
     microbatch: int = 0
 
     def __str__(self) -> str:
+        """Return the action for people: "2F0"."""
         return f"{self.stage}{self.name}"
 
     @property
     def name(self) -> str:
-        """Without its stage: "F0", "U"."""
+        """Name without the stage: "F0", "U"."""
         return str(self.kind) if self.kind in ONCE_PER_STEP else f"{self.kind}{self.microbatch}"
 
     @property
     def way(self) -> tuple["Action", ...]:
-        """The actions on the same microbatch, at the same stage, that lead to it, and itself."""
+        """Actions on the same microbatch at the same stage that lead to this action, in order, and this action."""
         return tuple(self._replace(kind=kind) for kind in _WAY.get(self.kind, (Kind.FORWARD, Kind.BACKWARD)))
 
     @property
     def inbound(self) -> str:
-        """The queue that it takes from, "" for none. At the ends of the pipeline there is no queue of that name."""
+        """Name of the queue that the action takes from, "" for none.
+
+        The name is given for the ends of the pipeline, too, where no such queue exists.
+        """
         return f"{_CARRIED[self.kind]}-{self.stage}" if self.kind in _CARRIED else ""
 
     @property
     def outbound(self) -> str:
-        """The queue that it puts into, named in the same way."""
+        """Name of the queue that the action puts into, "" for none.
+
+        The name is given for the last stage, too, where no such queue exists.
+        """
         consumer = self.stage + 1 if self.kind is Kind.FORWARD else self.stage - 1
         return f"{_CARRIED[self.kind]}-{consumer}" if self.kind in _CARRIED and consumer >= 0 else ""
 

@@ -95,11 +95,17 @@ def alternate(stage: int, numbers: range, warm_up: int, deferred: int | None = N
 
 
 def window_for(latencies: Sequence[float], forward: float, backward: float) -> tuple[int, ...]:
-    """The smallest window that hides the latencies.
+    """Return the smallest window that hides the latencies: microbatches in flight, by stage.
 
-    `latencies[h]` is the one-way latency between stages h and h+1, `forward` and `backward` the times of one microbatch
-    in the slowest stage, all in one unit. No latency gives 1F1B's window, up to half of a forward and a backward eager
-    1F1B's. Raises `ValueError` if a stage takes no time or a latency is negative.
+    No latency gives 1F1B's window, a latency of up to half of a forward and a backward gives eager 1F1B's.
+
+    Args:
+        latencies: `latencies[h]` is the one-way latency between stages h and h+1.
+        forward: Time of a forward of one microbatch in the slowest stage, in the unit of the latencies.
+        backward: Time of a backward of one microbatch in the slowest stage, in the same unit.
+
+    Raises:
+        ValueError: A stage takes no time, or a latency is negative.
     """
     if forward + backward <= 0 or min(latencies, default=0) < 0:
         raise ValueError(f"stages must take time and messages none or more: {forward=}, {backward=}, {latencies=}")
@@ -111,7 +117,7 @@ _ROUNDING = 1e-9  # 1 + 2 * 0.8 / (0.1 + 0.7) is slightly above 3, and must not 
 
 
 def checked_window(shape: Shape, window: Sequence[int] | None) -> Sequence[int]:
-    """Returns `window`. Raises `ScheduleRefused` if it lacks a stage, stops a stage, or makes two stages deadlock."""
+    """Return `window`. Raises `ScheduleRefused` if it lacks a stage, stops a stage, or makes two stages deadlock."""
     if window is None or len(window) != shape.stages:
         given = "none is given" if window is None else f"there are {len(window)}"
         one_f_one_b = ", ".join(map(str, range(shape.stages, 0, -1)))
@@ -130,8 +136,11 @@ def checked_window(shape: Shape, window: Sequence[int] | None) -> Sequence[int]:
 
 
 def interleaved(shape: Shape) -> Lists:
-    """Return each worker's list for one step, without updates. Raises `ScheduleRefused` if stages or groups do not
-    fit."""
+    """Return each worker's list for one step of interleaved 1F1B, without updates.
+
+    Raises:
+        ScheduleRefused: The stages do not loop over the workers, or the microbatches do not divide into groups.
+    """
     _check_looped(shape)
     if not _divide(shape.workers, shape.microbatches):
         numbers = range(1, shape.microbatches + shape.workers + 1)
@@ -147,7 +156,11 @@ def interleaved(shape: Shape) -> Lists:
 
 
 def breadth_first(shape: Shape) -> Lists:
-    """Return each worker's list for one step, without updates. Raises `ScheduleRefused` if the stages do not loop."""
+    """Return each worker's list for one breadth-first step, without updates.
+
+    Raises:
+        ScheduleRefused: The stages do not loop over the workers.
+    """
     _check_looped(shape)
     numbers = range(shape.microbatches)
     return tuple(
@@ -193,11 +206,16 @@ def _worker(shape: Shape, worker: int, size: int) -> Iterator[Action]:
 
 
 def merge(lists: Sequence[Iterator[Action]], shape: Shape, ahead: int = sys.maxsize) -> Iterator[Action]:
-    """Yield all actions of all stages' lists in the order of their start. A stage below the first trainable one, which
-    waits for no gradient, is at most `ahead` microbatches ahead of the next one.
+    """Yield all actions of all stages' lists in the order of their start.
 
     Of actions that start at once a backward goes first, its second half last; then the lower number, then the later
     stage.
+
+    Args:
+        lists: Actions of each stage, in order.
+        shape: Shape of the schedule.
+        ahead: Microbatches by which a stage below the first trainable one, which waits for no gradient, may be ahead of
+            the next stage.
     """
     free, first = [0] * len(lists), shape.first_trainable
     most = {f"forward-{stage + 1}": ahead for stage in range(first)}

@@ -24,7 +24,7 @@ _EVERY = tuple(dict.fromkeys((*_NAMES["sync"], *_NAMES["async"])))
 
 
 def schedule_names(mode: Mode = "sync") -> tuple[str, ...]:
-    """Return the names of the catalogue that are for `mode`. Besides, `make_schedule` accepts "csv" with rows."""
+    """Return the names of the catalogue that are for `mode`. In addition, `make_schedule` accepts "csv" with rows."""
     return _NAMES[mode]
 
 
@@ -82,9 +82,17 @@ def make_schedule(
 
 
 def forward_only(placement: Sequence[Sequence[int]], microbatches: int, shares: Shares = ()) -> Schedule:
-    """Make the schedule of evaluation: every microbatch forward through every stage, of replicas the first.
+    """Make the schedule of evaluation: every microbatch runs forward through every stage.
 
-    Raises `ScheduleRefused` if the placement leaves a stage without a worker.
+    Of a stage with replicas, the first replica runs all microbatches.
+
+    Args:
+        placement: Stages of each worker; with `shares`, copies as `replicas.py` numbers them.
+        microbatches: Microbatches of an evaluated batch.
+        shares: Shares of every stage's replicas. Empty where no stage has several.
+
+    Raises:
+        ScheduleRefused: The placement leaves a stage without a worker.
     """
     copies = sum(map(len, placement))
     shape = Shape("forward-only", _frozen(placement), microbatches, first_trainable=copies)

@@ -1,5 +1,6 @@
-"""A schedule that is written down: for each worker a row of cells, in the compute-only format of
-torch.distributed.pipelining's CSV files.
+"""Schedules written down as rows: for each worker a row of cells, in torch's CSV format.
+
+The format is the compute-only one of torch.distributed.pipelining:
 
     0F0,0F1,,,0B0,0B1     worker 0, with stage 0; while a cell is empty it waits
     ,1F0,1B0,1F1,1B1,     worker 1, with stage 1
@@ -8,9 +9,13 @@ Stages are numbered over the whole model, microbatches over the step. What ends 
 and a backward in one cell, `(0F3;3B1)OVERLAP_F_B`, the first one runs first: nothing computes two actions at once here.
 `0REDUCE_GRAD`, with which torch ends some lists, counts as empty: gradients are summed where a step ends.
 
-Faults are looked for in this order, each where those before are absent: cells that are no actions, rows that are not
-those of the placement, what is missing or repeated, what is in a wrong order, workers that wait for each other for
-ever. A fault is told with its line and cell.
+Faults are searched in this order, and those of the first kind found are reported, with line and cell:
+
+1. cells that are no actions
+2. rows that do not match the placement
+3. actions that are missing or repeated
+4. actions in a wrong order
+5. workers that wait for each other for ever
 """
 
 import re
@@ -32,13 +37,14 @@ _BACKWARDS = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 
 
 class Listed(NamedTuple):
-    """An action as it is written down: in which row and which cell of it, both from 0."""
+    """An action as written down, with its row and its cell in the row, both counted from 0."""
 
     action: Action
     row: int
     cell: int
 
     def __str__(self) -> str:
+        """Return the place and the action for people: "line 1, cell 3: 0B0"."""
         return f"{place_of(self.row, self.cell)}: {self.action}"
 
 
@@ -46,12 +52,15 @@ _Rows = Sequence[Sequence[Listed]]
 
 
 def place_of(row: int, cell: int) -> str:
-    """A cell for people: "line 1, cell 3", both from 1."""
+    """Return a cell for people, both numbers counted from 1: "line 1, cell 3"."""
     return f"line {row + 1}, cell {cell + 1}"
 
 
 def rows_of(text: str) -> tuple[str, ...]:
-    """The rows of a CSV file, one for each line up to the last that is not empty; cells without quotes and spaces."""
+    """Return the rows of a CSV file, one for each line up to the last that is not empty.
+
+    Quotes and spaces are removed from cells.
+    """
     rows = [",".join(cell.strip().strip('"').strip() for cell in line.split(",")) for line in text.splitlines()]
     while rows and not rows[-1].strip(","):
         rows.pop()
@@ -59,12 +68,12 @@ def rows_of(text: str) -> tuple[str, ...]:
 
 
 def listed(rows: Sequence[str]) -> tuple[tuple[Listed, ...], ...]:
-    """The actions of each row, without cells that are none."""
+    """Return the actions of each row, leaving out cells that are no actions."""
     return tuple(tuple(_actions(number, row)) for number, row in enumerate(rows))
 
 
 def unknown_cells(rows: Sequence[str]) -> Iterator[str]:
-    """Each cell that is neither empty nor an action, with its place."""
+    """Yield each cell that is neither empty nor an action, with its place."""
     for number, row in enumerate(rows):
         for place, cell in enumerate(row.split(",")):
             if any(_ACTION.fullmatch(part) is None for part in _parts(cell)):
@@ -91,8 +100,10 @@ def _meant(cell: str) -> str:
 
 
 def deadlock(rows: _Rows) -> Iterator[str]:
-    """The circle in which workers wait, as a chain of actions; nothing if there is none. The rows have every action of
-    every stage."""
+    """Yield the circle in which workers wait, as a chain of actions; nothing if there is none.
+
+    The rows must have every action of every stage.
+    """
     places = {each.action: each for row in rows for each in row}
     heads = _stuck(rows, places)
     if heads:
@@ -100,7 +111,7 @@ def deadlock(rows: _Rows) -> Iterator[str]:
 
 
 def _stuck(rows: _Rows, places: Mapping[Action, Listed]) -> dict[int, Listed]:
-    """By worker, the action at which it waits for ever."""
+    """Return, by worker, the action at which the worker waits for ever."""
     ran: set[Action] = set()
     heads = [0] * len(rows)
     moves = True
@@ -115,7 +126,7 @@ def _stuck(rows: _Rows, places: Mapping[Action, Listed]) -> dict[int, Listed]:
 
 
 def _source(action: Action, places: Mapping[Action, Listed]) -> Action | None:
-    """The action of a neighbouring stage whose message it takes; None for none."""
+    """Return the action of a neighbouring stage whose message `action` takes, None for none."""
     if action.kind is Kind.WEIGHT:
         return None
     forward = action.kind is Kind.FORWARD
@@ -126,7 +137,7 @@ def _source(action: Action, places: Mapping[Action, Listed]) -> Action | None:
 
 
 def _circle(heads: Mapping[int, Listed], places: Mapping[Action, Listed]) -> list[Listed]:
-    """The actions at which workers wait, each for the worker of the next one, the last for that of the first."""
+    """Return the actions at which workers wait, each for the worker of the next one, the last for the first."""
     way: list[int] = []
     worker = min(heads)
     while worker not in way:
@@ -152,7 +163,7 @@ def _chain(circle: Sequence[Listed], places: Mapping[Action, Listed]) -> str:
 
 
 def faults(rows: Sequence[str], shape: Shape) -> list[str]:
-    """Everything of the first kind of which anything is wrong; empty for rows that can be run."""
+    """Return every fault of the first kind of which there is any; empty for rows that can be run."""
     found = listed(rows)
     checks: tuple[Callable[[], Iterator[str]], ...] = (
         lambda: unknown_cells(rows),
@@ -177,8 +188,11 @@ def descends(rows: _Rows) -> bool:
 
 
 def told_by(rows: Sequence[str]) -> tuple[Placement, int]:
-    """The stages of each worker, and the microbatches of a step, by the rows alone. Raises `ScheduleRefused` for cells
-    that are no actions, and for a stage on two rows."""
+    """Return the stages of each worker and the microbatches of a step, read from the rows alone.
+
+    Raises:
+        ScheduleRefused: A cell is no action, or a stage is on two rows.
+    """
     found = listed(rows)
     if wrong := list(unknown_cells(rows)) or list(_shared(found)):
         raise ScheduleRefused("; ".join(wrong))
@@ -187,7 +201,7 @@ def told_by(rows: Sequence[str]) -> tuple[Placement, int]:
 
 
 def _shared(rows: _Rows) -> Iterator[str]:
-    """The first action, on a further row, of a stage that an earlier row has."""
+    """Yield, for each further row of a stage that an earlier row has, the stage's first action there."""
     owners: dict[int, Listed] = {}
     told: set[tuple[int, int]] = set()
     for each in chain.from_iterable(rows):
@@ -265,7 +279,7 @@ def _wanted(stage: int, microbatch: int, there: set[Action]) -> Iterator[Action]
 
 
 def _disordered(rows: _Rows) -> Iterator[str]:
-    """The first fault of each stage; the others follow from it most often."""
+    """Yield the first fault of each stage; the stage's other faults mostly follow from it."""
     back = -1 if descends(rows) else 1
     for row in rows:
         places = {each.action: place for place, each in enumerate(row)}
@@ -288,7 +302,12 @@ def _later_than_needed(
 
 
 def _needed(action: Action, back: int) -> Iterator[Action]:
-    """What comes before `action` at its stage. `back`: by how much the backward before it has a lower microbatch."""
+    """Yield the actions that come before `action` at its stage.
+
+    Args:
+        action: The action.
+        back: Amount by which the microbatch of the backward before is lower: 1, or -1 if backwards descend.
+    """
     apart = back if action.kind in _BACKWARDS else 1
     for kind in BUILDS_ON.get(action.kind, ()):
         yield action._replace(kind=kind)

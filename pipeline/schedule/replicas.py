@@ -1,4 +1,4 @@
-"""Replicas of a stage: which copies of stages there are, and which microbatches of a step each of them has.
+"""Replicas of a stage: the copies of each stage, and the microbatches of a step that each copy has.
 
 Copies are numbered: 0 to S-1 are the first copies of stages 0 to S-1, so a schedule without replicas has no other
 numbers; further copies follow, in the order of their stages. People read labels: "1" where a stage has one copy, "1.0"
@@ -12,7 +12,7 @@ A copy's microbatches are its group. They are dealt by smooth weighted round rob
 copies, and stay as they are for the run: the order in which gradients are added follows from them.
 
 **Lists.** In a schedule in which stages have replicas, each copy is given what it can begin first, a backward before
-a forward, with at most so many microbatches in flight.
+a forward, with a limit on its microbatches in flight.
 
 No list can make workers wait for each other for ever, whatever the windows are. Copies run forwards, and backwards, in
 ascending order. So the lowest microbatch that is not through has nothing before it at any copy, and nothing in flight
@@ -45,7 +45,7 @@ NAMES = ("gpipe", "1f1b", "eager-1f1b", "window")
 
 
 def dealt(shares: Sequence[int], microbatches: int) -> tuple[tuple[int, ...], ...]:
-    """The microbatches of each replica, in ascending order: in proportion to `shares`, which are from 1 on."""
+    """Return the microbatches of each replica, in ascending order, dealt in proportion to `shares` (each 1 or more)."""
     groups: tuple[list[int], ...] = tuple([] for _ in shares)
     credit, total = [0] * len(shares), sum(shares)
     for microbatch in range(microbatches):
@@ -58,36 +58,38 @@ def dealt(shares: Sequence[int], microbatches: int) -> tuple[tuple[int, ...], ..
 
 @dataclass(frozen=True)
 class Replicas:
-    """The copies of every stage, for steps of so many `microbatches`."""
+    """The copies of every stage, for steps of `microbatches` microbatches."""
 
     shares: Shares
     microbatches: int
 
     @property
     def stages(self) -> int:
+        """Number of stages of the model."""
         return len(self.shares)
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """The stage and the replica that each copy is."""
+        """Stage and replica of each copy."""
         first = ((stage, 0) for stage in range(self.stages))
         further = ((stage, each) for stage, shares in enumerate(self.shares) for each in range(1, len(shares)))
         return (*first, *further)
 
     @property
     def copies(self) -> range:
+        """Numbers of all copies."""
         return range(len(self.places))
 
     @cached_property
     def of_stage(self) -> tuple[tuple[int, ...], ...]:
-        """The copies of each stage, by replica."""
+        """Copies of each stage, by replica."""
         return tuple(
             tuple(copy for copy in self.copies if self.places[copy][0] == stage) for stage in range(self.stages)
         )
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The microbatches of each copy."""
+        """Microbatches of each copy."""
         of_stage = [dealt(shares, self.microbatches) for shares in self.shares]
         return tuple(of_stage[stage][replica] for stage, replica in self.places)
 
@@ -96,10 +98,11 @@ class Replicas:
         return tuple({each: copy for copy in copies for each in self.groups[copy]} for copies in self.of_stage)
 
     def stage(self, copy: int) -> int:
+        """Return the stage of a copy."""
         return self.places[copy][0]
 
     def having(self, stage: int, microbatch: int) -> int:
-        """The copy of `stage` that has the microbatch."""
+        """Return the copy of `stage` that has the microbatch."""
         return self._having[stage][microbatch]
 
     @cached_property
@@ -108,31 +111,51 @@ class Replicas:
         return len(self.places) > self.stages
 
     def is_replicated(self, stage: int) -> bool:
+        """Return True if `stage` has several copies."""
         return len(self.shares[stage]) > 1
 
     def others(self, copy: int) -> tuple[int, ...]:
-        """The other copies of its stage, by replica."""
+        """Return the other copies of the copy's stage, by replica."""
         return tuple(each for each in self.of_stage[self.stage(copy)] if each != copy)
 
     def label(self, copy: int) -> str:
-        """ "1", "1.0": a copy for people."""
+        """Return a copy's name for people: "1", "1.0"."""
         stage, replica = self.places[copy]
         return f"{stage}.{replica}" if self.is_replicated(stage) else str(stage)
 
     def copy_of(self, name: str) -> int | None:
-        """The copy with this label, or else with this number; None if there is none."""
+        """Return the copy with the label `name`, or else with that number; None if there is none."""
         labels = {self.label(copy): copy for copy in self.copies}
         numbers = {str(copy): copy for copy in self.copies}
         return labels.get(name, numbers.get(name))
 
     def queue(self, flow: str, source: int, consumer: int) -> str:
-        """The name of the queue between two copies: "forward-2", "forward-2.1", "forward-2.1-from-1.0"."""
+        """Return the name of the queue between two copies.
+
+        The names are "forward-2"; "forward-2.1" if the consumer has replicas; "forward-2-from-1.0" if the source has;
+        "forward-2.1-from-1.0" if both have.
+
+        Args:
+            flow: First part of the name, the data that the queue carries.
+            source: Copy that puts.
+            consumer: Copy that takes.
+        """
         name = f"{flow}-{self.label(consumer)}"
         return f"{name}-from-{self.label(source)}" if self.is_replicated(self.stage(source)) else name
 
     def between(self, flow: str, source: int, consumer: int) -> dict[str, tuple[int, int]]:
-        """The queues from the copies of stage `source` to those of `consumer`: for each, the copy that puts and the one
-        that takes. There is one for each two that have some microbatch."""
+        """Return the queues from the copies of stage `source` to those of stage `consumer`.
+
+        There is a queue for each two copies that have a microbatch in common.
+
+        Args:
+            flow: First part of the names, the data that the queues carry.
+            source: Stage whose copies put.
+            consumer: Stage whose copies take.
+
+        Returns:
+            By name of the queue, the copy that puts and the copy that takes.
+        """
         return {
             self.queue(flow, one, other): (one, other)
             for one in self.of_stage[source]
@@ -141,18 +164,24 @@ class Replicas:
         }
 
     def common(self, one: int, other: int) -> tuple[int, ...]:
-        """The microbatches that both copies have, in ascending order."""
+        """Return the microbatches that both copies have, in ascending order."""
         return tuple(sorted({*self.groups[one]} & {*self.groups[other]}))
 
 
 @cache
 def replicas_of(shares: Shares, microbatches: int) -> Replicas:
-    """The same value each time: what follows from it is computed once."""
+    """Return the one `Replicas` for these arguments, so that values derived from it are computed once."""
     return Replicas(shares, microbatches)
 
 
 def in_flight(name: str, replicas: Replicas, window: Sequence[int] | None) -> list[int]:
-    """How many microbatches each copy may have in flight: 1 or more."""
+    """Return how many microbatches each copy may have in flight: 1 or more.
+
+    Args:
+        name: Name of the schedule.
+        replicas: Copies of the stages.
+        window: Microbatches in flight by stage, for the schedule "window".
+    """
     counts = [len(each) for each in replicas.shares]
     own = [2 * count if count > 1 else 1 for count in counts]
     match name:
@@ -172,6 +201,12 @@ def in_flight(name: str, replicas: Replicas, window: Sequence[int] | None) -> li
 
 def with_replicas(shape: Shape, shares: Shares, mode: str, window: Sequence[int] | None) -> Lists:
     """Return each worker's list for one step, without updates; () if `shares` is empty, so that no stage has replicas.
+
+    Args:
+        shape: Shape of the schedule.
+        shares: Shares of every stage's replicas.
+        mode: "sync" or "async".
+        window: Microbatches in flight by stage, for the schedule "window".
 
     Raises:
         ScheduleRefused: Replicas do not go with the schedule, or a copy would have no microbatch.
@@ -213,7 +248,7 @@ _Done = dict[tuple[str, int, int], float]  # when the action of a stage on a mic
 
 @dataclass(slots=True)
 class _Copy:
-    """What a copy may do next."""
+    """State of a copy while the lists are made, from which its next actions follow."""
 
     number: int
     replicas: Replicas
@@ -233,7 +268,11 @@ class _Copy:
         return self.replicas.groups[self.number]
 
     def candidates(self, done: _Done) -> Iterator[tuple[float, bool, int, int, Action]]:
-        """What can begin, when; of those that begin at once the first is to be preferred."""
+        """Yield the actions that can begin, at most a forward and a backward.
+
+        Each is a tuple (start, is a forward, microbatch, number of the copy, action): the smallest one is to be run
+        first, so that of two that start at once the backward is preferred.
+        """
         stage, trains = self.stage, self.stage >= self.first_trainable
         held = self.forwarded - self.backwarded
         if self.forwarded < len(self.group) and (not trains or held < self.limit):
@@ -262,7 +301,7 @@ class _Copy:
 
 
 def _in_order(copies: Sequence[_Copy]) -> Iterator[Action]:
-    """All actions in the order of their start: a worker that has several copies runs them in this order."""
+    """Yield all actions in the order of their start: a worker that has several copies runs them in this order."""
     done: _Done = {}
     while ready := [each for copy in copies for each in copy.candidates(done)]:
         start, _, _, copy, action = min(ready)

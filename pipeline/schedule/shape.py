@@ -1,4 +1,4 @@
-"""The shape that a schedule is made for, and whether any schedule can be made for it."""
+"""The shape that a schedule is made for, and the check that a schedule can be made for it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,13 +16,21 @@ class ScheduleRefused(StagelineError):
     exit_code = ExitCode.REFUSED
 
     def __init__(self, text: str, reason: str = "") -> None:
+        """Take the whole `text`, and the `reason` in it without the schedule and the shape."""
         super().__init__(text)
         self.reason = reason or text  # without the schedule and the shape
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A schedule's name, the stages of each worker, the microbatches of a step, and the first stage that trains."""
+    """Shape of a schedule.
+
+    Attributes:
+        name: Name of the schedule.
+        placement: Stages of each worker.
+        microbatches: Microbatches of a step.
+        first_trainable: First stage that trains.
+    """
 
     name: str
     placement: Placement
@@ -30,7 +38,7 @@ class Shape:
     first_trainable: int = 0
 
     def __post_init__(self) -> None:
-        """Raises `ScheduleRefused` unless every stage has one worker and the numbers are in range."""
+        """Raise `ScheduleRefused` unless every stage has one worker and the numbers are in range."""
         if self.microbatches < 1:
             raise self.refused("a step needs at least one microbatch; set schedule.microbatches to 1 or more")
         for worker, stages in enumerate(self.placement):
@@ -49,13 +57,16 @@ class Shape:
 
     @property
     def stages(self) -> int:
+        """Number of stages."""
         return sum(len(stages) for stages in self.placement)
 
     @property
     def workers(self) -> int:
+        """Number of workers."""
         return len(self.placement)
 
     def __str__(self) -> str:
+        """Return the numbers for people: "4 stages on 2 workers with 8 microbatches"."""
         return (
             f"{_counted(self.stages, 'stage')} on {_counted(self.workers, 'worker')} "
             f"with {_counted(self.microbatches, 'microbatch', 'microbatches')}"
@@ -66,7 +77,7 @@ class Shape:
         return (each for each in actions if each.kind is Kind.FORWARD or each.stage >= self.first_trainable)
 
     def refused(self, reason: str) -> ScheduleRefused:
-        """The error that refuses this schedule and shape for `reason`."""
+        """Return the error that refuses this schedule and shape for `reason`."""
         return ScheduleRefused(f"schedule {self.name} cannot run {self}: {reason}", reason)
 
 

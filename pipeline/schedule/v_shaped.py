@@ -1,7 +1,7 @@
 """Schedules over a V: worker r of P owns stage r on the way down and stage 2 P - 1 - r on the way up.
 
 The last stage lies on worker 0, so a microbatch's backward begins where its forward did, and all workers hold equally
-many microbatches. Two of them are given as lists, which are torch's:
+many microbatches. Two of these schedules are given as lists, which are torch's:
 
     zb-v         ZB-V (arXiv 2405.15362): no bubble but the way down, if F, I and W take equally long
     dualpipe-v   DualPipeV (DeepSeek-V3's report and repository): forwards and backwards in pairs of opposite direction
@@ -34,13 +34,21 @@ _PRECEDENCES = ("I1 I0 F1 F0", "I0 I1 F1 F0", "F1 I1 I0 F0", "F1 I0 I1 F0", "I1 
 
 
 def zb_v(shape: Shape) -> Lists:
-    """Each worker's list for one step, without updates. Raises `ScheduleRefused` if the stages lie otherwise."""
+    """Return each worker's list for one step of ZB-V, without updates.
+
+    Raises:
+        ScheduleRefused: The stages form no V over the workers.
+    """
     check_v_shaped(shape)
     return tuple(tuple(_zb_v(shape, worker).actions) for worker in range(shape.workers))
 
 
 def dualpipe_v(shape: Shape) -> Lists:
-    """Return each worker's list, as `zb_v` does. Raises `ScheduleRefused`, too, for less than 2 P microbatches."""
+    """Return each worker's list for one step of DualPipeV, without updates.
+
+    Raises:
+        ScheduleRefused: The stages form no V over the workers, or there are less than two microbatches for each worker.
+    """
     check_v_shaped(shape)
     if shape.microbatches < 2 * shape.workers:
         raise shape.refused(
@@ -51,12 +59,12 @@ def dualpipe_v(shape: Shape) -> Lists:
 
 
 def v_shaped(workers: int) -> tuple[tuple[int, int], ...]:
-    """The stages of each worker."""
+    """Return the stages of each worker in a V over `workers` workers."""
     return tuple((worker, 2 * workers - 1 - worker) for worker in range(workers))
 
 
 def check_v_shaped(shape: Shape) -> None:
-    """Raises `ScheduleRefused` unless the stages form a V over the workers."""
+    """Raise `ScheduleRefused` unless the stages form a V over the workers."""
     wanted = v_shaped(shape.workers)
     if tuple(tuple(sorted(stages)) for stages in shape.placement) != wanted:
         fits = shape.stages == 2 * shape.workers
@@ -83,7 +91,10 @@ def _zb_v(shape: Shape, worker: int) -> "_Turns":
 
 
 def _dualpipe_v(shape: Shape, worker: int) -> "_Turns":
-    """In eight parts, as in DeepSeek's repository. `W` is the second half of the oldest backward that was split."""
+    """Return a worker's list in eight parts, as in DeepSeek's repository.
+
+    `W` is the second half of the oldest backward that was split.
+    """
     behind, here = shape.workers - 1 - worker, worker + 1
     turns = _Turns(shape, worker)
     turns.run("F0", 2 * behind)
@@ -101,8 +112,10 @@ def _dualpipe_v(shape: Shape, worker: int) -> "_Turns":
 
 
 class _Turns:
-    """Actions of a worker, written as turns of its two stages, without microbatches that a step does not have. `ran`
-    counts the turns."""
+    """Actions of a worker, written as turns of its two stages.
+
+    Microbatches that a step does not have are left out. `ran` counts the turns.
+    """
 
     def __init__(self, shape: Shape, worker: int) -> None:
         self._stages = v_shaped(shape.workers)[worker]
@@ -130,8 +143,11 @@ class _Turns:
 
 
 def timed_zb_v(shape: Shape, times: Times) -> Lists:
-    """Each worker's list for one step, without updates. Raises `ScheduleRefused` if the stages form no V, or if times
-    are none."""
+    """Return each worker's list for one step of ZB-V at these `times`, without updates.
+
+    Raises:
+        ScheduleRefused: The stages form no V, or a time is not positive.
+    """
     if min(times) <= 0:
         raise shape.refused(f"F, I and W must take some time, and are given as {', '.join(map(str, times))}")
     listed = tuple(tuple(shape.trained(actions)) for actions in zb_v(shape))
@@ -141,7 +157,7 @@ def timed_zb_v(shape: Shape, times: Times) -> Lists:
 
 
 class _VRun:
-    """Runs all workers on a clock. `lists` is what each of them ran, `span` how long it took."""
+    """A run of all workers on a clock. `lists` has the actions that each worker ran, `span` the time it took."""
 
     def __init__(self, shape: Shape, times: Times, precedence: Sequence[str]) -> None:
         self._shape, self._precedence, self._times = shape, precedence, dict(zip(_TIMED, times, strict=True))
@@ -208,7 +224,7 @@ def _span(shape: Shape, lists: Lists, times: Times) -> float:
 
 
 def _latest(ends: Mapping[Action, float], action: Action, stages: int) -> float:
-    """Return when all that `action` needs has ended; never, as long as that is not known."""
+    """Return when everything that `action` needs has ended; infinity as long as that is not known."""
     source = {Kind.FORWARD: action.stage - 1, Kind.INPUT: action.stage + 1}.get(Kind(action.kind), -1)
     sent = [action._replace(stage=source)] if 0 <= source < stages else []
     return max((ends.get(each, _NEVER) for each in (*action.way[:-1], *sent)), default=0)

@@ -1,4 +1,4 @@
-"""A schedule as a value: what each worker does in which order, and the program that repeats it over a run."""
+"""A schedule as a value: the actions of each worker in order, and the program that repeats them over a run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from .versions import DELAYED, Mode, overlapping
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """For every worker, its list of actions for a step.
+    """Lists of actions of every worker for a step.
 
     In asynchronous mode steps overlap as `program` orders them, and a step is one microbatch, but for `DELAYED`.
 
     Attributes:
-        name: Name in the catalogue, or of the file that it is from.
-        mode: Whether a step ends before the next begins.
+        name: Name in the catalogue, or of the file that the schedule is from.
+        mode: "sync" if a step ends before the next begins, else "async".
         placement: Stages of each worker; of replicated stages, copies as `replicas.py` numbers them.
         microbatches: Microbatches of a step.
         workers: One step of each worker, in which each of its stages ends with a `U`.
-        first_trainable: First stage that trains. Those below run forward only; their `U` marks the end of the step.
-        shares: Part of the microbatches that each replica of each stage has. Empty where no stage has several.
+        first_trainable: First stage that trains. Stages below it run forward only; their `U` marks the end of the step.
+        shares: Share of the microbatches that each replica of each stage has. Empty where no stage has several.
         descends: True if stages run the backwards of a step in descending order of microbatches.
     """
 
@@ -38,22 +38,22 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """Of the model."""
+        """Number of stages of the model."""
         return len(self.shares) or self.copies
 
     @property
     def copies(self) -> int:
-        """Of stages: as many as there are stages, where none has replicas."""
+        """Number of copies of stages; equal to the number of stages if none has replicas."""
         return sum(len(stages) for stages in self.placement)
 
     @property
     def replicas(self) -> Replicas:
-        """Which stage each copy is of, and which microbatches it has."""
+        """The copies of each stage, and the microbatches of each copy."""
         return replicas_of(self.shares or ((1,),) * self.copies, self.microbatches)
 
     @property
     def shape(self) -> Shape:
-        """The shape that it was made for."""
+        """The shape that the schedule was made for."""
         return Shape(self.name, self.placement, self.microbatches, self.first_trainable)
 
     def refused(self, reason: str) -> ScheduleRefused:
@@ -65,7 +65,7 @@ class Schedule:
         return self.replicas.label(copy)
 
     def name_of(self, action: Action) -> str:
-        """An action for people: "1F3", "1.0F3"."""
+        """Return an action for people: "1F3", "1.0F3"."""
         return f"{self.label(action.stage)}{action.name}"
 
     def trains(self, copy: int) -> bool:
@@ -74,24 +74,23 @@ class Schedule:
 
     @property
     def delays(self) -> bool:
-        """Whether the microbatches of a step read the weights before the newest update, in all stages
-        (PipeDream-2BW, arXiv 2006.09503)."""
+        """True if all stages read the weights before the newest update (PipeDream-2BW, arXiv 2006.09503)."""
         return self.name == DELAYED
 
     @property
     def halves_backwards(self) -> bool:
-        """Whether backwards run in two halves."""
+        """True if backwards run in two halves."""
         return any(action.kind is Kind.INPUT for actions in self.workers for action in actions)
 
     def owner(self, stage: int) -> int:
-        """The worker that owns `stage`. Raises `ValueError` if no worker does."""
+        """Return the worker that owns `stage`. Raises `ValueError` if no worker does."""
         for worker, stages in enumerate(self.placement):
             if stage in stages:
                 return worker
         raise ValueError(f"no worker owns stage {stage}: stages are numbered 0 to {self.stages - 1}")
 
     def program(self, worker: int, steps: range) -> Iterator[tuple[int, Action]]:
-        """The actions of `worker` over `steps`, in order, each with its step.
+        """Return the actions of `worker` over `steps`, in order, each with its step.
 
         In synchronous mode the step's list is repeated. In asynchronous mode it is one list over all steps.
         """

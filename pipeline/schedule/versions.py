@@ -55,7 +55,13 @@ def without_flush(shape: Shape, mode: Mode) -> Lists:
 
 
 def overlapping(shape: Shape, worker: int, steps: range) -> Iterator[tuple[int, Action]]:
-    """Yield the actions of `worker` over `steps`, in order, each with its step."""
+    """Yield the actions of `worker` over asynchronous `steps`, in order, each with its step.
+
+    Args:
+        shape: Shape of the schedule.
+        worker: Index of the worker.
+        steps: Steps to run.
+    """
     count, own = shape.microbatches, shape.placement[worker]
     numbers = range(steps.start * count, steps.stop * count)
     lists = [
