@@ -1,4 +1,4 @@
-"""Refuses random numbers that are drawn for activations of which each process has a part.
+"""Refusal of random numbers that are drawn for activations of which each process has a part.
 
 All processes of a group seed their generators alike: what they draw for different columns would be the same.
 
@@ -19,14 +19,23 @@ Styled = Mapping[str, tuple[torch.nn.Module, str]]  # a module and its style, by
 
 
 class SplitDraw(StageError):
-    """A layer has drawn random numbers for what is split."""
+    """Refusal of a layer that has drawn random numbers for a split activation."""
 
 
 class DrawWatch:
-    """Looks at the generators of `device` where an activation becomes split, where it is whole again, and around each
-    of the stage's `layers`, before which they are seeded."""
+    """A watch over random generators, which raises `SplitDraw` if a layer draws for a split activation."""
 
     def __init__(self, layers: Sequence[torch.nn.Module], styled: Styled, device: torch.device) -> None:
+        """Register hooks on the layers and modules.
+
+        The generators are compared where an activation becomes split, where it is whole again, and around each layer,
+        before which they are seeded.
+
+        Args:
+            layers: The stage's layers.
+            styled: Modules that are split, with their styles ("colwise" or "rowwise"), by name.
+            device: Device whose generators are watched.
+        """
         self._generators = default_generators(device)
         self._split_by = ""  # the module whose output is split now
         self._states: list[torch.Tensor] = []

@@ -10,14 +10,21 @@ from .stage import Stage
 
 
 class SavedBytes:
-    """Counts the memory that autograd keeps for a backward, without that of the weights."""
+    """A count of the memory that autograd keeps for a backward, without that of the weights.
+
+    Attributes:
+        bytes: All bytes.
+        large: Sizes of memory that can be offloaded, in bytes, by address.
+    """
 
     def __init__(self, stage: Stage) -> None:
+        """Begin at 0 for `stage`, whose parameters and buffers are not counted."""
         self.bytes = 0
         self.large: dict[int, int] = {}  # what can be offloaded, by address
         self._seen = {tensor.untyped_storage().data_ptr() for tensor in stage.state_dict().values()}
 
     def note(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count the memory of `tensor`, unless it was counted before, and return `tensor`: a hook for saved tensors."""
         memory = tensor.untyped_storage()
         if memory.data_ptr() not in self._seen:
             self._seen.add(memory.data_ptr())
@@ -28,8 +35,15 @@ class SavedBytes:
 
 
 def lasting_bytes(stage: Stage, counts: Callable[[torch.Tensor], bool] = lambda tensor: True) -> dict[str, int]:
-    """Of a stage after an update, by what it is: weights, gradients, the optimizer's state, and averages; those of
-    tensors that `counts` is true of, for a gradient of its parameter."""
+    """Return the bytes that last from step to step, after an update: weights, gradients, optimizer, averages.
+
+    Args:
+        stage: The stage.
+        counts: True for a tensor that is counted. A gradient is counted if its parameter is.
+
+    Returns:
+        Bytes under "weights", "gradients", "optimizer" and "averages".
+    """
     held: dict[str, Iterable[torch.Tensor]] = {
         "weights": stage.state_dict().values(),
         "gradients": trained_parameters(stage),
@@ -40,22 +54,22 @@ def lasting_bytes(stage: Stage, counts: Callable[[torch.Tensor], bool] = lambda 
 
 
 def trained_parameters(stage: Stage) -> list[torch.Tensor]:
-    """What its optimizer updates."""
+    """Return the parameters that the optimizer of `stage` updates."""
     return [] if stage.optimizer is None else [p for group in stage.optimizer.param_groups for p in group["params"]]
 
 
 def optimizer_tensors(stage: Stage) -> list[torch.Tensor]:
-    """What its optimizer keeps."""
+    """Return the tensors that the optimizer of `stage` keeps."""
     entries = [] if stage.optimizer is None else stage.optimizer.state.values()
     return [each for entry in entries for each in entry.values() if isinstance(each, torch.Tensor)]
 
 
 def in_memory(stage: Stage, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those of its `tensors` that are not in files."""
+    """Return the elements of `tensors`, which belong to `stage`, that are not in files."""
     files = stage.file_memory
     return [each for each in tensors if files is None or not files.has(each)]
 
 
 def total_bytes(held: Iterable[torch.Tensor]) -> int:
-    """Of all of them together."""
+    """Return the bytes of all tensors in `held` together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in held)

@@ -1,4 +1,4 @@
-"""Splits a stage's layers over the processes of a group, in place, with torch's own means.
+"""Split of a stage's layers over the processes of a group, in place, with torch's own means.
 
 tensor   a linear or embedding layer: each process has some of its columns ("colwise") or rows ("rowwise")
 shard    every layer: each process has a part of each parameter, and gathers the others while it computes
@@ -16,22 +16,30 @@ from stageline.pipeline.stage.draws import Styled
 
 
 def split_by_styles(styled: Styled, mesh: DeviceMesh) -> None:
-    """Splits the weights of each module by its style ("colwise" or "rowwise")."""
+    """Split each module's weights over the processes of `mesh` by the module's style in `styled`.
+
+    Styles are "colwise" and "rowwise". Raises `ValueError` for another one.
+    """
     for module, style in styled.values():
         parallelize_module(module, mesh, _style(style))
 
 
 def shard_layers(layers: Sequence[torch.nn.Module], mesh: DeviceMesh) -> None:
-    """Splits every parameter of each layer. A layer's parameters are gathered before its forward and its backward, and
-    given back after each."""
+    """Split every parameter of each layer over the processes of `mesh`.
+
+    A layer's parameters are gathered before its forward and its backward, and given back after each.
+    """
     for layer in layers:
         if any(True for _ in layer.parameters()):
             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
 
 
 def _style(name: str) -> ParallelStyle:
-    """What is computed with split columns stays split until a layer with split rows takes it, or the stage ends: torch
-    follows it, and refuses what it cannot follow. A layer with split rows takes what is whole, too."""
+    """Return torch's style of this name.
+
+    The output of a layer with split columns stays split until a layer with split rows takes it, or the stage ends:
+    torch follows it, and refuses what it cannot follow. A layer with split rows takes a whole input, too.
+    """
     match name:
         case "colwise":
             return ColwiseParallel(use_local_output=False)

@@ -1,4 +1,4 @@
-"""Computes one stage: forward with a stash, backward from an output-gradient, update.
+"""One stage of a model: forward with a stash, backward from the output's gradient, update.
 
     forward   activation in -> layers, each seeded -> stash -> activation out (or the loss, on the last stage)
     backward  gradient with respect to that output in -> autograd -> gradient with respect to the input out
@@ -58,19 +58,7 @@ NOT_GIVEN = _NotGiven()
 
 
 class Stage(NamedTensors):
-    """One contiguous segment of a model.
-
-    Args:
-        layers: Layers of the segment, in order.
-        index: Number of the stage, from 0.
-        first_layer: Number of the first layer in the unsplit model, by which its random generators are seeded.
-        optimizer: Makes an optimizer from parameters, as `functools.partial(SGD, lr=0.1)` does. A stage without
-            trainable parameters makes none.
-        loss: Computes the mean loss over rows from output and target, on the last stage.
-        settings: All else; the defaults are those of a plain synchronous stage.
-        shared: Parameters that other stages have, too.
-        features: Features of the user; the outermost first.
-    """
+    """A contiguous segment of a model that computes forwards, backwards and updates."""
 
     def __init__(
         self,
@@ -84,6 +72,19 @@ class Stage(NamedTensors):
         shared: SharedParameters | None = None,
         features: Sequence[Feature] = (),
     ) -> None:
+        """Make the stage and move its layers to its device.
+
+        Args:
+            layers: Layers of the segment, in order.
+            index: Number of the stage, from 0.
+            first_layer: Number of the first layer in the unsplit model. Random generators are seeded by such numbers.
+            optimizer: Makes an optimizer from parameters, as `functools.partial(SGD, lr=0.1)` does. Not called without
+                trainable parameters.
+            loss: Computes the mean loss over rows from output and target, on the last stage.
+            settings: Precision, recomputation and so on; the defaults are those of a plain synchronous stage.
+            shared: Parameters that other stages have, too.
+            features: Features of the user; the outermost first.
+        """
         listed = plain_layers(layers)
         offload = settings.offload
         self.names = tuple(settings.names or map(str, range(first_layer, first_layer + len(listed))))
@@ -129,22 +130,21 @@ class Stage(NamedTensors):
         self._forgets = scratch.clear
 
     def tapped(self, tap: Tap) -> AbstractContextManager[None]:
-        """Return a context in which `tap` is given the name of each layer and what it returns, once for a microbatch,
-        before the next layer may write to that."""
+        """Return a context in which `tap` gets each layer's name and output, before the next layer may write to it."""
         return self._layers.tapped(tap)
 
     @property
     def in_flight(self) -> int:
-        """Microbatches run forward and not yet backward, with both halves."""
+        """The number of microbatches that were run forward and not yet backward, with both halves."""
         return len(self._stash.kept) + len(self._halves.kept)
 
     @property
     def where(self) -> str:
-        """What ran last, for people: "layer 3", "the loss"."""
+        """The part of the stage that ran last, for people: "layer 3", "the loss"."""
         return str(self._layers)
 
     def now_at(self, what: str) -> None:
-        """Notes what the stage's worker does now, for `where`: "the data source"."""
+        """Note what the stage's worker does now, such as "the data source", for `where`."""
         self._layers.note(what)
 
     def forward(
@@ -157,15 +157,21 @@ class Stage(NamedTensors):
         share: float = 1.0,
         owned: bool = False,
     ) -> Tree:
-        """Returns the activation for the next stage; with a `target`, on a stage with a loss, the loss (0-dim) times
-        `share`.
+        """Return the activation for the next stage; with a `target`, on a stage with a loss, `share` times the loss.
 
-        `x` is what the stage before returned, or a batch: tensors of any shape and dtype, nested in any way. Backward
-        computes the gradients with respect to those of its tensors that require them. `share` is the microbatch's rows
-        over the batch's rows. With `owned`, the stage may write to the memory of `x`; otherwise it copies `x`.
-        Raises `LossNotScalar`, `StageError`, and whatever the layers raise. A loss without a gradient is a `StageError`
-        also where the stage has no trainable parameter and `x` requires no gradient: `loss.backward()` of the unsplit
-        model raises then, too, and a `detach()` in a stage before would otherwise train nothing without a word.
+        Raises `LossNotScalar`, `StageError` if the microbatch is stashed already, and whatever the layers raise. A loss
+        without a gradient is a `StageError` also where the stage has no trainable parameter and `x` requires no
+        gradient: `loss.backward()` of the unsplit model raises then, too, and a `detach()` in a stage before would
+        otherwise train nothing without a word.
+
+        Args:
+            x: The previous stage's activation, or a batch: tensors of any shape and dtype, nested in any way. Backward
+                computes the gradients of the tensors that require them.
+            target: Target of the loss, as the loss function takes it.
+            step: Step of the microbatch.
+            microbatch: Number of the microbatch in the step; by default, forwards are counted from the last update on.
+            share: Rows of the microbatch over those of the batch.
+            owned: True if the stage may write to the memory of `x`; otherwise it copies `x`.
         """
         if not torch.is_grad_enabled():
             with torch.enable_grad():
@@ -195,14 +201,19 @@ class Stage(NamedTensors):
         owned: bool = False,
         roots: Sequence[Root] = (),
     ) -> Tree:
-        """Returns the gradient with respect to the stage's input, of the named microbatch or of the oldest stashed one.
+        """Return the gradient with respect to the stage's input; add parameters' gradients to their `.grad`.
 
-        `gradient` is with respect to what `forward` returned: the same tree, with a tensor of the same shape and dtype
-        for every tensor that requires a gradient, or None for one that gets none. Leave it out after a loss.
-        The result has the tree of `x`, with None for leaves that carry no gradient; it is None on a first stage. With
-        `owned`, the stage may send on the memory of `gradient`. Parameters' gradients are added up in `.grad`; `roots`
-        are parameters with gradients from elsewhere, to which autograd adds the stage's own.
-        Raises `GradientMismatch`, or `StageError` if nothing is stashed.
+        The result has the tree of `x`, with None for leaves without a gradient; it is None on a first stage. Raises
+        `GradientMismatch`, or `StageError` if nothing is stashed.
+
+        Args:
+            gradient: Gradient with respect to the output of `forward`: the same tree, with a tensor of the same shape
+                and dtype for each tensor that requires a gradient, or None for one that gets none. Left out after a
+                loss.
+            step: Step of the microbatch. By default, or if `microbatch` is None, the oldest stashed one goes backward.
+            microbatch: Number of the microbatch in the step.
+            owned: True if the stage may send on the memory of `gradient`.
+            roots: Parameters with gradients from elsewhere, to which autograd adds the stage's own.
         """
         stashed = self._stash.kept.pop(self._stash.key(step, microbatch), None)
         if stashed is None or not stashed.requires_grad:
@@ -217,8 +228,10 @@ class Stage(NamedTensors):
         return self._result(stashed, None if owned else gradient)
 
     def halfway_bytes(self) -> int | None:
-        """What the newest microbatch in flight would take between `backward_input` and `backward_weight`, besides what
-        its forward has saved; 0 if none is in flight, None if the stage cannot run backward in halves."""
+        """Return the bytes that the newest microbatch in flight would take between the halves of its backward.
+
+        What its forward has saved is not counted. 0 if none is in flight, None if the stage cannot halve backwards.
+        """
         return self._halves.bytes_after(next(reversed(self._stash.kept.values()), None))
 
     def backward_input(
@@ -229,7 +242,7 @@ class Stage(NamedTensors):
         microbatch: int | None = None,
         owned: bool = False,
     ) -> Tree:
-        """The first half of `backward`: the same arguments, result and errors, and no gradients of parameters yet.
+        """Run the first half of `backward`, with the same arguments, result and errors, and no gradients of parameters.
 
         Between the halves, what the forward has saved stays in memory. Raises `StageError` for a layer that cannot
         compute these gradients alone, with `stash_weights`, and with `recompute`.
@@ -246,9 +259,11 @@ class Stage(NamedTensors):
     def backward_weight(
         self, *, step: int | None = None, microbatch: int | None = None, roots: Sequence[Root] = ()
     ) -> None:
-        """The second half of `backward`, of the named microbatch or of the oldest that has run `backward_input`: adds
-        up parameters' gradients in `.grad`, and `roots` as there. Microbatches must come in the order of an undivided
-        backward."""
+        """Run the second half of `backward`: add the parameters' gradients, and `roots` as there, to `.grad`.
+
+        It is that of the named microbatch or of the oldest that has run `backward_input`. Microbatches must come in the
+        order of an undivided backward.
+        """
         self._halves.run_second(step, microbatch, roots)
 
     @property
@@ -257,21 +272,24 @@ class Stage(NamedTensors):
         return self._clip.total
 
     def norms(self, later: Tree = None) -> Tree:
-        """After all backwards of a step, the last stage first: the norms of its gradients, with those that the stage
-        after it has returned, which are `later`. Raises `GradientNotFinite`, and `GradientMismatch` for what are no
-        norms; `StageError` without `clip_norm`."""
+        """Return the norms of this stage's gradients, after those that the next stage has returned, which are `later`.
+
+        Called after all backwards of a step, on the last stage first. Raises `GradientNotFinite`, `GradientMismatch` if
+        `later` has other contents, and `StageError` without `clip_norm`.
+        """
         self.now_at(GRADIENTS)
         return self._clip.gather(later)
 
     def clip(self, total: Tree = None) -> Tree:
-        """After `norms`, the first stage first: clips its gradients. Returns the norm over all stages, which is `total`
-        for the stage after it. Raises as `norms` does."""
+        """Clip the gradients by `total`, which the previous stage returned, and return the norm over all stages.
+
+        Called after `norms`, on the first stage first: it gets None. Raises as `norms` does.
+        """
         self.now_at(GRADIENTS)
         return self._clip.clip(total, self.device)
 
     def update(self, step: int | None = None) -> None:
-        """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
-        the last of every `lr_every` steps, if the number of this `step` is given, counted from 0."""
+        """Step the optimizer; step the scheduler if `step`, from 0, is None or the last of every `lr_every` steps."""
         self._forwarded = 0
         moved = self._versions.begin_update()
         if self._update(step):
@@ -280,9 +298,11 @@ class Stage(NamedTensors):
             self._output_guard = OutputGuard(self._body, self.index)
 
     def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False, ema: bool = False) -> Tree:
-        """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`; with
-        `ema`, as the averages of the weights compute it. The layers' modes are afterwards what they were before, and
-        nothing has written to weights. Raises `StageError` for averages on a stage that has none."""
+        """Return the stage's output in evaluation mode, without stash and gradients, seeded as in `forward`.
+
+        With `ema`, the averages of the weights compute it; raises `StageError` if the stage has none. With `owned`, the
+        stage may write to `x`. Afterwards the layers' modes are as before, and nothing has written to weights.
+        """
         averages = self._update.average.demanded() if ema else None
         with torch.no_grad(), evaluating(self._body), averages.in_place_of_weights() if averages else nullcontext():
             passage = Passage((step, microbatch), InputNodes(None))
@@ -291,13 +311,12 @@ class Stage(NamedTensors):
             return self._output_guard.sendable(output, [*kept, None if owned else x])
 
     def evaluate_loss(self, output: Tree, target: Tree) -> float:
-        """The loss of what `evaluate` has returned, a mean over rows, without gradients. Raises `LossNotScalar`, and
-        `StageError` on a stage that has no loss."""
+        """Return the mean loss of an output of `evaluate`. Raises `LossNotScalar`, or `StageError` without a loss."""
         with torch.no_grad():
             return self._loss_of(output, target).item()
 
     def snapshot(self) -> StageState:
-        """Copies all state, between two steps.
+        """Return a copy of all state, between two steps.
 
         In asynchronous mode that includes what the forwards of the microbatches in flight have read. Raises
         `StageError` within a synchronous step: the graphs that are stashed for backward cannot be saved.
@@ -311,11 +330,11 @@ class Stage(NamedTensors):
         return self._captured(in_flight)
 
     def state(self) -> StageState:
-        """Copies all state but that of microbatches in flight. Possible within a step, too."""
+        """Return a copy of all state but that of microbatches in flight. Possible within a step, too."""
         return self._captured(())
 
     def restore(self, state: StageState) -> None:
-        """Restores what `snapshot` returned, here or in another process. Does not change `state`.
+        """Restore what `snapshot` returned, here or in another process. Does not change `state`.
 
         Microbatches that were in flight must then be run forward again, as the program from the snapshot's step on
         does: each reads what it read before, and gives the same output. Raises `ForeignState` if this stage has other
@@ -334,8 +353,7 @@ class Stage(NamedTensors):
         restore_states(self.features, self, state.features)
 
     def trainable(self) -> Mapping[str, torch.Tensor]:
-        """Return the parameters that are trained, by their first names in the unsplit model: stages that share one have
-        it under one name. The tensors are the stage's own."""
+        """Return the trained parameters, not copies, by their first names in the unsplit model."""
         return self._trainable
 
     def _captured(self, in_flight: tuple[InFlight, ...]) -> StageState:
@@ -345,7 +363,7 @@ class Stage(NamedTensors):
     def _begun(
         self, stashed: Stashed, gradient: "Tree | _NotGiven"
     ) -> tuple[Tree, list[torch.Tensor], list[torch.Tensor]]:
-        """The gradient, here, with the outputs that take part in a backward, and theirs."""
+        """Return the gradient, here, with the outputs that take part in a backward and their gradients."""
         for begin in self._begins:
             begin(stashed.input_nodes)
         if isinstance(gradient, _NotGiven):
@@ -354,7 +372,7 @@ class Stage(NamedTensors):
         return gradient, *matched(stashed.outputs, gradient, self.index)
 
     def _result(self, stashed: Stashed, received: Tree) -> Tree:
-        """What a backward returns: the gradients of the inputs, without memory of what was `received`."""
+        """Return the gradients of the inputs, without memory of what was `received`."""
         result = stashed.input_nodes.gradients()
         return None if result is None else self._output_guard.sendable(result, received)
 

@@ -29,15 +29,24 @@ Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """What `Stage.snapshot` returns and `Stage.restore` takes. Tensors are on the CPU, by the unsplit model's names.
+    """The state of a stage, as `Stage.snapshot` returns and `Stage.restore` takes it.
 
-    `weights` is the stage's `state_dict()`; `buffers` are the buffers that it leaves out (`persistent=False`).
-    `averages` are those of trained parameters, where they are averaged and were updated, by the names in `weights`.
-    `gradients` are gradients that no update has cleared; torch's optimizers leave none between two steps.
-    `parameters` are the names of those that `optimizer` has by number: by these, other stages can go on from the state.
-    `in_flight` is in the order of the forwards, and empty in synchronous mode. `previous` is what the microbatches of
-    the next step read where weights are delayed; None elsewhere, and before the first update. `features` is what
-    features of the user keep of the stage, by their names.
+    Tensors are on the CPU, by the unsplit model's names.
+
+    Attributes:
+        weights: The stage's `state_dict()`.
+        buffers: Buffers that `state_dict()` leaves out (`persistent=False`).
+        gradients: Gradients that no update has cleared. Torch's optimizers leave none between two steps.
+        optimizer: The optimizer's `state_dict()`; None without an optimizer.
+        parameters: Names of the parameters that `optimizer` has by number. By these, other stages can continue from the
+            state.
+        lr_scheduler: The learning rate scheduler's `state_dict()`; None without a scheduler.
+        in_flight: Microbatches in flight, in the order of their forwards; empty in synchronous mode.
+        averages: Averages of trained parameters by the names in `weights`; empty before the first update, and where
+            nothing is averaged.
+        previous: Weights that the microbatches of the next step read where weights are delayed; None elsewhere, and
+            before the first update.
+        features: State that features of the user keep of the stage, by the features' names.
     """
 
     weights: Weights
@@ -60,8 +69,19 @@ def capture_state(
     features: Mapping[str, Tree] = MappingProxyType({}),
     copy: Copy = copied,
 ) -> StageState:
-    """Copies the state of a stage with these parts, each tensor by `copy`. Raises `ModelRefused` for a tensor that a
-    forward has registered, or taken out."""
+    """Return a copy of the state of the stage with these parts.
+
+    Args:
+        body: The stage's layers.
+        update: The stage's optimizer, scheduler and averages.
+        in_flight: Microbatches in flight.
+        previous: Weights before the newest update, where weights are delayed.
+        features: State that features of the user keep of the stage, by name.
+        copy: Copies a tensor.
+
+    Raises:
+        ModelRefused: A forward has registered a parameter or buffer, or taken one out.
+    """
     body.demand_as_made()
     weights, optimizer, lr_scheduler = body.weights(), update.optimizer, update.lr_scheduler
     gradients = {name: p.grad for name, p in body.named_parameters() if p.grad is not None}
@@ -80,9 +100,15 @@ def capture_state(
 
 
 def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
-    """Restores `state`, but for what is in flight, in parts like those that it was captured from.
+    """Restore `state`, except microbatches in flight, in parts like those that it was captured from.
 
-    Raises `RuntimeError`, `ValueError` or `KeyError`, some from torch, if the parts do not match.
+    Args:
+        state: The state.
+        body: The stage's layers.
+        update: The stage's optimizer, scheduler and averages.
+
+    Raises:
+        RuntimeError, ValueError, KeyError: The parts do not match the state. Some of these come from torch.
     """
     body.set_buffers({**state.weights, **state.buffers})
     mine = body.weights()
@@ -101,9 +127,10 @@ def restore_state(state: StageState, body: Body, update: StageUpdate) -> None:
 
 
 def on_host(value: Any, copy: Copy = copied) -> Any:
-    """A copy of `value`, with its tensors whole, on the CPU: of tensors, and of dicts, Counters, lists, tuples of them.
+    """Return a copy of `value` on the CPU, with its tensors whole.
 
-    Anything else is not copied.
+    Tensors are copied, by `copy` if they are on the CPU, and dicts, Counters, lists and tuples of tensors. Anything
+    else is returned as it is.
     """
     match value:
         case Tensor():
@@ -124,15 +151,17 @@ def on_host(value: Any, copy: Copy = copied) -> Any:
 
 
 def _numbered(body: Body, optimizer: Optimizer) -> tuple[str, ...]:
-    """The names of the optimizer's parameters, in the order by which its `state_dict` numbers them; "" for one that is
-    not the stage's."""
+    """Return the names of the optimizer's parameters, in the order by which its `state_dict` numbers them.
+
+    The name is "" for a parameter that is not the stage's.
+    """
     own = body.by_unsplit_names(dict(body.named_parameters()))
     names = {id(parameter): name for name, parameter in own.items()}
     return tuple(names.get(id(each), "") for group in optimizer.param_groups for each in group["params"])
 
 
 def _require_same_form(saved: Weights, mine: Weights) -> None:
-    """Raises `ValueError` unless both have the same names, shapes and dtypes; copying would cast."""
+    """Raise `ValueError` unless both have the same names, shapes and dtypes; copying would cast."""
     if odd := sorted(saved.keys() ^ mine.keys()):
         here, there = ("in the state", "not in the stage") if odd[0] in saved else ("in the stage", "not in the state")
         raise ValueError(f"{odd[0]} is {here} and {there}")
@@ -153,8 +182,10 @@ def _restore(part: Optimizer | LRScheduler | None, saved: Settings | None, kind:
 
 
 def _undo_casts(optimizer: Optimizer, saved: Settings) -> None:
-    """Restores the tensors that `load_state_dict` rounds: those of another dtype than their parameter. Those of a split
-    parameter are split as it is."""
+    """Restore the tensors that `load_state_dict` rounds: those of another dtype than their parameter.
+
+    Tensors of a split parameter are split as the parameter is.
+    """
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
@@ -163,7 +194,7 @@ def _undo_casts(optimizer: Optimizer, saved: Settings) -> None:
 
 
 def _placed(saved: Any, loaded: Any, parameter: Tensor) -> Any:
-    """`saved` with each tensor on the device of its counterpart in `loaded`, and split as `parameter` is."""
+    """Return `saved` with each tensor on the device of its counterpart in `loaded`, split as `parameter` is."""
     match saved, loaded:
         case Tensor(), Tensor():
             return split_like(parameter, saved.to(loaded.device))
@@ -176,58 +207,81 @@ def _placed(saved: Any, loaded: Any, parameter: Tensor) -> Any:
 
 
 class NamedTensors:
-    """Those of stage number `index`: of its `body`, which `update` changes."""
+    """The tensors of one stage, by the unsplit model's names."""
 
     def __init__(self, index: int, body: Body, update: StageUpdate) -> None:
+        """Take the parts of a stage.
+
+        Args:
+            index: Number of the stage, from 0.
+            body: The stage's layers.
+            update: Changes them at the end of a step: optimizer, scheduler and averages.
+        """
         self.index = index
         self._body = body
         self._update = update
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """None without trainable parameters."""
+        """The optimizer; None without trainable parameters."""
         return self._update.optimizer
 
     @property
     def lr_scheduler(self) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """None without an optimizer."""
+        """The learning rate scheduler; None without one, or without an optimizer."""
         return self._update.lr_scheduler
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Those of the optimizer's groups, for the next update; none without an optimizer."""
+        """The learning rates of the optimizer's groups for the next update; empty without an optimizer."""
         groups = () if self.optimizer is None else self.optimizer.param_groups
         return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
-        """The gradients added up since the last update, by the unsplit model's names; None for one that got none. They
-        are the stage's own: nothing writes to them once `set_gradients` has been called."""
+        """Return the gradients since the last update, by the unsplit model's names; None for one without.
+
+        They are the stage's own: nothing writes to them once `set_gradients` has been called.
+        """
         return {name: each.grad for name, each in self._trained()}
 
     def set_gradients(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
-        """What the next update updates with."""
+        """Set the gradients that the next update uses, by the unsplit model's names.
+
+        Raises `KeyError` if a trained parameter is missing.
+        """
         for name, parameter in self._trained():
             parameter.grad = gradients[name]
 
     def state_dict(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by the unsplit model's names, with `ema` the averages in place of weights. The tensors
-        are the stage's own, not copies. Raises `StageError` for averages on a stage that has none, and `ModelRefused`
-        for a tensor that a forward has registered, or taken out."""
+        """Return parameters and buffers by the unsplit model's names, with `ema` the averages in place of weights.
+
+        The tensors are the stage's own, not copies.
+
+        Raises:
+            StageError: `ema` is set, and the stage keeps no averages.
+            ModelRefused: A forward has registered a parameter or buffer, or taken one out.
+        """
         self._body.demand_as_made()
         averages = self._update.average.demanded().entries if ema else {}
         return {name: whole(tensor) for name, tensor in {**self._body.weights(), **averages}.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Loads what `state_dict` returns; averages stay, and the next update goes on from them. Raises torch's
-        `RuntimeError`, which names what is missing or misshapen, and `StageError` for a stage of several processes."""
+        """Load the return value of `state_dict`. Averages stay, and the next update continues from them.
+
+        Raises:
+            RuntimeError: Something is missing or misshapen; torch names it.
+            StageError: A group of several processes computes the stage.
+        """
         if any(map(is_split, self._body.parameters())):
             raise StageError(f"stage {self.index} is computed by a group: its weights are set by a checkpoint only")
         self._body.set_weights(state)
 
     @property
     def averages(self) -> Weights:
-        """Of the trained parameters, by their names in `state_dict`; nothing before the first update, when they are the
-        weights, and nothing without `ema_decay`."""
+        """The averages of the trained parameters, by their names in `state_dict`.
+
+        Empty before the first update, when the averages are the weights, and without `ema_decay`.
+        """
         return self._update.average.entries
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -235,16 +289,18 @@ class NamedTensors:
         return self._body.unsplit_parameters()
 
     def variables(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers, with those that `state_dict` leaves out, by the unsplit model's names. The tensors
-        are the stage's own, not copies."""
+        """Return parameters and all buffers, with those that `state_dict` leaves out, by the unsplit model's names.
+
+        The tensors are the stage's own, not copies.
+        """
         return {**self._body.unsplit_buffers(), **self._body.weights()}
 
     def buffers(self) -> Weights:
-        """Copies of the layers' buffers, by the unsplit model's names."""
+        """Return copies of the layers' buffers, by the unsplit model's names."""
         return {name: copied(buffer) for name, buffer in self._body.unsplit_buffers().items()}
 
     def set_buffers(self, buffers: Weights) -> None:
-        """Restores what `buffers` returned. Does not write to unchanged buffers, since a graph may hold them."""
+        """Restore the return value of `buffers`. Unchanged buffers are not written to, since a graph may hold them."""
         now = self._body.unsplit_buffers()
         changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
         self._body.set_buffers({name: buffers[name] for name in changed})

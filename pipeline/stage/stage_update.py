@@ -54,18 +54,30 @@ LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters whose names `match` one of these patterns, as in a shell, have these `settings` of their own."""
+    """Parameters with settings of their own in the optimizer.
+
+    Attributes:
+        match: Patterns, as in a shell. A parameter whose name matches one of them is in the group.
+        settings: Settings by name, such as `weight_decay`.
+    """
 
     match: tuple[str, ...]
     settings: Mapping[str, object]
 
     def has(self, name: str) -> bool:
+        """Return True if a parameter of this name is in the group."""
         return matches(name, self.match)
 
 
 def grouped(parameters: Mapping[str, torch.Tensor], groups: Sequence[ParameterGroup]) -> list[Any]:
-    """What an optimizer is made of: `parameters`, by their names in the unsplit model, or lists of them with the
-    settings of their groups. One that several groups match is of the first of these."""
+    """Return the argument from which an optimizer is made: `parameters`, or a list of their groups with settings.
+
+    A parameter that several groups match is in the first of these.
+
+    Args:
+        parameters: Parameters by their names in the unsplit model.
+        groups: Groups with settings of their own. Parameters of none of them are in a first group without such.
+    """
     if not groups:
         return list(parameters.values())
     members: list[list[torch.Tensor]] = [[] for _ in range(len(groups) + 1)]
@@ -79,8 +91,16 @@ def grouped(parameters: Mapping[str, torch.Tensor], groups: Sequence[ParameterGr
 def make_optimizer(
     factory: OptimizerFactory, parameters: Mapping[str, torch.Tensor], groups: Sequence[ParameterGroup]
 ) -> torch.optim.Optimizer | None:
-    """None without parameters. Raises `ModelRefused` for an optimizer that stages cannot have, and for settings of a
-    group that it does not know."""
+    """Return the optimizer of a stage; None without parameters.
+
+    Args:
+        factory: Makes an optimizer from parameters or groups of parameters.
+        parameters: Parameters by their names in the unsplit model.
+        groups: Groups with settings of their own.
+
+    Raises:
+        ModelRefused: Stages cannot have such an optimizer, or it does not know a setting of a group.
+    """
     if not parameters:
         return None
     made = factory(grouped(parameters, groups))
@@ -96,7 +116,7 @@ def make_optimizer(
 
 
 def _demand_separable(made: torch.optim.Optimizer) -> None:
-    """Raises `ModelRefused` unless stages can each have one for their own parameters."""
+    """Raise `ModelRefused` unless stages can each have such an optimizer for their own parameters."""
     name = type(made).__name__
     step = inspect.signature(made.step).parameters.get("closure")
     if step is not None and step.default is inspect.Parameter.empty:
@@ -112,10 +132,15 @@ def _demand_separable(made: torch.optim.Optimizer) -> None:
 
 
 def require_same_settings(optimizer: Optimizer, saved: list[Group], *, scheduled: bool) -> None:
-    """Raises `ValueError` if the groups of `optimizer`, which has not stepped, have other settings than `saved`.
+    """Raise `ValueError` if the groups of `optimizer`, which has not stepped, have other settings than `saved`.
 
-    What a step may change is not compared: any setting of an optimizer that is not torch's own, or has hooks; and if it
-    is `scheduled`, all but the learning rate that the scheduler began with.
+    Settings that a step may change are not compared: any setting of an optimizer that is not torch's own, or has hooks;
+    and if `scheduled`, all but the learning rate that the scheduler began with.
+
+    Args:
+        optimizer: The optimizer.
+        saved: Groups of an optimizer's state.
+        scheduled: True if a learning rate scheduler changes the settings.
     """
     if not is_torchs_own(optimizer):
         return
@@ -132,8 +157,10 @@ def require_same_settings(optimizer: Optimizer, saved: list[Group], *, scheduled
 
 
 def is_torchs_own(optimizer: Optimizer) -> bool:
-    """Whether it is of torch and has no hooks, nor all optimizers have: a step changes no settings, and each parameter
-    by itself."""
+    """Return True if `optimizer` is torch's and neither it nor all optimizers have hooks.
+
+    A step of such an optimizer changes no settings, and changes each parameter by itself.
+    """
     own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
     of_all = (getattr(torch_optimizer, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post"))
     return type(optimizer).__module__.startswith("torch.optim.") and not any((*own, *of_all))
@@ -154,19 +181,28 @@ def _plain(value: Any) -> Any:
 
 
 class UpdatedFiles:
-    """The files in `memory` of what an optimizer changes: parameters, or the `state` that it keeps, or both."""
+    """The files of what an optimizer changes: parameters, or the state that it keeps, or both."""
 
     def __init__(self, memory: FileMemory, *, state: bool) -> None:
+        """Take the files.
+
+        Args:
+            memory: Makes the files.
+            state: True if the optimizer's state is in files, too.
+        """
         self._memory = memory
         self._state = state
 
     @property
     def copied_state(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Copies a tensor to where those are that the optimizer keeps."""
+        """The function that copies a tensor of the optimizer's state to where the state lies."""
         return self._memory.copied if self._state else copied
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """As `optimizer.step()`. Raises what that raises."""
+        """Do `optimizer.step()`, for a part of the parameters at a time if the optimizer is torch's own without hooks.
+
+        Raises what `optimizer.step()` raises.
+        """
         groups = optimizer.param_groups
         if not is_torchs_own(optimizer):
             optimizer.step()
@@ -217,16 +253,7 @@ def _parts(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 class StageUpdate:
-    """Update of a stage's parameters; without an optimizer there is nothing to do.
-
-    Args:
-        optimizer: Updates the parameters.
-        lr_scheduler: Steps after every `lr_every` steps.
-        lr_every: Steps between two of the scheduler's.
-        average: Of the weights.
-        files: Have weights, or what the optimizer keeps.
-        note: Is told what runs.
-    """
+    """The update of a stage's parameters; without an optimizer it does nothing."""
 
     def __init__(
         self,
@@ -237,6 +264,16 @@ class StageUpdate:
         files: UpdatedFiles | None,
         note: Callable[[str], object],
     ) -> None:
+        """Take the parts of an update.
+
+        Args:
+            optimizer: Updates the parameters; None if there is nothing to update.
+            lr_scheduler: Steps after every `lr_every` steps.
+            lr_every: Steps between two of the scheduler's.
+            average: Averages of the weights.
+            files: Files that hold weights, or the optimizer's state; None if both are in memory.
+            note: Called with the name of the part that runs next.
+        """
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._lr_every = lr_every
@@ -246,8 +283,10 @@ class StageUpdate:
         self.copied_state = copied if files is None else files.copied_state  # to where the optimizer keeps its state
 
     def __call__(self, step: int | None) -> bool:
-        """Updates with the gradients that are there, after `step`, counted from 0; None counts as the last of some
-        `lr_every`. Whether there is anything to update."""
+        """Update with the gradients that are there, and clear them. Return True if there is anything to update.
+
+        `step` is the number of the step, counted from 0; None counts as the last of some `lr_every` steps.
+        """
         if self.optimizer is None:
             return False
         self._note(OPTIMIZER)
