@@ -1,4 +1,4 @@
-"""A message becomes frames, and frames become a message again. docs/reference/messages.md is its specification.
+"""Conversion of a message to frames, and of frames to a message. docs/reference/messages.md is its specification.
 
 May import `broker.errors` and `pipeline`. Read `message.py` first.
 """

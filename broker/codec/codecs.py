@@ -1,5 +1,7 @@
-"""Lossy codecs: they write a tensor's elements in fewer bytes, and make elements of these again. Plain torch, without
-state: the bytes follow from the tensor alone, so a message that is computed again has the same ones.
+"""Lossy codecs, which write a tensor's elements in fewer bytes, and make elements of these again.
+
+They are plain torch, without state: the bytes follow from the tensor alone, so a message that is computed again has the
+same bytes.
 
     bf16    every element rounded to bfloat16: to the nearest, ties to even
     int8    a scale for every row, max |x| / 127 in float32; then round(x / scale) for every element
@@ -25,7 +27,7 @@ _STEPS = 127.0  # of int8 on each side of zero
 
 
 class Codec(IntEnum):
-    """Numbers are never reused."""
+    """Codec by its number on the wire. A number is never reused."""
 
     LOSSLESS = 0
     BF16 = 1
@@ -39,7 +41,15 @@ _ENCODED = {
 
 
 def coded_size(codec: int, dtype: torch.dtype, shape: Ints) -> int | None:
-    """The bytes of elements of this dtype and shape; None where the codec would not make them fewer, or is unknown."""
+    """Return the number of bytes of elements of this dtype and shape, as `codec` writes them.
+
+    Returns None where the codec would not make them fewer, or is unknown.
+
+    Args:
+        codec: Number of the codec.
+        dtype: Dtype of the elements.
+        shape: Shape that the tensor is stored in.
+    """
     if codec not in _ENCODED or dtype not in _ENCODED[Codec(codec)]:
         return None
     count = prod(shape)
@@ -53,15 +63,27 @@ def coded_size(codec: int, dtype: torch.dtype, shape: Ints) -> int | None:
 
 
 def encode_elements(codec: Codec, elements: Tensor, packed: Ints) -> Tensor | None:
-    """The bytes, uint8 [`coded_size`], of a floating-point tensor with any strides; elements in the order of the
-    strides `packed`. None if they would not come back as finite numbers."""
+    """Return the bytes of a tensor, uint8 [`coded_size`]; None if they would not come back as finite numbers.
+
+    Args:
+        codec: `BF16` or `INT8`.
+        elements: Floating-point tensor on the CPU with any strides.
+        packed: Strides, in elements, whose order the encoded elements have.
+    """
     return _as_bfloat16(elements, packed) if codec == Codec.BF16 else _as_int8(elements, packed)
 
 
 def decode_elements(codec: Codec, content: Tensor, packed: Ints, into: Tensor) -> None:
-    """Write the elements in `content`, uint8 [`coded_size`], to a floating-point tensor with any strides.
+    """Write the elements in `content` to the tensor `into`.
 
-    Raises `BadMessage` for scales that no encoder writes.
+    Args:
+        codec: `BF16` or `INT8`.
+        content: Bytes that `encode_elements` wrote, uint8 [`coded_size`].
+        packed: Strides, in elements, whose order the encoded elements have.
+        into: Floating-point tensor with any strides.
+
+    Raises:
+        BadMessage: `content` has scales that no encoder writes.
     """
     shape = tuple(into.shape)
     if codec == Codec.BF16:
@@ -96,7 +118,7 @@ def _as_int8(elements: Tensor, packed: Ints) -> Tensor | None:
 
 
 def _first_of_row(shape: Ints) -> int:
-    """The first of the dimensions that a row is of."""
+    """Return the first of the dimensions that a row is of."""
     first, size = len(shape), 1
     while first > 1 and size < LEAST_ROW:
         first -= 1

@@ -1,4 +1,4 @@
-"""A message is what travels on a queue; it is encoded to frames, and decoded from them.
+"""Message that travels on a queue; it is encoded to frames, and decoded from them.
 
 encode                             message -> [header, tensor, tensor, ...]    frames are views of the tensors
 decode                             frames  -> message                          copies once
@@ -50,7 +50,7 @@ LIMITS = Limits()
 
 
 class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Identity of a message: `number` counts the messages of `queue` from 0. `incarnation` is the producer's."""
+    """Identity of a message: `number` counts the messages of `queue` from 0; `incarnation` is the producer's."""
 
     run: str
     queue: QueueName
@@ -59,12 +59,12 @@ class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 
     @property
     def identity(self) -> str:
-        """Text that two messages share only if they have the same bits, whichever worker computed them."""
+        """Number and queue in words. Messages of one identity must have the same bits, whichever worker computed them."""
         return f"message {self.number} of {self.queue}"
 
 
 class Header(MessageInfo, frozen=True):
-    """A message without the bytes of its tensors."""
+    """Message without the bytes of its tensors."""
 
     structure: Structure
     tensors: tuple[TensorHeader, ...]
@@ -75,8 +75,10 @@ class _ReceivedHeader(Header, frozen=True):
 
 
 class Message(MessageInfo, frozen=True):
-    """A message as it travels on a queue. `payload` is a tensor, a plain value, or tuples, lists and dicts of them,
-    nested."""
+    """Message as it travels on a queue.
+
+    `payload` is a tensor, a plain value, or tuples, lists and dicts of them, nested.
+    """
 
     payload: Tree
 
@@ -86,11 +88,12 @@ _decode = msgspec.msgpack.Decoder(_ReceivedHeader).decode
 
 
 def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
-    """The message's frames: the header, then the bytes of each tensor, flat.
+    """Return the message's frames: the header, then the bytes of each tensor, flat.
 
     A dense tensor on the CPU is not copied: its frame is a view of its memory and keeps that alive, so the tensor must
-    not be written to while the frame is in use. What `coded` has made of a tensor is sent as it is. Raises `Unsendable`
-    for what cannot travel, and for what a receiver with these limits would refuse.
+    not be written to while the frame is in use. A tensor that `coded` has packed is sent as it is.
+
+    Raises `Unsendable` for what cannot travel, and for what a receiver with these limits would refuse.
     """
     payload = message.payload
     if isinstance(payload, torch.Tensor):
@@ -107,9 +110,10 @@ def _header(message: Message, structure: Structure, tensors: tuple[TensorHeader,
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
-    """The message of `frames`. Its tensors have memory of their own, with the strides and the skew of the sender's.
+    """Return the message of `frames`.
 
-    Raises `BadMessage` naming what is wrong; nothing is allocated before all sizes are checked.
+    Its tensors have memory of their own, with the strides and the skew of the sender's. Raises `BadMessage` naming what
+    is wrong; nothing is allocated before all sizes are checked.
     """
     if not frames:
         raise BadMessage("a message without frames")
@@ -117,7 +121,7 @@ def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
 
 
 def complete(header: Header, contents: Sequence[Frame]) -> Message:
-    """The message of a header and the frames that followed it, copied into memory of its own.
+    """Return the message of a header and the frames that followed it, copied into memory of its own.
 
     Raises `BadMessage` if a frame does not have the size or the checksum in the header.
     """
@@ -126,12 +130,12 @@ def complete(header: Header, contents: Sequence[Frame]) -> Message:
 
 
 def allocate(header: Header) -> list[memoryview]:
-    """A writable buffer for each tensor of the header, in order, to receive its frame into."""
+    """Return a writable buffer for each tensor of the header, in order, to receive its frame into."""
     return [buffer(tensor) for tensor in header.tensors]
 
 
 def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
-    """The message of a header and its filled buffers, which become the memory of its tensors.
+    """Return the message of a header and its filled buffers, which become the memory of its tensors.
 
     Raises `BadMessage` if a buffer does not have the size or the checksum in the header.
     """
@@ -140,9 +144,9 @@ def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
 
 
 def read_header(frame: Frame, *, limits: Limits = LIMITS) -> Header:
-    """The header of a first frame, with everything checked that can be checked without the other frames.
+    """Return the header of a first frame, with everything checked that can be checked without the other frames.
 
-    The memory that it asks for may be allocated. Raises `BadMessage` naming what is wrong.
+    The memory that the header asks for may be allocated. Raises `BadMessage` naming what is wrong.
     """
     try:
         header = _decode(_body(memoryview(frame), limits))
@@ -168,10 +172,11 @@ def check_run(header: Header, run: str) -> None:
 
 
 def fingerprint(header: Header) -> Hashable:
-    """Return a value that is equal for two messages of one identity if they have the same bits, as far as the tensors'
-    CRC-32 can tell. For a message whose content is gone it stands for that content: `agree` compares them.
+    """Return a value that is equal for two messages of one identity if they have the same bits.
 
-    The skews are left out: where a user's own arrays lie in memory may differ between two runs of the same code.
+    Bits of tensors are compared as far as their CRC-32 can tell. For a message whose content is gone the value stands
+    for that content: `agree` compares them. The skews are left out: where a user's own arrays lie in memory may differ
+    between two runs of the same code.
     """
     if len(header.tensors) == 1 and header.structure == ONE_TENSOR:
         (t,) = header.tensors
@@ -184,7 +189,7 @@ def fingerprint(header: Header) -> Hashable:
 
 
 def _write_header(header: Header, limits: Limits) -> bytes:
-    """The first frame. Raises `Unsendable` for what a receiver with these limits would refuse."""
+    """Return the first frame. Raises `Unsendable` for what a receiver with these limits would refuse."""
     try:
         frame = _PROLOGUE + _encode(header)
     except (ValueError, OverflowError) as error:  # lone surrogates in a text, integers beyond 64 bits

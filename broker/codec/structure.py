@@ -1,4 +1,4 @@
-"""The structure of a payload is its tree without the tensors; it travels in the header.
+"""Structure of a payload: its tree without the tensors, which travels in the header.
 
 In msgpack None, bool, int, float and str are themselves, and an array's first element is its kind:
 `[0]` the next tensor, `[1, ...]` a tuple, `[2, ...]` a list, `[3, key, value, ...]` a dict in its own order.
@@ -34,7 +34,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def flatten(tree: Tree, depth: int) -> tuple[Structure, list[Tensor | PackedTensor]]:
-    """The structure of `tree`, and its tensors in order, packed ones among them.
+    """Return the structure of `tree`, and its tensors in order, packed ones among them.
 
     Raises `Unsendable`, naming the place, for a value that would not arrive as what it was, and for more than `depth`
     nested containers.
@@ -44,7 +44,7 @@ def flatten(tree: Tree, depth: int) -> tuple[Structure, list[Tensor | PackedTens
 
 
 def unflatten(node: Structure, tensors: Iterator[Tensor]) -> Tree:
-    """The tree of a structure that `count_tensors` has accepted, with `tensors` in their places."""
+    """Return the tree of a structure that `count_tensors` has accepted, with `tensors` in their places."""
     match node:
         case [0]:
             return next(tensors)
@@ -58,7 +58,10 @@ def unflatten(node: Structure, tensors: Iterator[Tensor]) -> Tree:
 
 
 def count_tensors(node: Structure, depth: int) -> int:
-    """Number of tensors in a received structure. Raises `BadMessage` if it is malformed or deeper than `depth`."""
+    """Return the number of tensors in a received structure.
+
+    Raises `BadMessage` if the structure is malformed or deeper than `depth`.
+    """
     if type(node) in _SCALARS:
         return 0
     match node:
@@ -118,22 +121,22 @@ class FormerFingerprint:
 
 
 def emptied(was: Hashable = FormerFingerprint(None), rest: Tree = None) -> Tree:
-    """The payload in place of one whose message had the fingerprint `was`; `rest` has no tensors."""
+    """Return the payload in place of one whose message had the fingerprint `was`; `rest` has no tensors."""
     return {_MARK[0]: _MARK[1], "was": digest_of(was), "rest": rest}
 
 
 def is_emptied(payload: Tree) -> bool:
-    """Return True if this is what is left of a payload."""
+    """Return True if `payload` is what `emptied` has left of a payload."""
     return type(payload) is dict and payload.get(_MARK[0]) == _MARK[1]
 
 
 def rest_of(payload: Tree) -> Tree:
-    """Return the content that an emptied payload still holds."""
+    """Return the content that an emptied payload still holds; None for a payload that is not a dict."""
     return payload.get("rest") if isinstance(payload, dict) else None
 
 
 def former_fingerprint(structure: Structure) -> FormerFingerprint | None:
-    """The fingerprint of a message with this structure, if its content is gone."""
+    """Return the fingerprint of a message with this structure if its content is gone; None if the content is there."""
     match structure:
         case [3, "stageline", "emptied", "was", was, *_]:
             return FormerFingerprint(was if isinstance(was, str) else None)
@@ -151,7 +154,7 @@ def agree(one: Hashable, other: Hashable) -> bool:
 
 
 def digest_of(fingerprint: Hashable) -> str | None:
-    """Return the digest of a message's content, also of one that has none any more; None if it is not known."""
+    """Return the digest of a message's content, even after that is gone; None if the digest is not known."""
     if isinstance(fingerprint, FormerFingerprint):
         return fingerprint.digest
     return blake2b(_encode(fingerprint), digest_size=16).hexdigest()

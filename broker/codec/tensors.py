@@ -1,4 +1,4 @@
-"""A tensor as an entry of the header and a frame of bytes, and back.
+"""Conversion of a tensor to an entry of the header and a frame of bytes, and back.
 
 The frame holds each stored element once, in the order of their addresses, little-endian, or what a codec makes of them.
 """
@@ -56,11 +56,17 @@ _NUMPY_DTYPES = frozenset(  # those whose tensors `Tensor.numpy` accepts
 
 
 class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """A tensor's entry in the header: `dtype` by its code, shape and strides in elements, the bytes of its frame and
-    their CRC-32.
+    """Entry of a tensor in the header.
 
-    `skew` is the address of its first element modulo 64, in bytes: kernels choose by alignment too. `codec`, by its
-    number, says what the frame holds of the elements: all their bits, if it is not in the header.
+    Attributes:
+        dtype: Code of the dtype, a key of `DTYPES`.
+        shape: Size of each dimension.
+        strides: Stride of each dimension, in elements.
+        requires_grad: True if the tensor requires gradients.
+        nbytes: Bytes of the frame.
+        crc32: CRC-32 of the frame.
+        skew: Address of the first element modulo 64, in bytes: kernels choose by alignment too.
+        codec: Number of the codec that wrote the frame. Absent from this class's entries: the frame has all bits.
     """
 
     dtype: int
@@ -74,14 +80,14 @@ class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
 
 
 class CodedTensorHeader(TensorHeader, frozen=True):
-    """Entry of a tensor whose frame holds what a codec has written; or, where it was received, of any."""
+    """Entry of a tensor whose frame a codec has written; of any tensor, in a header that was received."""
 
     codec: Count = Codec.LOSSLESS  # type: ignore[misc]  # the others have no such entry
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A tensor as it travels, in its place in a payload that is about to be sent."""
+    """Tensor as it travels, in its place in a payload that is about to be sent."""
 
     header: TensorHeader
     memory: memoryview
@@ -91,7 +97,18 @@ class PackedTensor:
 def occupied_bytes(
     code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad: bool, skew: int, codec: int, most_dimensions: int
 ) -> int | str:
-    """The bytes that a tensor with these entries in its header occupies at the receiver, or what is wrong with them."""
+    """Return the bytes that a tensor with such an entry occupies at the receiver, or text on what is wrong with it.
+
+    Args:
+        code: Code of the dtype.
+        shape: Size of each dimension.
+        strides: Stride of each dimension, in elements.
+        nbytes: Bytes of the frame, as announced.
+        requires_grad: True if the tensor requires gradients.
+        skew: Address of the first element modulo 64, in bytes.
+        codec: Number of the codec.
+        most_dimensions: Most dimensions that the receiver accepts.
+    """
     if len(shape) > most_dimensions:
         return f"it has {len(shape)} dimensions, the limit is {most_dimensions}"
     if len(strides) != len(shape):
@@ -117,8 +134,10 @@ def occupied_bytes(
 
 
 def coded(tree: Tree, codec: Codec) -> Tree:
-    """The payload to send of `tree`: its tensors as `codec` writes them, where it makes them fewer bytes and can hold
-    their values; the others as they are."""
+    """Return the payload to send of `tree`, with its tensors as `codec` writes them.
+
+    A tensor stays as it is where the codec does not make it fewer bytes, or cannot hold its values.
+    """
     return map_tensors(lambda tensor: _coded(tensor, codec), tree)  # type: ignore[arg-type, return-value]
 
 
@@ -133,7 +152,7 @@ def delivered(tree: Tree, codec: Codec) -> Tree:
 
 
 def pack(tensor: torch.Tensor | PackedTensor) -> tuple[TensorHeader, memoryview]:
-    """The header and the frame of `tensor`, of any shape and any dtype in `DTYPES`.
+    """Return the header and the frame of `tensor`, of any shape and any dtype in `DTYPES`.
 
     The frame of a dense CPU tensor is a view of its memory and keeps that alive. Raises `Unsendable` for a tensor that
     does not consist of numbers in strided memory, or of an unknown dtype.
@@ -156,7 +175,10 @@ def pack(tensor: torch.Tensor | PackedTensor) -> tuple[TensorHeader, memoryview]
 
 
 def copy(header: TensorHeader, frame: bytes | memoryview) -> torch.Tensor:
-    """The tensor of a checked header, in memory of its own, filled from `frame`. Raises `BadMessage` as `unpack`."""
+    """Return the tensor of a checked header, in memory of its own, filled from `frame`.
+
+    Raises `BadMessage` as `unpack` does.
+    """
     dtype = DTYPES[header.dtype]
     if not header.codec and dtype in _NUMPY_DTYPES and header.nbytes and not header.skew:
         tensor = torch.empty_strided(header.shape, header.strides, dtype=dtype)
@@ -169,15 +191,21 @@ def copy(header: TensorHeader, frame: bytes | memoryview) -> torch.Tensor:
 
 
 def buffer(header: TensorHeader) -> memoryview:
-    """Memory for the frame of `header`; `header.skew` bytes off an alignment boundary, if it becomes the tensor's."""
+    """Return memory for the frame of `header`.
+
+    The memory begins `header.skew` bytes off an alignment boundary if it becomes the tensor's own.
+    """
     skew = 0 if header.codec else header.skew
     memory = torch.empty(skew + header.nbytes, dtype=torch.uint8)
     return memory.numpy().data[skew:]
 
 
 def unpack(header: TensorHeader, buffer: memoryview) -> torch.Tensor:
-    """The tensor of a checked header. `buffer` becomes its memory, or is spread out where the layout has gaps, or
-    decoded. Raises `BadMessage` for what no codec writes."""
+    """Return the tensor of a checked header, with the content of `buffer`.
+
+    The buffer becomes the tensor's memory, or is spread out where the layout has gaps, or decoded. Raises `BadMessage`
+    for what no codec writes.
+    """
     shape, strides, dtype = header.shape, header.strides, DTYPES[header.dtype]
     form = layout(shape, strides)
     if header.codec:
@@ -244,7 +272,7 @@ def _complaint(tensor: torch.Tensor) -> str:
 
 
 def _stored(plain: torch.Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memoryview]:
-    """The strides to send, and the stored elements as one block of bytes."""
+    """Return the strides to send, and the stored elements as one block of bytes."""
     form = layout(shape, strides)
     if form.extent is None:
         strides = packed_strides(shape, strides)
@@ -254,7 +282,7 @@ def _stored(plain: torch.Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memo
 
 
 def _packed(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense copy on the CPU, its elements in the same order, with pending conjugation and negation resolved."""
+    """Return a dense copy on the CPU, its elements in the same order, with conjugation and negation resolved."""
     shape, strides = tuple(tensor.shape), tensor.stride()
     stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
     memory = torch.empty_strided(stored, packed, dtype=tensor.dtype)

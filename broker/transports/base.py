@@ -1,4 +1,7 @@
-"""Opens what an address names: a worker's queues, a channel to or of the broker, a store of the broker's records."""
+"""Backends, which open what an address names.
+
+That is a worker's queues, a channel to or of the broker, or a store of the broker's records.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Backend(Transport):
-    """A transport that can be opened. An instance is registered for each kind of address.
+    """Transport that can be opened. An instance is registered for each kind of address.
 
     Methods import what they need: the module of a backend is loaded to ask for facts, which must be fast.
     """
@@ -39,15 +42,20 @@ class Backend(Transport):
         raise AddressUnusable(f"{masked(url)} is not an address of queues between processes")
 
     def open_client(self, url: str, *, keeps: bool = False) -> ClientChannel:
-        """Return a connection to the broker at `url`. With `keeps`, messages sent before it is established wait for it.
+        """Return a connection to the broker at `url`. Raises `AddressUnusable`.
 
-        Raises `AddressUnusable`.
+        With `keeps`, messages sent before the connection is established wait for it.
         """
         raise AddressUnusable(f"{masked(url)} is not an address of a broker")
 
     def open_server(self, url: str) -> ServerChannel:
-        """Return the channel of a broker that listens at `url`. Raises `AddressUnusable`, `EndpointTaken` or, for a
-        server, that it cannot be reached or is not fit."""
+        """Return the channel of a broker that listens at `url`.
+
+        Raises:
+            AddressUnusable: A broker cannot be found at such an address.
+            EndpointTaken: The address cannot be bound.
+            BrokerError: The address is that of a server, which cannot be reached or is not fit.
+        """
         raise AddressUnusable(f"{masked(url)} is not an address of a broker")
 
     def open_store(
@@ -76,7 +84,7 @@ class Backend(Transport):
         """Remove the queues of `run` from the server at `url`. Raises `BrokerError`."""
 
     def forget_by_hand(self, run: str) -> str:
-        """Return the command by which a person removes the queues of `run` from the server."""
+        """Return the command by which a person removes the queues of `run` from the server; "" without a server."""
         return ""
 
 

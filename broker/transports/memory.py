@@ -1,4 +1,4 @@
-"""`memory://`: all workers of a run in one process."""
+"""Transport `memory://`: all workers of a run in one process."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -15,6 +15,7 @@ class MemoryBackend(Backend):
     reach = Reach.PROCESS
 
     def hides(self, url: str) -> bool:
+        """Return False: such an address has no password."""
         return False
 
 

@@ -22,18 +22,20 @@ _CONNECTING = 1.0  # seconds to wait until something accepts a connection
 
 
 class ShmBackend(Backend):
-    """Unix sockets and shared memory between processes of one machine. Needs Linux."""
+    """Transport over Unix sockets and shared memory between processes of one machine. Needs Linux."""
 
     schemes: ClassVar[Mapping[str, str]] = {"shm": "shm://"}
     reach = Reach.MACHINE
     in_folder = True
 
     def hides(self, url: str) -> bool:
+        """Return False: such an address has no password."""
         return False
 
     def open_queues(
         self, url: str, run: str, incarnation: int, options: "QueueOptions", *, folder: Path, since: int = 0
     ) -> "WorkerQueues":
+        """Open the queue ends of one worker at a socket in `folder`, as `Backend.open_queues`."""
         from .shm_queues import ShmQueues
 
         return ShmQueues(run, incarnation, f"shm://{folder}/queues", options)
@@ -45,21 +47,25 @@ class _ZeroMQBackend(Backend):
     def open_queues(
         self, url: str, run: str, incarnation: int, options: "QueueOptions", *, folder: Path, since: int = 0
     ) -> "WorkerQueues":
+        """Open the queue ends of one worker, as `Backend.open_queues`."""
         from .zeromq_queues import ZeroMQQueues
 
         return ZeroMQQueues(run, incarnation, self._bound(url, folder), options)
 
     def open_client(self, url: str, *, keeps: bool = False) -> ClientChannel:
+        """Return a connection to the broker at `url`, as `Backend.open_client`."""
         from .zeromq_channel import ZeroMQClientChannel
 
         return ZeroMQClientChannel(url, keeps=keeps)
 
     def open_server(self, url: str) -> ServerChannel:
+        """Return the channel of a broker that listens at `url`, as `Backend.open_server`."""
         from .zeromq_channel import ZeroMQServerChannel
 
         return ZeroMQServerChannel(url)
 
     def listens(self, url: str) -> bool:
+        """Return False if no process listens at `url`; True if one does, or only an answer can tell."""
         try:
             self._probe(url)
         except (ConnectionRefusedError, FileNotFoundError):
@@ -84,6 +90,7 @@ class IpcBackend(_ZeroMQBackend):
     in_folder = True
 
     def hides(self, url: str) -> bool:
+        """Return False: such an address has no password."""
         return False
 
     def _bound(self, url: str, folder: Path) -> str:
@@ -100,18 +107,22 @@ class TcpBackend(_ZeroMQBackend):
     schemes: ClassVar[Mapping[str, str]] = {"tcp": "tcp://127.0.0.1:5600"}
 
     def fault(self, url: str) -> str | None:
+        """Return why `url` is not a valid address, of a host and a port; None if it is valid."""
         found = _TCP.fullmatch(url.removeprefix("tcp://"))
         if found is None:
             return "tcp:// goes with a host and a port"
         return "a port is at most 65535" if found["port"] != "*" and int(found["port"]) > 65535 else None
 
     def host(self, url: str) -> str:
+        """Return the part of `url` between scheme and port, an IPv6 address in its brackets."""
         return url.removeprefix("tcp://").rpartition(":")[0]
 
     def has_free_port(self, url: str) -> bool:
+        """Return True if the port of `url` is 0, * or missing."""
         return url.rpartition(":")[2].strip("0") in ("", "*")
 
     def hides(self, url: str) -> bool:
+        """Return True if `url` has an @, which a user and a password may stand before."""
         return "@" in url
 
     def _probe(self, url: str) -> None:

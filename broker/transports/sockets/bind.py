@@ -1,4 +1,7 @@
-"""Opens and binds sockets, or names the process that holds an address; removes the file of an ipc socket in the end."""
+"""Opening and binding of sockets.
+
+An error names the process that holds an address. The file of an ipc socket is removed in the end.
+"""
 
 import errno
 import os
@@ -27,7 +30,13 @@ _SERVED = {errno.EAGAIN, errno.EPROTOTYPE}  # its process accepts none now, or l
 
 
 def open_socket(context: "zmq.Context[Any]", kind: int, options: Mapping[int, int]) -> "zmq.Socket[Any]":
-    """A ZeroMQ socket with these options; none is left open if one of them is refused."""
+    """Return a ZeroMQ socket with these options; no socket is left open if one of them is refused.
+
+    Args:
+        context: Context of the socket.
+        kind: Type of the socket, such as `zmq.ROUTER`.
+        options: Values by option, such as `zmq.LINGER`.
+    """
     socket: zmq.Socket[Any] = context.socket(kind)
     try:
         for option, value in options.items():
@@ -39,8 +48,10 @@ def open_socket(context: "zmq.Context[Any]", kind: int, options: Mapping[int, in
 
 
 def bind(socket: zmq.Socket[Any], url: str) -> str:
-    """Bind `socket` to `url` and return the endpoint to connect to. Raises `EndpointTaken`, naming the process
-    that holds it, where the system shows it."""
+    """Bind `socket` to `url` and return the endpoint to connect to.
+
+    Raises `EndpointTaken`, naming the process that holds `url` where the system shows it.
+    """
     if url.startswith("ipc://"):
         _refuse_served_path(url)  # ZeroMQ would silently take the path away from the process that serves it
     try:
@@ -54,8 +65,10 @@ def bind(socket: zmq.Socket[Any], url: str) -> str:
 
 
 def bind_path(socket: sockets.socket, url: str) -> None:
-    """Bind a Unix socket to the path of `url`, in place of one that a dead process has left behind. Raises
-    `EndpointTaken` as `bind` does."""
+    """Bind a Unix socket to the path of `url`, in place of one that a dead process has left behind.
+
+    Raises `EndpointTaken`, naming the process that holds the path where the system shows it.
+    """
     path = url.partition("://")[2]
     _refuse_served_path(url, socket.type)
     with suppress(FileNotFoundError):
@@ -71,7 +84,10 @@ def bind_path(socket: sockets.socket, url: str) -> None:
 
 @contextmanager
 def listening(socket: zmq.Socket[Any], url: str) -> Iterator[str]:
-    """`bind`; in the end the socket's file is removed, which ZeroMQ leaves behind, unless another has the path now."""
+    """Return a context in which `socket` is bound to `url`, as by `bind`; it gives the endpoint to connect to.
+
+    In the end the socket's file is removed, which ZeroMQ leaves behind, unless another socket has the path by then.
+    """
     endpoint = bind(socket, url)
     mine = _socket_file(url)
     try:
@@ -84,7 +100,7 @@ def listening(socket: zmq.Socket[Any], url: str) -> Iterator[str]:
 
 
 def _socket_file(url: str) -> tuple[int, int] | None:
-    """Return the identity of the file at the path of `url`, if it is a socket's."""
+    """Return device and inode of the file at the path of `url`, if it is a socket's."""
     try:
         found = os.stat(url.removeprefix("ipc://"))
     except OSError:
@@ -112,7 +128,7 @@ def _by(pid: int | None) -> str:
 
 
 def _tcp_owner(url: str) -> int | None:
-    """The process that listens at the port of `url`, if this user may know."""
+    """Return the process that listens at the port of `url`, if this user may know."""
     port = url.rpartition(":")[2]
     if not url.startswith("tcp://") or not port.isdigit():
         return None

@@ -1,5 +1,4 @@
-"""Watches the connections of a bound ZeroMQ socket from a thread of its own, and closes those that `connection_rules`
-refuses.
+"""Guard of the connections of a bound ZeroMQ socket: a thread closes those that `connection_rules` refuses.
 
 ZeroMQ's limits are per frame, and it holds a message that is not whole where its owner can neither see nor count it.
 The system counts the bytes of each TCP connection, and a message tells the descriptor of its own:
@@ -48,9 +47,14 @@ log = structlog.get_logger()
 
 
 def open_monitor(context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", events: int) -> "zmq.Socket[Any]":
-    """The end that brings `events` (`zmq.EVENT_*`, or-ed) of `socket`, which neither connects nor listens yet.
+    """Return the socket that brings `events` of `socket`, which neither connects nor listens yet.
 
-    Call `socket.disable_monitor()` and close this end before `socket` is closed.
+    Call `socket.disable_monitor()` and close the returned socket before `socket` is closed.
+
+    Args:
+        context: Context of `socket`.
+        socket: Socket to watch.
+        events: `zmq.EVENT_*`, or-ed.
     """
     address = f"inproc://monitor-{id(socket)}"
     socket.monitor(address, events)
@@ -63,8 +67,10 @@ def open_monitor(context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", events:
 
 @dataclass(slots=True)
 class _Watched:
-    """A connection: the number of its socket in the system, and what was delivered at its descriptor before it, not
-    counting what of a former one was still to be delivered."""
+    """Connection with the number of its socket in the system, and what was delivered at its descriptor before it.
+
+    Bytes and frames of a former connection that were still to be delivered are not counted in.
+    """
 
     connection: PeerConnection
     inode: int
@@ -73,39 +79,58 @@ class _Watched:
 
 
 class Unguarded:
-    """Stands for the guard of a socket that only this user can reach, since the file system says so: `ipc://`."""
+    """Stand-in for the guard of a socket that only this user can reach, because the file system says so: `ipc://`."""
 
     def note(self, source: int, size: int) -> None:
+        """Do nothing."""
         pass
 
     def drained(self) -> None:
+        """Do nothing."""
         pass
 
     def trust(self, source: int) -> None:
+        """Do nothing."""
         pass
 
     def trusts(self, source: int) -> bool:
+        """Return True: every peer is a process of this user."""
         return True
 
     def close(self) -> None:
+        """Do nothing."""
         pass
 
 
 def guarded(
     context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", url: str, largest: int
 ) -> "ConnectionGuard | Unguarded":
-    """The guard of `socket`, which is going to be bound to `url`."""
+    """Return the guard of `socket`, which is going to be bound to `url`.
+
+    Args:
+        context: Context of `socket`.
+        socket: Socket that is not bound yet.
+        url: Address; only sockets at `tcp://` need a guard.
+        largest: Bytes of the largest message from a trusted peer.
+    """
     return ConnectionGuard(context, socket, largest) if url.startswith("tcp://") else Unguarded()
 
 
 class ConnectionGuard:
-    """The guard of `socket`, which is not bound yet; `largest`: bytes of a message from a trusted peer.
+    """Guard of `socket`, with a thread of its own.
 
     `note`, `drained` and `trust` are for the thread that owns the socket. A `source` is a message's descriptor
     (`zmq.SRCFD`). Close the guard before the socket.
     """
 
     def __init__(self, context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", largest: int) -> None:
+        """Begin to watch `socket`.
+
+        Args:
+            context: Context of `socket`.
+            socket: Socket that is not bound yet.
+            largest: Bytes of the largest message from a trusted peer.
+        """
         self._largest = largest
         self._socket = socket
         self._bytes: dict[int, int] = {}
@@ -123,7 +148,7 @@ class ConnectionGuard:
         self._thread.start()
 
     def note(self, source: int, size: int) -> None:
-        """A frame of `size` bytes was taken from the socket."""
+        """Count a frame of `size` bytes that was taken from the socket."""
         self._bytes[source] = self._bytes.get(source, 0) + size + (_SHORT_HEAD if size < _LONG else _LONG_HEAD)
         self._frames[source] = self._frames.get(source, 0) + 1
 
@@ -132,13 +157,15 @@ class ConnectionGuard:
         self._drains += 1
 
     def trust(self, source: int) -> None:
-        """A genuine message came over the connection."""
+        """Trust the connection `source`, over which a genuine message came."""
         self._trusted.add(source)
 
     def trusts(self, source: int) -> bool:
+        """Return True if a genuine message has come over the connection `source`."""
         return source in self._trusted
 
     def close(self) -> None:
+        """Stop watching and end the thread. Closing twice has the effect of closing once."""
         if not self._thread.is_alive():
             return
         self._socket.disable_monitor()  # which ends the thread
@@ -168,7 +195,7 @@ class ConnectionGuard:
         return max(0, math.ceil((looked - monotonic()) * 1000 + (CALM if calm else WATCHFUL)))
 
     def _take_events(self) -> bool:
-        """Take in events. Returns False once the socket is watched no more."""
+        """Process events. Returns False once the socket is watched no more."""
         for _ in range(EVENTS):
             if not self._events.poll(0):
                 break
@@ -199,14 +226,19 @@ class ConnectionGuard:
             self._log("unknown", _ENDED)
 
     def _forget(self, source: int) -> None:
-        """Another connection at the descriptor begins untrusted. One that was trusted in this very moment is again,
-        with its next message."""
+        """Forget the connection that had the descriptor; another one there begins untrusted.
+
+        A connection that was trusted in this very moment is trusted again with its next message.
+        """
         self._before[source] = self._bytes.get(source, 0), self._frames.get(source, 0)
         self._watched.pop(source, None)
         self._trusted.discard(source)
 
     def _note_end(self, source: int) -> None:
-        """ZeroMQ itself ends connections with a frame that is too long, or that do not speak its protocol."""
+        """Log the end of a connection that has brought nothing.
+
+        ZeroMQ itself ends connections with a frame that is too long, or that do not speak its protocol.
+        """
         watched = self._watched.get(source)
         if watched is not None and self._frames.get(source, 0) == watched.frames_before:
             self._log(watched.connection.peer, _ENDED)
@@ -247,10 +279,10 @@ class ConnectionGuard:
 
     @contextmanager
     def _probing(self, source: int, inode: int | None = None) -> Iterator[sockets.socket]:
-        """The socket behind a descriptor of ZeroMQ's. Raises `OSError` if it is gone, or another than `inode`.
+        """Return a context with the socket behind a descriptor of ZeroMQ's.
 
-        No new descriptor is needed, of which there may be none left. Held as short as possible: a connection ends when
-        its last descriptor is closed.
+        Raises `OSError` if the socket is gone, or another than `inode`. No new descriptor is needed, of which there may
+        be none left. Hold the context as short as possible: a connection ends when its last descriptor is closed.
         """
         os.dup2(source, self._probe.fileno(), inheritable=False)
         try:

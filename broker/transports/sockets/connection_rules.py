@@ -1,5 +1,6 @@
-"""Rules by which connections of a bound socket are closed: one peer must not take the memory, the descriptors or the
-turns of the others.
+"""Rules by which connections of a bound socket are closed.
+
+One peer must not take the memory, the descriptors or the turns of the others.
 
     accepted ──> untrusted ──(brought a genuine message)──> trusted
                      v                                         v
@@ -23,8 +24,18 @@ SLACK = 2**24  # bytes under way beside the largest message: what the system's o
 
 @dataclass(slots=True)
 class PeerConnection:
-    """The facts about a connection. `received`: bytes that came, those of the handshake too (None: the system does not
-    tell). `delivered`, `frames`: what was handed on, in bytes and in number. Times are monotonic, in seconds."""
+    """Record of what is known about one connection. Times are in seconds on the monotonic clock.
+
+    Attributes:
+        peer: Host and port.
+        opened: Time at which the connection was accepted.
+        trusted: True if a genuine message came.
+        received: Bytes that came, those of the handshake included; None: the system does not tell.
+        delivered: Bytes that were handed on.
+        frames: Number of frames that were handed on.
+        overhead: Fewest bytes seen beyond those delivered, those of the handshake; None before the first frame.
+        unfinished: Time since when a message has been on its way; None: no message is.
+    """
 
     peer: str
     opened: float
@@ -37,14 +48,22 @@ class PeerConnection:
 
     @property
     def host(self) -> str:
+        """Host of the peer."""
         return self.peer.rpartition(":")[0]
 
     def trust(self) -> None:
-        """A genuine message came."""
+        """Record that a genuine message came."""
         self.trusted = True
 
     def note(self, received: int | None, delivered: int, frames: int, now: float) -> None:
-        """Take in new counts."""
+        """Record new counts.
+
+        Args:
+            received: Bytes that came; None: the system does not tell.
+            delivered: Bytes that were handed on.
+            frames: Number of frames that were handed on.
+            now: Time of the call.
+        """
         if frames > self.frames:
             self.unfinished = None
         self.received, self.frames = received, frames
@@ -65,10 +84,15 @@ class PeerConnection:
 def refusals(
     connections: Sequence[PeerConnection], now: float, drained: float, *, largest: int, descriptors: int
 ) -> list[tuple[PeerConnection, str]]:
-    """The connections to close, each with the reason.
+    """Return the connections to close, each with the reason.
 
-    `drained`: when all that had arrived was last taken from the socket. No connection is too slow for a process that
-    has not looked. `largest`: bytes of a message. `descriptors`: how many the process may have.
+    Args:
+        connections: All connections of the socket.
+        now: Time of the call.
+        drained: Time at which all that had arrived was last taken from the socket. No connection is too slow for a
+            process that has not looked.
+        largest: Bytes of the largest message.
+        descriptors: Number of descriptors that the process may have.
     """
     found = {id(each): (each, _reason(each, min(now, drained), largest)) for each in connections}
     refused = [(each, reason) for each, reason in found.values() if reason]
@@ -99,7 +123,7 @@ def _trusted_reason(connection: PeerConnection, now: float, largest: int) -> str
 
 
 def _too_much(connections: Sequence[PeerConnection], most: int) -> Iterator[tuple[PeerConnection, str]]:
-    """Yield the connections with the most bytes under way, until all together have at most so many."""
+    """Yield the connections with the most bytes under way, until all together have at most `most`."""
     under_way = sum(connection.pending for connection in connections)
     for connection in sorted(connections, key=lambda each: each.pending, reverse=True):
         if under_way <= most:
@@ -109,7 +133,7 @@ def _too_much(connections: Sequence[PeerConnection], most: int) -> Iterator[tupl
 
 
 def untrusted_connections(descriptors: int) -> int:
-    """Return how many there may be at a time in a process that may have so many descriptors."""
+    """Return how many untrusted connections there may be at a time in a process that may have so many descriptors."""
     return min(UNTRUSTED_CONNECTIONS, descriptors // 4)
 
 
@@ -126,7 +150,10 @@ def _too_many(connections: Sequence[PeerConnection], descriptors: int) -> Iterat
 
 
 def _oldest(connections: Iterable[PeerConnection], count: int) -> Iterator[PeerConnection]:
-    """`count` of them, the oldest first, but always of a host that has the most: one host does not crowd out others."""
+    """Yield `count` of the connections, the oldest first, but always of a host that has the most.
+
+    So one host does not crowd out others.
+    """
     queues: dict[str, list[PeerConnection]] = {}
     for connection in sorted(connections, key=lambda each: each.opened, reverse=True):
         queues.setdefault(connection.host, []).append(connection)

@@ -1,4 +1,4 @@
-"""The number of files and sockets that this process may have open."""
+"""Number of files and sockets that this process may have open."""
 
 import resource
 from contextlib import suppress
@@ -7,8 +7,10 @@ ENOUGH = 2**16  # descriptors; programs that are started may walk through all th
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of this process, and of those that it starts, as far as it may: the usual 1024 are few for a
-    process that others connect to."""
+    """Raise the limit of this process, and of those that it starts, as far as it may.
+
+    The usual 1024 are few for a process that others connect to.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -17,5 +19,6 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptor_limit() -> int:
+    """Return the number of descriptors that this process may have; `ENOUGH` if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ENOUGH if soft == resource.RLIM_INFINITY else soft
