@@ -59,7 +59,7 @@ class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 
     @property
     def identity(self) -> str:
-        """Number and queue in words. Messages of one identity must have the same bits, whichever worker computed them."""
+        """Number and queue in words. Messages of one identity must have the same bits, whichever worker made them."""
         return f"message {self.number} of {self.queue}"
 
 

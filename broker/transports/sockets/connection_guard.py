@@ -83,15 +83,12 @@ class Unguarded:
 
     def note(self, source: int, size: int) -> None:
         """Do nothing."""
-        pass
 
     def drained(self) -> None:
         """Do nothing."""
-        pass
 
     def trust(self, source: int) -> None:
         """Do nothing."""
-        pass
 
     def trusts(self, source: int) -> bool:
         """Return True: every peer is a process of this user."""
@@ -99,7 +96,6 @@ class Unguarded:
 
     def close(self) -> None:
         """Do nothing."""
-        pass
 
 
 def guarded(
