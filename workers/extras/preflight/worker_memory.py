@@ -86,7 +86,7 @@ def refusals(
                 value=str(limit),
             )
     limit = job.plan.schedule.memory
-    _, taken = _room(job.schedule, stages)
+    taken = 0 if limit is None else _room(job.schedule, stages)[1]
     if limit is not None and taken > limit:  # the schedule that a run begins with holds the fewest microbatches
         yield PlanError(
             "schedule.memory",
