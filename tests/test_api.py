@@ -23,6 +23,7 @@ PAGE = DOCS / "reference/api.md"
         DOCS / "guides/data.md",
         pytest.param(DOCS / "guides/models.md", marks=pytest.mark.slow),
         pytest.param(DOCS / "guides/taps.md", marks=pytest.mark.slow),
+        DOCS / "guides/own-model.md",
         ROOT / "README.md",
     ],
     ids=lambda page: page.name,
@@ -39,9 +40,9 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace, 
     assert code_blocks(page)
 
 
-def test_the_three_files_of_the_readme_are_trained_as_they_stand(workspace: Workspace):
+def test_the_three_files_of_a_plan_are_trained_as_they_stand(workspace: Workspace):
     """Its plan named functions, and no page showed how those are called."""
-    files = named_files(ROOT / "README.md")
+    files = named_files(DOCS / "guides/own-model.md")
     assert list(files) == ["stageline.toml", "model.py", "data.py"]
     for name, text in files.items():
         workspace.write(name, text)

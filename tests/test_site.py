@@ -97,3 +97,11 @@ def test_the_files_of_two_machines_train(workspace: Workspace) -> None:
 def python(workspace: Workspace, script: str) -> subprocess.CompletedProcess[str]:
     """Run a script in the workspace, as a reader does."""
     return subprocess.run([sys.executable, script], cwd=workspace.folder, capture_output=True, text=True)
+
+
+def test_a_stranger_reads_the_readme_in_minutes() -> None:
+    """It had 2,041 words, and its installation began at line 76."""
+    text = re.sub(
+        r"^```.*?^```$|^    .*?$|^\|.*?$", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    assert len(re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text).split()) <= 700
