@@ -1,4 +1,4 @@
-"""What a stage computes with: its layers and their weights, memory that is its own, precision, random generators.
+"""Layers of a stage and what they compute with: weights, memory of their own, precision, random generators.
 
 May import `tree` and `errors`. Read `layer.py` first, then `body.py`.
 """

@@ -15,13 +15,20 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Body(torch.nn.ModuleList):
-    """One module, so that `torch.func.functional_call` can run the layers with other weights.
+    """The layers of a stage as one module, so that `torch.func.functional_call` can run them with other weights.
 
-    In here the first layer is "0", as in every module list; in the unsplit model it is called `names[0]`, or is made of
-    several modules, which `layer.py` knows the names of.
+    Inside the body the first layer is "0", as in every module list; these are its own names. In the unsplit model the
+    layer is called `names[0]`, or is made of several modules, whose names `layer.py` knows.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module], names: Sequence[str], device: torch.device) -> None:
+        """Take the layers and move them to `device`.
+
+        Args:
+            layers: Layers in order.
+            names: Names of the layers in the unsplit model.
+            device: Device that holds the weights.
+        """
         super().__init__(layers)
         self.names = tuple(names)
         self.device = device
@@ -29,50 +36,61 @@ class Body(torch.nn.ModuleList):
         self._made = self._places()
 
     def forward(self, run: Callable[[], Tree]) -> Tree:
+        """Return `run()`, which calls the layers: `functional_call` replaces weights while it runs."""
         return run()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The layers' state dicts as one, by unsplit names. The tensors are the layers' own, not copies."""
+        """Return the layers' state dicts as one, by unsplit names. The tensors are the layers' own, not copies."""
         return {joined(name, key): value for name, part in self._parts for key, value in part.state_dict().items()}
 
     def set_weights(self, state: Weights) -> None:
-        """Loads what `weights` returns. Raises torch's `RuntimeError`, which names what is missing or misshapen."""
+        """Load the return value of `weights`.
+
+        Raises torch's `RuntimeError`, which names what is missing or misshapen.
+        """
         for name, part in self._parts:
             part.load_state_dict(state_of(part, name, state))
 
     def entries_of(self, named: Weights) -> dict[str, torch.Tensor]:
-        """Tensors that stand for parameters, by the names in here, as entries of `weights`: under each name there."""
+        """Return tensors that stand for parameters as entries of `weights`, under each name that a parameter has there.
+
+        Args:
+            named: Tensors by the names that the parameters have in the body.
+        """
         given = {id(parameter): named[name] for name, parameter in self.named_parameters() if name in named}
         return {name: given[id(variable)] for name, variable in self._variables() if id(variable) in given}
 
     def from_entries(self, entries: Weights) -> dict[str, torch.Tensor]:
-        """What `entries_of` was given."""
+        """Return tensors by the names that parameters have in the body: the inverse of `entries_of`."""
         given = {id(variable): entries[name] for name, variable in self._variables() if name in entries}
         return {name: given[id(parameter)] for name, parameter in self.named_parameters() if id(parameter) in given}
 
     def unsplit_parameters(self) -> dict[str, torch.Tensor]:
-        """The parameters by their names in the unsplit model; one that has several, by the first."""
+        """Return the parameters by their names in the unsplit model; one that has several names, by the first."""
         return self.by_unsplit_names(dict(self.named_parameters()))
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that require a gradient, by their names in here."""
+        """Return the parameters that require a gradient, by their names in the body."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def by_unsplit_names(self, named: Weights) -> dict[str, torch.Tensor]:
-        """The same tensors, by their names in the unsplit model."""
+        """Return tensors, which `named` has by their names in the body, by their names in the unsplit model."""
         return {self._unsplit(name): tensor for name, tensor in named.items()}
 
     def by_own_names(self, named: Weights) -> dict[str, torch.Tensor]:
-        """The same tensors, by their names in here, without those that are of no parameter or buffer."""
+        """Return tensors, which `named` has by their names in the unsplit model, by their names in the body.
+
+        Tensors that belong to no parameter or buffer are left out.
+        """
         names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
         return {name: named[self._unsplit(name)] for name in names if self._unsplit(name) in named}
 
     def unsplit_buffers(self) -> dict[str, torch.Tensor]:
-        """The layers' own buffers, by their names in the unsplit model."""
+        """Return the layers' own buffers, by their names in the unsplit model."""
         return self.by_unsplit_names(dict(self.named_buffers()))
 
     def set_buffers(self, named: Weights) -> None:
-        """Sets each buffer that is in `named`, by its unsplit name.
+        """Set each buffer that is in `named`, by its unsplit name.
 
         A layer may have replaced its buffer by one of another shape, or have had none yet when it was made.
         """
@@ -88,10 +106,11 @@ class Body(torch.nn.ModuleList):
                     module._buffers[key] = copied(value).to(self.device)
 
     def demand_as_made(self) -> None:
-        """Raises `ModelRefused` if a forward has registered a parameter or a buffer, or has taken one out: a stage that
-        is made again would not have it, or have it again, and could not go on from this one's state.
+        """Raise `ModelRefused` if a forward has registered a parameter or a buffer, or has taken one out.
 
-        A buffer that was registered as None may get a tensor, and lose it."""
+        A stage that is made again would not have it, or have it again, and could not continue from this one's state. A
+        buffer that was registered as None may get a tensor, and lose it.
+        """
         now = self._places()
         for name in sorted(now.keys() - self._made.keys()):
             raise ModelRefused(
@@ -106,7 +125,7 @@ class Body(torch.nn.ModuleList):
             )
 
     def _places(self) -> dict[str, bool]:
-        """The places for parameters and buffers, by their names in here, and whether each is filled."""
+        """Return the places for parameters and buffers by their names in the body, each with True if it is filled."""
         return {
             f"{path}.{key}": state is not None
             for path, module in self.named_modules()
@@ -118,7 +137,7 @@ class Body(torch.nn.ModuleList):
         return [part for name, layer in zip(self.names, self, strict=True) for part in parts_of(layer, name)]
 
     def _variables(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters and buffers themselves, by the names of `weights`."""
+        """Yield the parameters and buffers themselves, by the names of `weights`."""
         for name, part in self._parts:
             yield from ((joined(name, key), each) for key, each in part.state_dict(keep_vars=True).items())
 
@@ -129,8 +148,10 @@ class Body(torch.nn.ModuleList):
 
 @contextmanager
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """A context in which `module` and all in it are in evaluation mode. At its end each is in the mode it had, such as
-    a BatchNorm that its user has frozen with `eval()`."""
+    """Return a context in which `module` and all modules in it are in evaluation mode.
+
+    At its end each is in the mode that it had, such as a BatchNorm that its user has frozen with `eval()`.
+    """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -1,4 +1,4 @@
-"""Tensors in memory that is a file's: the system reads them when they are used, and takes them out when it needs room.
+"""Tensors in memory that belongs to a file: the system reads them on use, and takes them out when it needs room.
 
 weights, gradients      from the first step on; each gradient as soon as autograd has added it up
 optimizer state         after each part of an update
@@ -28,70 +28,90 @@ LEAST = 1 << 16  # bytes of a tensor; less is not worth a file
 
 
 class StateFiles(Protocol):
-    """Files, each of which is there as long as its memory is used. They are lost with the process."""
+    """Files, each of which exists as long as its memory is used. They are lost with the process."""
 
     def storage(self, size: int) -> torch.UntypedStorage:
-        """The memory of a new file of `size` bytes, aligned as torch's own. Raises what made it impossible."""
+        """Return the memory of a new file of `size` bytes, aligned as torch's own.
+
+        Raises the exception that made this impossible.
+        """
 
     def has(self, storage: torch.UntypedStorage) -> bool:
-        """Whether `storage` returned it."""
+        """Return True if the method `storage` returned this `storage`."""
 
     def fetch(self, storage: torch.UntypedStorage) -> None:
-        """Begins to read the file of what `storage` returned, and does not wait for that."""
+        """Begin to read the file behind `storage`. Returns at once."""
 
 
 class FileMemory:
-    """Where a stage on the CPU puts tensors that need not be in memory of the process."""
+    """The memory for tensors of a stage on the CPU that need not be in memory of the process."""
 
     def __init__(self, files: StateFiles) -> None:
+        """Take the files."""
         self._files = files
 
     def empty(
         self, shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0, device: torch.device | None = None
     ) -> torch.Tensor:
-        """As `memory.empty`, in a file unless it is small or on another `device`."""
+        """Return an uninitialised tensor in a file, or in memory if it is small or on a device other than the CPU.
+
+        Args:
+            shape: Shape of the tensor.
+            strides: Strides in elements, not of an overlapping layout.
+            dtype: Type of the elements.
+            skew: Bytes from the alignment boundary to the first element.
+            device: Device of the tensor; by default the CPU.
+        """
         size = skew + (layout(shape, strides).extent or 0) * dtype.itemsize
         if size < LEAST or (device is not None and device.type != "cpu"):
             return empty(shape, strides, dtype, skew, device)
         return torch.empty(0, dtype=dtype).set_(self._files.storage(size), skew // dtype.itemsize, shape, strides)
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As `memory.copied`."""
+        """Return a copy of `tensor` in a file, in the same layout, as `memory.copied` makes it in memory."""
         return copied(tensor, self.empty)
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` without its graph: a copy, or itself if it is there already, is small, or cannot be there."""
+        """Return a copy of `tensor` in a file, without its graph.
+
+        Returns `tensor` itself if it is in a file already, is small, or cannot be there.
+        """
         if not self._movable(tensor):
             return tensor
         return self.copied(tensor.detach())
 
     def take_parameters(self, module: torch.nn.Module) -> None:
-        """Moves the parameters of `module`, but for those that share memory with any other tensor, and from now on each
-        gradient of theirs that autograd adds up."""
+        """Move the parameters of `module`, and from now on each of their gradients that autograd adds up, into files.
+
+        Parameters that share memory with any other tensor stay.
+        """
         for parameter in module.parameters():
             self._take_parameter(parameter)
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
 
     def take_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
-        """Moves what `optimizer` keeps of `parameters`."""
+        """Move the tensors that `optimizer` keeps of `parameters` into files."""
         for entry in (optimizer.state[each] for each in parameters if each in optimizer.state):
             for name, value in entry.items():
                 if isinstance(value, torch.Tensor):
                     entry[name] = self.moved(value)
 
     def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """They will be used soon."""
+        """Begin to read those of `tensors` that are in files, since they will be used soon."""
         for tensor in filter(self.has, tensors):
             self._files.fetch(tensor.untyped_storage())
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether its memory is that of a file."""
+        """Return True if the memory of `tensor` is that of a file."""
         return tensor.layout is torch.strided and self._files.has(tensor.untyped_storage())
 
     def _take_parameter(self, parameter: torch.Tensor) -> None:
-        """A view of it, a buffer or an attribute of a layer, must go on seeing what is written to it: where the former
-        memory is still there once the parameter has left it, the parameter goes back."""
+        """Move `parameter` unless its memory is shared.
+
+        A view of it, a buffer or an attribute of a layer, must go on seeing what is written to it: where the former
+        memory still exists once the parameter has left it, the parameter goes back.
+        """
         if not self._movable(parameter.data):
             return
         lies = parameter.storage_offset(), parameter.shape, parameter.stride()
@@ -113,26 +133,33 @@ class FileMemory:
 
 
 class NoLayersAhead:
-    """The `layers` of a stage whose weights are in memory, in their order."""
+    """The layers of a stage whose weights are in memory, in their order."""
 
     def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
+        """Take the layers, in order."""
         self._layers = layers
 
     @property
     def layers(self) -> Sequence[Callable[[Any], Any]]:
-        """What computes each layer."""
+        """The functions that compute the layers, in order."""
         return self._layers
 
     @property
     def begins(self) -> tuple[Callable[[object], object], ...]:
-        """What is called with each microbatch before its backward."""
+        """The functions to call with each microbatch before its backward."""
         return ()
 
 
 class LayersAhead(NoLayersAhead):
-    """Layers whose weights are in files, and are read ahead of each."""
+    """The layers of a stage whose weights are in files. The weights of a layer are read ahead of its computation."""
 
     def __init__(self, layers: Sequence[torch.nn.Module], memory: FileMemory) -> None:
+        """Find out which weights to read ahead, and register hooks for the backward.
+
+        Args:
+            layers: The layers, in order.
+            memory: Reads their weights.
+        """
         super().__init__(layers)
         self._memory = memory
         places = [place for place, layer in enumerate(layers) if any(True for _ in layer.parameters())]
@@ -148,10 +175,12 @@ class LayersAhead(NoLayersAhead):
 
     @property
     def layers(self) -> Sequence[Callable[[Any], Any]]:
+        """The functions that compute the layers, in order; each first begins to read the next weights."""
         return [partial(self._run, place, layer) for place, layer in enumerate(self._layers)]
 
     @property
     def begins(self) -> tuple[Callable[[object], object], ...]:
+        """The functions to call with each microbatch before its backward."""
         return (lambda microbatch: self.before_backward(),)
 
     def _run(self, place: int, layer: torch.nn.Module, x: Any) -> Any:
@@ -159,18 +188,18 @@ class LayersAhead(NoLayersAhead):
         return layer(x)
 
     def before_forward(self, place: int) -> None:
-        """The layer at `place` is about to run forward."""
+        """Begin to read the weights that follow, since the layer at `place` is about to run forward."""
         for wanted in self._wanted.get(place, ()):
             self._memory.fetch(self._weights[wanted])
 
     def before_backward(self) -> None:
-        """The stage is about to run backward."""
+        """Begin to read the weights of the last layers, since the stage is about to run backward."""
         for weights in reversed(self._backward[-2:]):
             self._memory.fetch(_with_gradients(weights))
 
 
 def layers_of(layers: torch.nn.ModuleList, memory: FileMemory | None) -> NoLayersAhead:
-    """Return the `layers` as a stage runs them; their parameters are moved to the files of `memory`."""
+    """Return the `layers` as a stage runs them; their parameters are moved to the files of `memory`, if it is given."""
     if memory is None:
         return NoLayersAhead([*layers])
     memory.take_parameters(layers)
@@ -178,7 +207,10 @@ def layers_of(layers: torch.nn.ModuleList, memory: FileMemory | None) -> NoLayer
 
 
 def _from_first_trained(layers: Sequence[Sequence[torch.nn.Parameter]]) -> Sequence[Sequence[torch.nn.Parameter]]:
-    """Backward uses no weights of the layers before."""
+    """Return the weights of the layers from the first trained one on.
+
+    Backward uses no weights of the layers before it.
+    """
     trained = [number for number, weights in enumerate(layers) if any(each.requires_grad for each in weights)]
     return layers[trained[0] :] if trained else []
 

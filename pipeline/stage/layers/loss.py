@@ -26,7 +26,16 @@ Compute = Callable[..., Any]
 
 
 def scalar_loss(function: Loss, output: Tree, target: Tree) -> torch.Tensor:
-    """What `function` returns, 0-dimensional. Raises `LossNotScalar`, and whatever `function` raises."""
+    """Return the 0-dimensional loss that `function` computes from `output` and `target`.
+
+    Args:
+        function: The loss function.
+        output: Output of the last stage.
+        target: Target of the rows.
+
+    Raises:
+        LossNotScalar: `function` returned something else. Exceptions of `function` pass.
+    """
     loss = function(output, target)
     if isinstance(loss, torch.Tensor) and loss.dim() == 0:
         return loss
@@ -38,7 +47,7 @@ def scalar_loss(function: Loss, output: Tree, target: Tree) -> torch.Tensor:
 
 
 def demand_gradient(loss: torch.Tensor) -> None:
-    """Raises `StageError` where `loss.backward()` of the unsplit model would raise, too."""
+    """Raise `StageError` if `loss` has no gradient: `loss.backward()` of the unsplit model would raise, too."""
     if not loss.requires_grad:
         raise StageError(
             "the loss has no gradient, so nothing would be trained: between the weights and the loss there is a "
@@ -48,7 +57,13 @@ def demand_gradient(loss: torch.Tensor) -> None:
 
 
 def in_precision(autocast: Autocast | None, device: torch.device, compute: Compute) -> Compute:
-    """Return `compute`, a forward or a loss on `device`, in the precision of `autocast`; itself without one."""
+    """Return `compute` in the precision of `autocast`; `compute` itself if `autocast` is None.
+
+    Args:
+        autocast: "bf16" or None.
+        device: Device of the computation.
+        compute: A forward or a loss.
+    """
     if autocast is None:
         return compute
 
@@ -66,7 +81,15 @@ def loss_of(
     here: Callable[[Tree], Tree],
     note: Callable[[str], object],
 ) -> Callable[[Tree, Tree], torch.Tensor]:
-    """Return what computes the `loss` of an output and a target on stage number `index`."""
+    """Return the function that computes the loss of an output and a target on one stage.
+
+    Args:
+        index: Number of the stage. Without a loss, the returned function raises `StageError` that names it.
+        loss: The loss function; None on a stage other than the last.
+        precise: Wraps the computation in the precision of the run.
+        here: Moves the target to the stage's device.
+        note: Called with "the loss" before each computation.
+    """
 
     def missing(output: Tree, target: Tree) -> torch.Tensor:
         raise StageError(f"stage {index} has no loss: only the last stage has one")
@@ -84,7 +107,13 @@ def loss_of(
 
 
 def with_loss(loss: Loss | None, compute: Callable[[Tree, Tree], torch.Tensor], run: Run) -> Run:
-    """Return `run` with the loss of its output, for a microbatch that has a target."""
+    """Return `run` followed by the loss of its output, for a microbatch that has a target.
+
+    Args:
+        loss: The loss function; if it is None, `run` is returned.
+        compute: Computes the loss of an output and a target.
+        run: Computes the output.
+    """
     if loss is None:
         return run
 

@@ -28,24 +28,27 @@ ALIGNMENT = 64  # bytes; what torch allocates on the CPU begins at a multiple of
 
 
 def is_split(tensor: torch.Tensor) -> bool:
+    """Return True if `tensor` is split over the processes of a group."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or if it is split, all of it: then every process of its group has to call this at once."""
+    """Return `tensor`, gathered if it is split: then every process of its group has to call this at once."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or if it is split, the part that is in this process."""
+    """Return `tensor`, or if it is split, the part that is in this process."""
     part = getattr(tensor, "to_local", None)
     return tensor if part is None else part()
 
 
 def split_like(model: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, which every process of the group has whole, split as `model` is; itself if `model` is not split, or has
-    another shape. The processes do not communicate."""
+    """Return `tensor` split as `model` is; `tensor` itself if `model` is not split, or has another shape.
+
+    The processes do not communicate: every process of the group must have the whole of `tensor`.
+    """
     mesh = getattr(model, "device_mesh", None)
     if mesh is None or model.shape != tensor.shape:
         return tensor
@@ -55,19 +58,23 @@ def split_like(model: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Layout(NamedTuple):
-    """`stored` elements lie within `extent` elements of memory. Overlapping layouts have no extent."""
+    """The size of a tensor in memory: `stored` elements lie within `extent` elements.
+
+    Overlapping layouts have no extent: it is None.
+    """
 
     stored: int
     extent: int | None
 
     @property
     def dense(self) -> bool:
+        """True if the elements lie without gaps."""
         return self.stored == self.extent
 
 
 @lru_cache(maxsize=1024)  # a run has few different layouts
 def layout(shape: Ints, strides: Ints) -> Layout:
-    """The layout of a tensor with this shape and these strides, none of them negative."""
+    """Return the layout of a tensor with this shape and these strides, none of them negative."""
     stored = prod(stored_shape(shape, strides))
     if stored == 0:
         return Layout(0, 0)
@@ -82,12 +89,12 @@ def layout(shape: Ints, strides: Ints) -> Layout:
 
 
 def stored_shape(shape: Ints, strides: Ints) -> Ints:
-    """The shape with every expanded dimension counted once."""
+    """Return the shape with every expanded dimension (stride 0) counted once."""
     return tuple(size if stride else min(size, 1) for size, stride in zip(shape, strides, strict=True))
 
 
 def packed_strides(shape: Ints, strides: Ints) -> Ints:
-    """Strides of the dense layout with the same order of dimensions and the same ones expanded."""
+    """Return strides of the dense layout with the same order of dimensions and the same dimensions expanded."""
     packed = [0] * len(shape)
     filled = 1
     for axis in sorted(range(len(shape)), key=lambda axis: (strides[axis], -axis)):
@@ -98,10 +105,10 @@ def packed_strides(shape: Ints, strides: Ints) -> Ints:
 
 
 def skew_of(tensor: torch.Tensor) -> int:
-    """The address of the tensor's first element modulo `ALIGNMENT`, in bytes.
+    """Return the address of the tensor's first element modulo `ALIGNMENT`, in bytes.
 
-    0 on other devices, where only torch allocates, and at addresses that are no multiple of the element size, which
-    torch never uses.
+    0 on other devices than the CPU, where only torch allocates, and at addresses that are no multiple of the element
+    size, which torch never uses.
     """
     if not tensor.is_cpu:
         return 0
@@ -112,7 +119,15 @@ def skew_of(tensor: torch.Tensor) -> int:
 def empty(
     shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0, device: torch.device | None = None
 ) -> torch.Tensor:
-    """An uninitialised tensor of this layout (not an overlapping one), `skew` bytes off the alignment boundary."""
+    """Return an uninitialised tensor of this layout.
+
+    Args:
+        shape: Shape of the tensor.
+        strides: Strides in elements, not of an overlapping layout.
+        dtype: Type of the elements.
+        skew: Bytes from the alignment boundary to the first element.
+        device: Device of the tensor; by default torch's default device.
+    """
     if not skew:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
     offset = skew // dtype.itemsize
@@ -126,10 +141,13 @@ def own_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copied(tensor: torch.Tensor, make: Callable[..., torch.Tensor] = empty) -> torch.Tensor:
-    """A copy on the same device that lies as `tensor` does: gaps, expanded dimensions and skew included. `make` makes
-    its memory, with the arguments of `empty`.
+    """Return a copy of `tensor` in the same layout on the same device, with gaps, expanded dimensions and skew.
 
     Overlapping layouts are packed, with the dimensions in the same order. Lazy conjugation and negation are resolved.
+
+    Args:
+        tensor: The tensor to copy.
+        make: Makes the memory of the copy, with the arguments of `empty`.
     """
     shape, strides = tuple(tensor.shape), tensor.stride()
     if (
@@ -150,36 +168,45 @@ def copied(tensor: torch.Tensor, make: Callable[..., torch.Tensor] = empty) -> t
 
 
 def parameter_like(former: torch.nn.Parameter, data: torch.Tensor) -> torch.nn.Parameter:
-    """`data` as a parameter with all else as `former` has it."""
+    """Return `data` as a parameter; all else is as `former` has it."""
     parameter = torch.nn.Parameter(data, former.requires_grad)
     parameter.__dict__.update(former.__dict__)  # what libraries note on it
     return parameter
 
 
 def gathering(layers: torch.nn.Module) -> Callable[[Callable[..., Tree]], Callable[..., Tree]]:
-    """Return what makes functions of `layers` return whole tensors: themselves, unless processes split the layers."""
+    """Return a decorator by which functions of `layers` return whole tensors.
+
+    It returns the functions themselves unless processes split the layers.
+    """
     if not any(map(is_split, layers.parameters())):
         return lambda run: run
     return lambda run: lambda *given: map_tensors(whole, run(*given))
 
 
 class OutputGuard:
-    """Makes the outputs of stage number `stage` safe to send: detached, without memory shared with what changes.
+    """The rules by which outputs of a stage are safe to send: detached, sharing no memory with what changes.
 
     A retained message must never change, but an update writes to weights, a forward to buffers, an in-place layer to
-    its input. The weights and buffers are those of `layers`.
+    its input.
     """
 
     def __init__(self, layers: torch.nn.Module, stage: int) -> None:
+        """Note the memory of weights and buffers.
+
+        Args:
+            layers: The stage's layers.
+            stage: Number of the stage, for errors.
+        """
         self._stage = stage
         self._owned = {_address(tensor) for tensor in (*layers.parameters(), *layers.buffers())} - {0}
 
     def sendable(self, tree: Tree, received: Tree) -> Tree:
-        """`tree` detached, and copied where it shares memory with weights, buffers or what was `received`."""
+        """Return `tree` detached, and copied where it shares memory with weights, buffers or what was `received`."""
         return map_tensors(partial(self._send, [_address(tensor) for tensor in tensors(received)]), tree)
 
     def refuse_aliases(self, output: Tree) -> None:
-        """Raises `StageError` if two tensors of `output` share memory.
+        """Raise `StageError` if two tensors of `output` share memory.
 
         They would arrive as two: an in-place layer would write to one of them only, and their gradients would be
         added up in another order.
@@ -207,9 +234,9 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def overlaps(named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
-    """The names of every two neighbours in memory, all of one device, of which the first ends after the second begins.
+    """Yield the names of every two neighbours in memory of which the first ends after the second begins.
 
-    Elements of both may lie by turns between each other: that counts, too.
+    Elements of both may lie by turns between each other: that counts, too. All tensors must be on one device.
     """
     last, reached = "", 0
     for begin, end, name in sorted(_span(tensor, name) for name, tensor in named.items() if _has_memory(tensor)):
@@ -224,7 +251,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor, name: str) -> tuple[int, int, str]:
-    """The addresses of its first byte and of the one after its last."""
+    """Return the addresses of the tensor's first byte and of the one after its last, and `name`."""
     begin = tensor.data_ptr()
     furthest = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (furthest + 1) * tensor.itemsize, name

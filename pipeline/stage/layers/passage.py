@@ -1,4 +1,4 @@
-"""One microbatch's way through a stage: it arrives, enters autograd, runs through seeded layers, and is stashed.
+"""The way of one microbatch through a stage: it arrives, enters autograd, runs through seeded layers, and is stashed.
 
     x ─> Arrivals ─> InputNodes ─> SeededLayers ─> Stash ... the gradient comes back ─> matched() ─> gradients()
 
@@ -35,8 +35,13 @@ Tap = Callable[[str, Tree], object]  # of a layer's name and what it returned, n
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What one forward reads and later actions change, by the body's names: trainable parameters, as leaves of their
-    own, and the buffers as they were before it. `rerun`: the forward has run before, in another process."""
+    """The tensors that one forward reads and later actions change, by the body's names.
+
+    Attributes:
+        weights: Trainable parameters, as leaves of their own.
+        buffers: Buffers as they were before the forward.
+        rerun: True if the forward has run before, in another process.
+    """
 
     weights: Weights
     buffers: Weights
@@ -47,21 +52,25 @@ PRESENT = Version({}, {})  # the parameters and buffers themselves
 
 
 def present(key: Key) -> Version:
-    """Return the only version that there is where none is kept."""
+    """Return `PRESENT`, the only version of a stage that keeps none."""
     return PRESENT
 
 
 class InputNodes:
-    """The input nodes of one microbatch: one for each tensor of the received `x` that requires a gradient."""
+    """The input nodes of one microbatch: one for each tensor of the input that requires a gradient."""
 
     __slots__ = ("_gradients", "_places")
 
     def __init__(self, x: Tree) -> None:
+        """Note the places of tensors in the input `x` that require a gradient."""
         self._places = _places(x)
         self._gradients: list[torch.Tensor | None] = []
 
     def enter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Makes the next of these tensors, in the order of `leaves`, itself a node of the graph, which then owns it."""
+        """Make `tensor` itself a node of the graph, which then owns it, and return it.
+
+        Called for the tensors that require a gradient, in the order of `leaves`.
+        """
         self._gradients.append(None)
         return _Enter.apply(tensor, _anchor, self._gradients, len(self._gradients) - 1)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -71,15 +80,18 @@ class InputNodes:
         return _anchor if self._gradients else None
 
     def gradients(self) -> Tree:
-        """The tree of `x` with the gradients, None for leaves that carry none; None if no leaf does."""
+        """Return the gradients in the tree of the input, None for leaves that carry none; None if no leaf does."""
         if not self._gradients:
             return None
         return map_leaves(lambda place: self._gradients[place] if isinstance(place, int) else None, self._places)
 
 
 class _Enter(torch.autograd.Function):
-    """Since it is marked dirty, the tensor itself is the function's output. The anchor, a number that requires a
-    gradient and gets none, makes autograd call `backward`, which puts the gradient at its `place` in the list."""
+    """The function of autograd that makes a received tensor a node of the graph.
+
+    The tensor is marked dirty, so it is itself the function's output. The anchor, a number that requires a gradient and
+    gets none, makes autograd call `backward`, which puts the gradient at its `place` in the list.
+    """
 
     @staticmethod
     def forward(
@@ -97,7 +109,7 @@ class _Enter(torch.autograd.Function):
 
 
 def _places(x: Tree) -> Tree:
-    """The tree of `x` with the numbers 0, 1, ... for tensors that require a gradient, None for other leaves."""
+    """Return the tree of `x` with the numbers 0, 1, ... for tensors that require a gradient, None for other leaves."""
     if isinstance(x, torch.Tensor):
         return 0 if x.requires_grad else None
     numbers = count()
@@ -108,8 +120,14 @@ _anchor = torch.zeros((), requires_grad=True)
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """One microbatch on its way through a stage: its key, the nodes of its input, its version of the weights, and what
-    the loss compares its output with."""
+    """A microbatch on its way through a stage.
+
+    Attributes:
+        key: Step and microbatch.
+        input_nodes: Nodes of its input.
+        version: Version of the weights that it reads.
+        target: Target that the loss compares its output with; None if no loss is computed.
+    """
 
     key: Key
     input_nodes: InputNodes
@@ -122,7 +140,7 @@ Backward = Callable[[Version, Sequence[torch.Tensor], Sequence[torch.Tensor]], N
 
 
 class Stashed(msgspec.Struct):
-    """One forward: its outputs with their graph, the nodes of its input, and its version of the weights."""
+    """A forward that waits for its backward: its outputs with their graph, input nodes and version of the weights."""
 
     outputs: Tree
     share: float | None  # the weight of a loss; None for an activation
@@ -131,9 +149,9 @@ class Stashed(msgspec.Struct):
     requires_grad: bool  # whether any of the outputs does
 
     def gradient_of_loss(self, stage: int) -> Tree:
-        """The gradient of the batch's loss with respect to this output.
+        """Return the gradient of the batch's loss with respect to this output.
 
-        Raises `GradientMismatch` if the output is an activation.
+        Raises `GradientMismatch`, which names `stage`, if the output is an activation.
         """
         if self.share is None:
             sent = ", ".join(describe(leaf) for _, leaf in leaves(self.outputs))
@@ -146,21 +164,32 @@ class Stashed(msgspec.Struct):
 
 
 class Stash:
-    """The forwards of stage number `stage` that have not gone backward yet; in `kept`, the oldest first."""
+    """The forwards of one stage that have not gone backward yet.
+
+    Attributes:
+        kept: Forwards by step and microbatch, the oldest first.
+    """
 
     def __init__(self, stage: int) -> None:
+        """Begin empty. `stage` is the stage's number, for errors."""
         self._stage = stage
         self.kept: dict[Key, Stashed] = {}
 
     def require_absent(self, key: Key) -> None:
-        """Raises `StageError` if microbatch `key` is stashed already."""
+        """Raise `StageError` if microbatch `key` is stashed already."""
         if key in self.kept:
             raise StageError(
                 f"stage {self._stage} already holds microbatch {key[1]} of step {key[0]}, not yet backward"
             )
 
     def put(self, passage: Passage, outputs: Tree, share: float | None) -> None:
-        """Stashes one forward, if it will go backward or has a version of its own, which is in use until then."""
+        """Stash one forward, if it will go backward or has a version of its own, which is in use until then.
+
+        Args:
+            passage: The microbatch.
+            outputs: Outputs with their graph.
+            share: Factor of a loss in the batch's loss; None for an activation.
+        """
         if isinstance(outputs, torch.Tensor):
             requires_grad = outputs.requires_grad
         else:
@@ -169,7 +198,10 @@ class Stash:
             self.kept[passage.key] = Stashed(outputs, share, passage.input_nodes, passage.version, requires_grad)
 
     def key(self, step: int | None, microbatch: int | None) -> Key:
-        """The named forward, or the oldest that is stashed. Raises `StageError` if there is no oldest one."""
+        """Return the key of the named forward, or of the oldest one if a number is None.
+
+        Raises `StageError` if there is no oldest one.
+        """
         if step is not None and microbatch is not None:
             return step, microbatch
         if not self.kept:
@@ -178,10 +210,15 @@ class Stash:
 
 
 def matched(outputs: Tree, gradient: Tree, stage: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The outputs that take part in backward, and their gradients. An output without a gradient takes no part.
+    """Return the outputs that take part in backward, and their gradients. An output without a gradient takes no part.
 
-    Raises `GradientMismatch`, which names `stage`, the gradient and the output, unless each gradient is at the place
-    of an output of the same shape and dtype.
+    Args:
+        outputs: Outputs of a forward.
+        gradient: Gradients with respect to `outputs`, at the same places; None for an output that gets none.
+        stage: Number of the stage, for errors.
+
+    Raises:
+        GradientMismatch: A gradient is not at the place of an output that requires one, of the same shape and dtype.
     """
     if isinstance(outputs, torch.Tensor) and _fits(outputs, gradient):
         return [outputs], [gradient]  # type: ignore[list-item]  # only a tensor fits
@@ -215,21 +252,34 @@ def _mismatch(stage: int, path: str, output: Leaf, given: Leaf) -> GradientMisma
 
 
 class Arrivals:
-    """Brings trees of tensors to `device`. Where a tree is `owned`, the stage may write to its memory."""
+    """The arrival of trees of tensors on a stage's device.
+
+    Some methods take `owned`: True if the stage may write to the memory of the tree.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        """Take the stage's device."""
         self.device = device
 
     def here(self, tree: Tree) -> Tree:
-        """The tree, its tensors copied only if they are on another device."""
+        """Return the tree on the device. Tensors are copied only if they are on another device."""
         return map_tensors(self._here, tree)
 
     def own(self, tree: Tree, *, owned: bool) -> Tree:
-        """The tree, detached, in memory that the stage may write to."""
+        """Return the tree, detached, in memory that the stage may write to.
+
+        Tensors are copied unless they are `owned` or come from another device.
+        """
         return map_tensors(partial(self._own, owned), tree)
 
     def entered(self, tree: Tree, nodes: InputNodes, *, owned: bool) -> Tree:
-        """The same, where tensors that require a gradient have entered the graph as `nodes`."""
+        """Return the tree in memory of the stage; tensors that require a gradient have entered the graph as `nodes`.
+
+        Args:
+            tree: The input of a microbatch.
+            nodes: The microbatch's input nodes.
+            owned: True if the stage may write to the memory of `tree`; otherwise it is copied.
+        """
         return map_tensors(partial(self._enter, nodes, owned), tree)
 
     def _enter(self, nodes: InputNodes, owned: bool, tensor: torch.Tensor) -> torch.Tensor:
@@ -246,7 +296,7 @@ class Arrivals:
 
 
 def default_generators(device: torch.device) -> list[torch.Generator]:
-    """The generators that layers on `device` draw from: torch's default ones of the CPU and of the device."""
+    """Return the generators that layers on `device` draw from: torch's default ones of the CPU and of the device."""
     if device.type != "cuda":
         return [torch.default_generator]
     torch.cuda.init()  # type: ignore[no-untyped-call]  # fills default_generators
@@ -256,8 +306,10 @@ def default_generators(device: torch.device) -> list[torch.Generator]:
 
 @contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
-    """A context in which the default generators of the CPU and of `device` may be seeded and drawn from. At its end,
-    also after an exception, they are in the state that they had."""
+    """Return a context in which the default generators of the CPU and of `device` may be seeded and drawn from.
+
+    At its end, also after an exception, they are in the state that they had.
+    """
     kept = [(generator, generator.get_state()) for generator in default_generators(device)]
     try:
         yield
@@ -267,19 +319,24 @@ def generators_kept(device: torch.device) -> Iterator[None]:
 
 
 class SeededLayers:
-    """Layers of a stage in their order, which draw from generators that `run` seeds before each of them.
+    """The layers of a stage in their order, which draw from generators that are seeded before each of them.
 
-    Args:
-        layers: What computes each layer: the module, or a function that calls it.
-        names: Of the layers.
-        first_layer: Number of the first one in the unsplit model; each is seeded by its own.
-        seed: The run's.
-        device: On which they draw, besides the CPU: from torch's default generators.
+    Attributes:
+        at: Name of the layer that ran last, or of another part of the stage.
     """
 
     def __init__(
         self, layers: Sequence[Layer], names: Sequence[str], *, first_layer: int, seed: int, device: torch.device
     ) -> None:
+        """Take the layers.
+
+        Args:
+            layers: Functions that compute the layers: the modules, or functions that call them.
+            names: Names of the layers.
+            first_layer: Number of the first one in the unsplit model. Each layer is seeded by its own number.
+            seed: Seed of the run.
+            device: Device on which they draw, besides the CPU: from torch's default generators.
+        """
         self._layers = [(first_layer + place, *each) for place, each in enumerate(zip(names, layers, strict=True))]
         self._told = self._layers
         self._seed = seed
@@ -288,15 +345,17 @@ class SeededLayers:
         self.at = next(iter(names), LOSS)  # the layer that ran last, or what else of the stage did
 
     def __str__(self) -> str:
-        """ "layer 3", "the loss"."""
+        """Return the part of the stage that ran last: "layer 3", "the loss"."""
         return f"layer {self.at}" if self.at in self._names else self.at
 
     def note(self, what: str) -> None:
-        """Note what of the stage runs now: "the optimizer"."""
+        """Note the part of the stage that runs now, such as "the optimizer"."""
         self.at = what
 
     def run(self, x: Tree, passage: Passage, *, again: bool = False) -> Tree:
-        """Return what the last layer returns for a microbatch of which the first gets `x`. Raises what a layer raises.
+        """Return the output of the last layer for a microbatch of which the first layer gets `x`.
+
+        Exceptions of a layer pass.
 
         Args:
             x: Input of the first layer.
@@ -313,7 +372,7 @@ class SeededLayers:
 
     @contextmanager
     def tapped(self, tap: Tap) -> Iterator[None]:
-        """A context in which `tap` is given what each layer returns, before the next layer may write to it."""
+        """Return a context in which `tap` gets each layer's name and output, before the next layer may write to it."""
         self._told = [(number, name, partial(_tell, tap, name, layer)) for number, name, layer in self._layers]
         try:
             yield
@@ -328,5 +387,8 @@ def _tell(tap: Tap, name: str, layer: Layer, x: Tree) -> Tree:
 
 
 def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
-    """The seed of the generators before `layer`, numbered in the unsplit model: it does not depend on the cut."""
+    """Return the seed of the generators before `layer`, which is numbered in the unsplit model.
+
+    The seed does not depend on the cut.
+    """
     return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")

@@ -1,4 +1,4 @@
-"""Refuses what runs only when a module itself is called, where the modules in it are called one by one.
+"""Refusal of code that runs only when a module itself is called, where its modules are called one by one.
 
 model = nn.Sequential(a, b)
 model.register_forward_hook(double)      model(x) is double(b(a(x))), and the layers of its stages are a and b
@@ -38,8 +38,10 @@ def plain_layers(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[to
 
 
 def demand_plain(container: torch.nn.Sequential, way_out: str = _WAY_OUT) -> None:
-    """Raises `ModelRefused` if a call of `container` is not the calls of its modules, in their order, or its state dict
-    is not that of its modules."""
+    """Raise `ModelRefused` if a call of `container` does more than call its modules in their order.
+
+    Raises it also if the container's state dict is not that of its modules. `way_out` ends the error's text.
+    """
     kind, names = type(container), (*_CALL, *_STATE)
     inherited = {name: getattr(torch.nn.Sequential, name) for name in names}
     own = [f"the {name} of its own" for name in names if name in vars(container)]
@@ -50,8 +52,14 @@ def demand_plain(container: torch.nn.Sequential, way_out: str = _WAY_OUT) -> Non
 def demand_no_hooks(
     uncalled: Sequence[tuple[str, torch.nn.Module]], others: Sequence[str] = (), way_out: str = _WAY_OUT
 ) -> None:
-    """Raises `ModelRefused` if one of the modules `uncalled`, by their names in the model, has a hook, if all modules
-    have one, or for `others` that would be lost."""
+    """Raise `ModelRefused` if something would be lost because stages call the model's layers one by one.
+
+    Args:
+        uncalled: Modules that are not called, by their names in the model. None of them may have a hook, nor may all
+            modules have one.
+        others: Titles of other things that would be lost.
+        way_out: End of the error's text.
+    """
     if of_all := [title for title, _ in _global_hooks()]:
         raise ModelRefused(
             f"{', '.join(of_all)} would be called for the model's layers only, and not for the modules that contain "
@@ -67,13 +75,15 @@ def demand_no_hooks(
 
 
 def all_hooks(model: torch.nn.Module) -> list[tuple[str, object]]:
-    """List the hooks that a call of `model` or of a module in it uses, each with a title."""
+    """Return the hooks that a call of `model` or of a module in it uses, each with a title."""
     return [*hooks_in(list(model.named_modules())), *_global_hooks()]
 
 
 def hooks_in(named: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, object]]:
-    """Yield the hooks of the modules themselves, and their `compile()`, which a call uses too, each with a title such
-    as "the forward hook double of layer2"."""
+    """Yield the hooks of the modules themselves, each with a title such as "the forward hook double of layer2".
+
+    The modules' `compile()`, which a call uses too, is yielded with None.
+    """
     for name, module in named:
         of = name or "the model itself"
         for table, title in _HOOKS.items():
