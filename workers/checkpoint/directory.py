@@ -1,4 +1,4 @@
-"""The folder of a run's snapshots. A snapshot is there whole or not at all, whenever its writer is killed.
+"""Folder of a run's snapshots. A snapshot is there whole or not at all, whenever its writer is killed.
 
     checkpoints/stage-2/step-0000000120/            a snapshot: written as a draft, verified, then renamed
     checkpoints/stage-2/.step-0000000120-5fa0c1d2/  a draft: being written or deleted, or left so by a kill; ignored
@@ -39,7 +39,7 @@ _DRAFT = re.compile(rf"\.{_STEP.pattern}-[0-9a-f]+")
 
 
 class SnapshotFailed(WriteFailed):
-    """A snapshot could not be written; the text names stage, step, folder and reason."""
+    """Error: a snapshot could not be written; the text names stage, step, folder and reason."""
 
 
 class SnapshotsDiffer(SnapshotFailed):
@@ -48,7 +48,7 @@ class SnapshotsDiffer(SnapshotFailed):
 
 @dataclass
 class SnapshotDirectory:
-    """The snapshots of one run, `origin`, in `folder`. Several machines may share the folder."""
+    """Snapshots of one run, `origin`, in `folder`. Several machines may share the folder."""
 
     folder: Path
     origin: Origin
@@ -60,7 +60,7 @@ class SnapshotDirectory:
         return cls(folder / FOLDER, Origin(run, plan.digest()))
 
     def write(self, snapshot: Snapshot) -> Path:
-        """Writes a snapshot and returns its folder; when this returns, it survives a power failure.
+        """Write a snapshot and return its folder; once this returns, it survives a power failure.
 
         A snapshot of the same step that is there already must have the same bits; a damaged one is replaced. Raises
         `SnapshotFailed`; then nothing has changed.
@@ -83,19 +83,28 @@ class SnapshotDirectory:
         return target
 
     def load(self, stage: int, step: int, make: Make = empty) -> Snapshot:
-        """A stage's snapshot of a step, verified, in memory that `make` makes. Raises `SnapshotDamaged`, `OSError` for
-        a fault that may pass."""
+        """Return a stage's snapshot of a step, verified.
+
+        Args:
+            stage: Index of the stage.
+            step: Number of steps done.
+            make: Makes the memory of its tensors.
+
+        Raises:
+            SnapshotDamaged: It cannot be used.
+            OSError: A fault that may pass.
+        """
         return read_snapshot(self.path(stage, step), stage, step, self.origin, make)
 
     def verify(self, stage: int, step: int) -> list[str]:
-        """What is wrong with a stage's snapshot of a step; nothing if it can be used. Reads every byte.
+        """Return the damages of a stage's snapshot of a step, none if it can be used. Reads every byte.
 
         Raises `OSError` for a fault that may pass.
         """
         return problems(self.path(stage, step), stage, step, self.origin)
 
     def steps(self, stage: int) -> list[int]:
-        """The steps of the stage's snapshots, ascending. They may be damaged. Raises `OSError`."""
+        """Return the steps of the stage's snapshots, ascending. Snapshots may be damaged. Raises `OSError`."""
         names = (_STEP.fullmatch(path.name) for path in _entries(self._folder_of(stage)))
         return sorted(int(name[1]) for name in names if name)
 
@@ -105,21 +114,37 @@ class SnapshotDirectory:
         return sorted((int(name[1]), step) for name in names if name for step in self.steps(int(name[1])))
 
     def delete_before(self, stage: int, complete: int, best: int | None = None) -> None:
-        """Deletes the stage's snapshots of steps before `complete`, an announced complete checkpoint, but for that of
-        step `best`, and for the newest two, whatever was announced. Never by count: a stage that is ahead by several
-        intervals has several newer ones. Raises `SnapshotFailed`."""
+        """Delete the stage's snapshots of steps before `complete`. Raises `SnapshotFailed`.
+
+        The newest two always stay. Snapshots are never deleted by count alone: a stage that is ahead by several
+        intervals has several newer ones.
+
+        Args:
+            stage: Index of the stage.
+            complete: Step of an announced complete checkpoint.
+            best: Step whose snapshot stays.
+        """
         self._delete(stage, [step for step in self.steps(stage)[:-KEPT] if step < complete and step != best])
 
     def delete_after(self, stage: int, start: int, since: int) -> None:
-        """Deletes the stage's snapshots of steps after `start`, as far as they were written under incarnation `since`
-        or an older one: for a run that was resumed from there as a whole, perhaps with other software, batches and
-        bits. Raises `SnapshotFailed`."""
+        """Delete the stage's snapshots of steps after `start` written under incarnation `since` or an older one.
+
+        This is for a run that was resumed from `start` as a whole, perhaps with other software, batches and bits.
+        Raises `SnapshotFailed`.
+
+        Args:
+            stage: Index of the stage.
+            start: Step from which the run was resumed.
+            since: Newest incarnation whose snapshots go.
+        """
         newer = [step for step in self.steps(stage) if step > start]
         self._delete(stage, [step for step in newer if self._is_former(stage, step, since)])
 
     def delete_drafts(self, stage: int) -> None:
-        """Deletes what killed processes have left half written or half deleted. Only for the owner of `stage`. Raises
-        `SnapshotFailed` if the folder cannot be read."""
+        """Delete drafts that killed processes have left half written or half deleted. Only for the owner of `stage`.
+
+        Raises `SnapshotFailed` if the folder cannot be read.
+        """
         try:
             drafts = [path for path in _entries(self._folder_of(stage)) if _DRAFT.fullmatch(path.name)]
         except OSError as error:
@@ -128,19 +153,22 @@ class SnapshotDirectory:
             shutil.rmtree(path, ignore_errors=True)
 
     def path(self, stage: int, step: int) -> Path:
-        """The folder of a stage's snapshot of a step, whether or not it is there."""
+        """Return the folder of a stage's snapshot of a step; it need not exist."""
         return self._folder_of(stage) / f"step-{step:010d}"
 
     def _is_former(self, stage: int, step: int, since: int) -> bool:
-        """True if incarnation `since` or an older one wrote the snapshot, or if it does not tell who did."""
+        """Return True if incarnation `since` or an older one wrote the snapshot, or if its writer is unknown."""
         try:
             return read_manifest(self.path(stage, step)).incarnation <= since
         except (SnapshotDamaged, OSError):
             return True
 
     def _former(self, snapshot: Snapshot) -> Path | None:
-        """A snapshot that one of a stage without an optimizer may share its weights with, as nothing changes them: the
-        last but one, so that two checkpoints in a row are never damaged together."""
+        """Return the snapshot whose weights' file `snapshot` may share, None if there is none.
+
+        A stage without an optimizer never changes its weights. The last but one snapshot is taken, so that two
+        checkpoints in a row are never damaged together.
+        """
         if snapshot.state.optimizer is not None:
             return None
         earlier = [step for step in self.steps(snapshot.stage) if step < snapshot.step]

@@ -1,4 +1,4 @@
-"""What a worker does between steps so that it can be replaced, and how a replacement begins.
+"""Snapshots that a worker takes between steps so that it can be replaced, and the start of its replacement.
 
 every `snapshot_every` steps   a copy of each stage's state -> writing thread -> disk -> reported as durable
 checkpoint C is announced      snapshots older than the complete checkpoint before C are deleted
@@ -42,7 +42,7 @@ Announced = tuple[int, int | None]  # the step of a complete checkpoint, and of 
 
 
 class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
-    """What a worker does between steps so that another worker can replace it: without recovery, nothing.
+    """Hooks that a worker calls between steps so that another can replace it; this base class does nothing.
 
     `start` is the position of the checkpoint that was restored; None if there is none.
     """
@@ -50,52 +50,59 @@ class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
     start: Position | None = None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Ends the writing. After an error, snapshots that wait to be written are dropped."""
+        """End the writing. After an error, snapshots that wait to be written are dropped."""
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
-        """Called when `stage` has finished `step`. Raises `SnapshotFailed`."""
+        """Handle the end of `step` of `stage`; `loss` is the last stage's. Raises `SnapshotFailed`."""
 
     def forget(self, complete: int, best: int | None = None) -> None:
-        """Called when the broker announces the checkpoint of step `complete`: older ones may be deleted, but for that
-        of step `best`."""
+        """Handle the announcement of the checkpoint of step `complete`: older ones but `best` may be deleted."""
 
     def may_be_complete(self, step: int) -> bool:
-        """False if the checkpoint of `step` cannot be complete: this worker has no snapshot of it, nor a newer one."""
+        """Return False if the checkpoint of `step` cannot be complete: this worker has no snapshot as new as that."""
         return True
 
     def flush(self) -> None:
-        """Waits until all snapshots are on the disk. Raises `SnapshotFailed`."""
+        """Wait until all snapshots are on the disk. Raises `SnapshotFailed`."""
 
     def stop_at(self, step: int) -> None:
-        """Called when the run is to stop with the checkpoint of `step`: a snapshot of that step is due, too. Raises
-        `SnapshotFailed`."""
+        """Make a snapshot due after `step`, with whose checkpoint the run is to stop. Raises `SnapshotFailed`."""
 
     def keep(self, step: int) -> None:
-        """Called when the state after `step` steps is about to change, or to be lost: a snapshot is due now. Raises
-        `SnapshotFailed`."""
+        """Take a snapshot of the state after `step` steps, which is about to change or be lost.
+
+        Raises `SnapshotFailed`.
+        """
 
 
 class LocalSnapshots:
-    """The snapshots of a run, as a worker sees them before it is assigned stages, or a script, which has none."""
+    """Snapshots of a run, as a worker sees them before it is assigned stages, or a script, which has none."""
 
     def __init__(self, plan: Plan) -> None:
+        """Read the snapshots of runs of `plan`."""
         self._plan = plan
 
     def snapshots(self, run: str) -> list[tuple[int, int]] | None:
-        """(stage, step) of each snapshot; None if the folder cannot be read."""
+        """Return (stage, step) of each snapshot; None if the folder cannot be read."""
         try:
             return _checkpoints(self._plan, run).present()
         except OSError:
             return None
 
     def can_begin(self, assigned: Assigned) -> bool:
-        """Whether the assignment can be accepted: not if the snapshots to begin with were deleted after newer ones."""
+        """Return True if the assignment can be accepted.
+
+        It is refused if the snapshots to begin with were deleted after newer ones.
+        """
         stages, found = self._stages_of(assigned.index), self.snapshots(assigned.run)
         every = [stage for stages in self._plan.placement for stage in stages]  # a script begins where these are
         return found is None or not is_gone(assigned.step, stages or every, found)  # None: loading will tell
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
-        """Which snapshots of `step` are whole: of the stages of worker `claim`, or of all stages that have one."""
+        """Return which snapshots of `step` are whole.
+
+        Those of worker `claim` are read; with None, those of all stages that have one.
+        """
         checkpoints = _checkpoints(self._plan, run)
         there = [stage for stage, of in self.snapshots(run) or [] if of == step]
         stages = there if claim is None else self._stages_of(claim)
@@ -104,25 +111,27 @@ class LocalSnapshots:
         return Inspection(step, [stage for stage, wrong in found.items() if not wrong], [str(each) for each in damaged])
 
     def abandon(self, assigned: Assigned) -> None:
-        """Deletes the assigned stages' snapshots of steps after the assignment's first, of ended lives of the run.
-        Raises `SnapshotFailed`."""
+        """Delete the assigned stages' snapshots of steps after the assignment's first, from ended lives of the run.
+
+        Raises `SnapshotFailed`.
+        """
         checkpoints = _checkpoints(self._plan, assigned.run)
         for stage in self._stages_of(assigned.index):
             checkpoints.delete_after(stage, assigned.step, assigned.since)
 
     def _stages_of(self, index: int) -> Sequence[int]:
-        """Of a worker's place; none of the script's, which comes after them."""
+        """Return the stages of worker `index`; none for the script, whose index follows the workers'."""
         return self._plan.placement[index] if index < len(self._plan.workers) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """The steps at which snapshots are due, and whose losses these hold.
+    """Steps at which snapshots are due, and steps whose losses they hold.
 
     Args:
-        steps: Of the whole run; after the last, a snapshot is due.
-        every: So many steps are between two snapshots.
-        log_every: So many are between two losses that are kept.
+        steps: Number of steps of the run; after the last, a snapshot is due.
+        every: Number of steps between two snapshots.
+        log_every: Number of steps between two losses that are kept.
         due: Returns True for other steps after which a snapshot is due.
     """
 
@@ -133,22 +142,7 @@ class Rhythm:
 
 
 class SnapshotHooks(CheckpointHooks):
-    """Recovery by snapshots of one worker's `stages`, whose state is that of the checkpoint at `start`.
-
-    Args:
-        stages: The worker's.
-        progress: Is told of all that is on the disk.
-        snapshots: The folder; nothing else may write the snapshots of `stages`.
-        writer: Runs what writes there; its limit is 1. All that it was given before a snapshot is on the disk then.
-        rhythm: Says when snapshots are due.
-        incarnation: The worker's.
-        start: The position of the checkpoint that was restored.
-        features: Are settled before each snapshot is written, and forget what was before older ones.
-        waits_for: The stages whose snapshots the compute loop waits for: memory has no room for their copies beside
-            another step.
-        announced: Gives the checkpoints that the broker has announced and `forget` has yet to be called for: looked at
-            while the disk is waited for, which may need the room of older snapshots.
-    """
+    """Recovery by snapshots of one worker's `stages`, whose state is that of the checkpoint at `start`."""
 
     def __init__(
         self,
@@ -164,6 +158,22 @@ class SnapshotHooks(CheckpointHooks):
         waits_for: Collection[int] = (),
         announced: Callable[[], Iterable[Announced]] = tuple,
     ) -> None:
+        """Queue the deletion of old drafts.
+
+        Args:
+            stages: Stages of the worker.
+            progress: Is told of all that is on the disk.
+            snapshots: Folder; nothing else may write the snapshots of `stages`.
+            writer: Writes there; its limit is 1. Jobs that it was given before a snapshot are on the disk before it.
+            rhythm: Steps at which snapshots are due.
+            incarnation: Incarnation of the worker.
+            start: Position of the checkpoint that was restored.
+            features: Settled before each snapshot is written; they forget records from before older ones.
+            waits_for: Stages whose snapshots the compute loop waits for: memory has no room for their copies beside
+                another step.
+            announced: Returns announced checkpoints that `forget` has yet to be called for. Called during waits for the
+                disk, which may need the room of older snapshots.
+        """
         self._stages = stages
         self._progress = progress
         self._snapshots = snapshots
@@ -183,9 +193,11 @@ class SnapshotHooks(CheckpointHooks):
             writer.submit(partial(snapshots.delete_drafts, stage), what=f"look into {snapshots.folder}")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """End the writing; wait for it unless there was an error."""
         self._writer.close(0.0 if error else PATIENCE)
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
+        """Keep the loss, and take a snapshot of `stage` if one is due."""
         done, rhythm = step + 1, self._rhythm
         if stage == self._progress.last:
             self._loss = loss
@@ -195,16 +207,18 @@ class SnapshotHooks(CheckpointHooks):
             self._take(stage, done)
 
     def stop_at(self, step: int) -> None:
+        """Make a snapshot due after `step`."""
         self._stop_at = step
         self.keep(step)
 
     def keep(self, step: int) -> None:
+        """Take snapshots of the stages that are at `step` and have no newer one."""
         for stage, taken in self._taken.items():
             if taken < step and self._progress.is_after(step, stage):
                 self._take(stage, step)
 
     def _take(self, stage: int, done: int) -> None:
-        """The stage has finished `done` steps: copies its state, which is written in the background."""
+        """Copy the state of `stage`, which has finished `done` steps; it is written in the background."""
         self._wait_for(stage)
         self._taken[stage] = done
         # The loss of the last step, which may be the run's last, is kept too. The same losses in every incarnation.
@@ -235,13 +249,16 @@ class SnapshotHooks(CheckpointHooks):
         self._writer.demand(done, LONGEST_WRITE, SnapshotFailed)
 
     def _forget_announced(self) -> None:
-        """The compute loop, which carries out what the broker says, waits for the disk: it may be full of these."""
+        """Delete old snapshots while the compute loop, which obeys the broker, waits for a disk that they may fill."""
         for complete, best in self._announced():
             self.forget(complete, best)
 
     def forget(self, complete: int, best: int | None = None) -> None:
-        """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
-        damaged; and that of step `best`. Newer snapshots are kept in any case, and all if `complete` cannot be."""
+        """Queue the deletion of snapshots from before the complete checkpoint that precedes `complete`, but for `best`.
+
+        A run can be resumed from that one if `complete` is damaged. Newer snapshots stay, and all if `complete` cannot
+        be.
+        """
         if complete > self._newest and self.may_be_complete(complete):
             for stage in self._stages:  # before the snapshots that wait: it makes space on the disk
                 delete = partial(self._snapshots.delete_before, stage, self._newest, best)
@@ -252,7 +269,10 @@ class SnapshotHooks(CheckpointHooks):
             self._newest = complete
 
     def may_be_complete(self, step: int) -> bool:
-        """A snapshot that another incarnation has written counts too, if the broker asked what is on the disks."""
+        """Return True if each stage has a snapshot of `step`, from any incarnation, or a newer one.
+
+        Another incarnation's snapshot counts if the broker asked what is on the disks.
+        """
         return all(step <= written or self._is_there(stage, step) for stage, written in list(self._written.items()))
 
     def _is_there(self, stage: int, step: int) -> bool:
@@ -262,6 +282,10 @@ class SnapshotHooks(CheckpointHooks):
             return False
 
     def flush(self) -> None:
+        """Wait until all snapshots are on the disk. Raises `SnapshotFailed`.
+
+        Announced older ones are deleted during the wait.
+        """
         done = in_turns(self._writer.flush, LONGEST_WRITE, self._forget_announced)
         self._writer.demand(done, LONGEST_WRITE, SnapshotFailed)
 
@@ -285,16 +309,18 @@ def open_snapshots(
     features: Sequence[WorkerFeature] = (),
     announced: Callable[[], Iterable[Announced]] = tuple,
 ) -> CheckpointHooks:
-    """Restore the checkpoint that the worker at `place` begins at, and return its hooks; these do nothing in a run
-    without recovery.
+    """Restore the checkpoint that the worker at `place` begins at, and return its hooks.
+
+    The hooks do nothing in a run without recovery.
 
     Args:
-        place: The worker's; its writer writes the snapshots.
-        assigned: The place as the broker has given it.
-        features: As `SnapshotHooks` takes them.
-        announced: Likewise.
+        place: Place of the worker; its writer writes the snapshots.
+        assigned: Place as the broker has assigned it.
+        features: Features, as in `SnapshotHooks`.
+        announced: Returns announced checkpoints, as in `SnapshotHooks`.
 
-    Raises `SnapshotDamaged` and `ForeignState`.
+    Raises:
+        SnapshotDamaged, ForeignState: The checkpoint cannot be restored.
     """
     job, executor, progress = place.job, place.executor, place.progress
     if not job.plan.recovery.on:
@@ -333,9 +359,16 @@ def open_snapshots(
 def restore(
     stages: Mapping[int, Stage], progress: Progress, load: Callable[[int, int], Snapshot], step: int
 ) -> Position:
-    """Sets the stages to their state after `step` steps; with 0 they have theirs. Returns the position they are at.
+    """Set the stages to their state after `step` steps, and return their position; with 0 they keep theirs.
 
-    Raises `ForeignState` if the stages' snapshots disagree about that.
+    Args:
+        stages: Stages of the worker.
+        progress: Gets the losses and rounds of the snapshots.
+        load: Returns the snapshot of (stage, step).
+        step: Number of steps done.
+
+    Raises:
+        ForeignState: The stages' snapshots disagree about the position.
     """
     position = Position(step)
     for place, (index, stage) in enumerate(stages.items() if step else ()):
@@ -349,14 +382,13 @@ def restore(
 
 
 def _without_room(job: Job, worker: int, stages: Mapping[int, Stage]) -> list[int]:
-    """Those of `stages` whose copies are in memory, where the worker's limit is tight."""
+    """Return the stages whose copies are in memory, if the worker's memory limit is tight; else none."""
     tight = job.plan.is_tight(worker)
     return [index for index, stage in stages.items() if tight and stage.file_memory is None]
 
 
 def _verified(checkpoints: SnapshotDirectory, stage: int, step: int) -> list[str]:
-    """What is wrong with a snapshot, also if it cannot be read now, nor soon."""
-
+    """Return the damages of a snapshot; one that cannot be read now, nor soon, is damaged, too."""
     verify = partial(checkpoints.verify, stage, step)
     try:  # without a note: who asks is told at the end
         return persist(verify, "", lambda fault: None, now=monotonic, wait=Event().wait, bound=LONGEST_LOOK)

@@ -1,12 +1,12 @@
-"""Goes on with a checkpoint on other stages, workers, schedule or transport: writes the snapshots that these begin at.
+"""Continuation of a checkpoint on other stages, workers, schedule or transport: the snapshots that these begin at.
 
 runs/digits-...-1f0c/            stopped: 4 stages. Nothing in it changes
 runs/digits-...-1f0c-at120-5e1d/ the same after 120 steps as 2 stages: a run of its own, resumed like any other
     recut.json                   which run, and which step of it
     checkpoints/stage-0/...      made of the old stages' snapshots of its layers
 
-A run of its own, so that no election ever sees snapshots of two layouts. Its id follows from the old run, the step and
-the new plan: machines that write their workers' snapshots each for itself give it the same.
+The result is a run of its own, so that no election ever sees snapshots of two layouts. Its id follows from the old run,
+the step and the new plan: machines that write their workers' snapshots each for itself give it the same id.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,8 +42,11 @@ _LAYS = ForEach("this plan lays it out", "these arguments lay it out")
 
 
 def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
-    """Whether `plan`, which has its stages and workers filled in, lays the work of the run in `source` out in another
-    way. Raises `PlanRefused` if it also computes something else, or if the run cannot go on in another layout."""
+    """Return True if `plan` lays the work of the run in `source` out differently.
+
+    `plan` has its stages and workers filled in. Raises `PlanRefused` if it also computes something else, or if the run
+    cannot go on in another layout.
+    """
     found = differences(plan.as_mapping(), source.plan.as_mapping())
     if not found:
         return False
@@ -95,14 +98,22 @@ def _refused(*reason: object) -> PlanRefused:
 def continued(
     plan: Plan, source: CheckpointSource, layouts: Sequence[StageLayout], tell: Callable[[str], None], run: str = ""
 ) -> str:
-    """The id of the run that goes on as `plan` has it, from the newest whole checkpoint in `source`. If that run
-    is there already, what is missing or damaged of it is written again; else it is made now, with the id `run` if that
-    is given. `tell` gets what is damaged in newer checkpoints. A run that was ended before its first checkpoint was
-    complete begins again, as it does in the same layout; `tell` gets that too. A run that goes on from a step of
-    another does not go back below that step.
+    """Return the id of the run that continues `source` under `plan`, from its newest whole checkpoint.
 
-    Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused`, `PlanRefused`, `StoreUnusable` if the run's records cannot
-    be read, `NoSuchRun` for a run that has finished, or `OSError`.
+    If the continuation exists, its missing or damaged files are written again. A run that was ended before its first
+    checkpoint was complete begins again, as in the same layout. A continuation does not go back below its first step.
+
+    Args:
+        plan: New plan.
+        source: Checkpoints of the old run.
+        layouts: Layouts of the new stages.
+        tell: Called with damages of newer checkpoints, and if the run begins again.
+        run: Id of a new continuation; "" derives one.
+
+    Raises:
+        NoCheckpoint, SnapshotDamaged, ModelRefused, PlanRefused, OSError: The checkpoint cannot be continued.
+        StoreUnusable: The run's records cannot be read.
+        NoSuchRun: The continuation has finished.
     """
     earlier = earlier_run(plan, source.run)
     if not source.complete and earlier is None and _never_had_checkpoint(source, plan):
@@ -130,8 +141,10 @@ def continued(
 
 
 def _steps_to_try(source: CheckpointSource, floor: int) -> list[int]:
-    """Return the steps, newest first, whose snapshots may be used: no step before `floor`, where the run began. The
-    checkpoint of its best evaluation may be older. Raises `NoCheckpoint`."""
+    """Return the steps, newest first, whose snapshots may be used: none before `floor`, where the run began.
+
+    The checkpoint of the best evaluation may be older. Raises `NoCheckpoint`.
+    """
     complete = [step for step in source.complete if step >= floor]
     newest = source.step_of([*source.present][-1] if source.present else None)
     return complete or [step for step in [newest] if step >= floor]
@@ -181,17 +194,19 @@ class Recut:
 
     @cached_property
     def shares(self) -> list[Share]:
-        """What each new stage takes, as far as the contents are known. Raises `SnapshotDamaged`."""
+        """Shares that the new stages take of the old ones, as far as contents are known. Raises `SnapshotDamaged`."""
         return shares_of(self.layouts, self._contents, self.source.stages)
 
     @cached_property
     def present(self) -> frozenset[int]:
-        """The old stages whose snapshots are here."""
+        """Old stages whose snapshots are here."""
         return self.source.present.get(self.step, frozenset())
 
     def check(self, stages: Iterable[int] | None = None) -> None:
-        """Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused` or `PlanRefused` if the new `stages`, by default
-        all, cannot be made of what is here. Reads every byte that they need."""
+        """Raise an error if the new `stages` cannot be made of the snapshots here. Reads every byte that they need.
+
+        `stages` defaults to all. Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused` or `PlanRefused`.
+        """
         wanted = self._wanted(stages)
         self._demand_known(wanted)
         if lacking := sorted({old for share in wanted for old in share.sources} - self.present):
@@ -202,8 +217,11 @@ class Recut:
                 raise SnapshotDamaged(self.source.snapshots.path(old, self.step), found)
 
     def missing_in(self, folder: Path) -> list[int]:
-        """The new stages that the run in `folder` cannot begin without and has no whole snapshot of: none if it has a
-        whole checkpoint, this one or a later. Reads every byte of it. Raises `OSError` for a fault that may pass."""
+        """Return the new stages that the run in `folder` lacks a whole snapshot of and cannot begin without.
+
+        The list is empty if the run has a whole checkpoint, this one or a later. Reads every byte of it. Raises
+        `OSError` for a fault that may pass.
+        """
         there, stages = CheckpointSource(folder, self.run, self.plan), [layout.stage for layout in self.layouts]
         for step in there.complete:
             if step >= self.step and not any(there.snapshots.verify(stage, step) for stage in stages):
@@ -212,19 +230,28 @@ class Recut:
 
     @cached_property
     def best(self) -> "Recut | None":
-        """The checkpoint of the best evaluation before this one, which moves along if the plan keeps it. None if there
-        is none, or if the last stage's snapshot is not here, which tells its step. Raises `SnapshotDamaged`."""
+        """Return the checkpoint of the best evaluation before this one, which moves along if the plan keeps it.
+
+        Returns None if there is none, or if the last stage's snapshot, which tells its step, is not here. Raises
+        `SnapshotDamaged`.
+        """
         if not self.plan.keeps_best or self._last not in self.present:
             return None
         step = self.source.best_before(self.step)
         return None if step is None else replace(self, step=step)
 
     def write(self, folder: Path, tell: Callable[[str], None], stages: Iterable[int] | None = None) -> None:
-        """Writes the snapshots of the new `stages`, by default of all, into `folder`, the new run's; its metrics so
-        far; and then the run's plan. What is there already has the same bits and stays. `tell` gets why that of the
-        best evaluation does not move along.
+        """Write the new run: snapshots, the metrics so far, and last the plan.
 
-        Raises `ModelRefused` if they cannot be made, `SnapshotFailed`, `SnapshotDamaged`, or `OSError`.
+        Existing files have the same bits and stay.
+
+        Args:
+            folder: Folder of the new run.
+            tell: Called with the reason if the checkpoint of the best evaluation does not move along.
+            stages: New stages to write; by default all.
+
+        Raises:
+            ModelRefused, SnapshotFailed, SnapshotDamaged, OSError: A snapshot cannot be made or written.
         """
         target = SnapshotDirectory.of(folder, self.run, self.plan)
         self._write_best(target, tell, stages)
@@ -265,7 +292,7 @@ class Recut:
 
     @property
     def _last(self) -> int:
-        """The old last stage, whose snapshots have the evaluations."""
+        """Old last stage, whose snapshots have the evaluations."""
         return self.source.first_replicas[-1]
 
     def _wanted(self, stages: Iterable[int] | None) -> list[Share]:
@@ -278,7 +305,7 @@ class Recut:
         return {**self.absent, **here}
 
     def _demand_known(self, wanted: Sequence[Share]) -> None:
-        """That there is what the model has, and nothing else."""
+        """Raise an error unless the old stages hold exactly the model's names."""
         unknown = sorted(set(range(self.source.stages)) - self._contents.keys())
         if unknown and any(share.missing for share in wanted):
             raise NoCheckpoint(self._absence(wanted, unknown))
@@ -288,7 +315,7 @@ class Recut:
             )
 
     def _absence(self, wanted: Sequence[Share], lacking: Sequence[int]) -> str:
-        """Which snapshots are `lacking`, and which layers are in them."""
+        """Return a message with the lacking snapshots and their layers."""
         names = {name for old in lacking if old in self.absent for name in self.absent[old].weights}
         lost = [(share.layout, [*share.missing, *filter(names.__contains__, share.names)]) for share in wanted]
         layers = [layer for layout, missing in lost if missing for layer in layout.layers_of(missing)]
@@ -314,14 +341,14 @@ class Recut:
 
 
 def _kinds(plan: Plan) -> dict[int, tuple[str, int]]:
-    """The kind of device, and the number of threads, of each stage."""
+    """Return the kind of device and the number of threads of each stage."""
     return {
         stage: (worker.device.partition(":")[0], worker.threads) for worker in plan.workers for stage in worker.stages
     }
 
 
 def _contents_of(snapshot: Path) -> Contents:
-    """Raises `SnapshotDamaged`."""
+    """Return the contents of a snapshot. Raises `SnapshotDamaged`."""
     buffers = read_manifest(snapshot).training.get("buffers")
     try:
         forms = forms_in(snapshot / WEIGHTS)

@@ -1,12 +1,12 @@
-"""Decides which stages of a checkpoint have what other stages need, and makes these stages' states of theirs.
+"""Shares of a checkpoint's stages for other stages, and the states of these.
 
 old stage 0   0.weight 0.bias                  new stage 0   of old stages 0 and 1
 old stage 1   2.weight 2.bias
 old stage 2   4.weight 4.bias                  new stage 1   of old stage 2
 
-What a stage keeps goes by names: weights and buffers, averages, and the optimizer's state of each parameter. What it
-keeps once, the learning rate scheduler's state and the settings of the optimizer's groups, has to be the same in all
-stages that become one.
+Most of a stage's state goes by names: weights and buffers, averages, and the optimizer's state of each parameter. The
+rest, the learning rate scheduler's state and the settings of the optimizer's groups, has to be the same in all stages
+that become one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _LOOKED_AT = 1000  # names among which the nearest is looked for
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a stage of a checkpoint has, by name: `weights` with their forms, and the `buffers` beside them."""
+    """Contents of a checkpoint's stage: the forms of its `weights` by name, and the names of its `buffers`."""
 
     weights: Mapping[str, Form]
     buffers: frozenset[str]
@@ -42,7 +42,13 @@ class Share:
 
 
 def shares_of(layouts: Sequence[StageLayout], contents: Mapping[int, Contents], stages: int) -> list[Share]:
-    """What each new stage takes of a checkpoint of `stages` stages, of which those in `contents` are known."""
+    """Return the share of each new stage in a checkpoint.
+
+    Args:
+        layouts: Layouts of the new stages.
+        contents: Contents of the old stages, as far as they are known.
+        stages: Number of old stages.
+    """
     owners: dict[str, list[int]] = {}
     for stage, of in sorted(contents.items()):
         for name in (*of.weights, *of.buffers):
@@ -66,7 +72,7 @@ def _share(layout: StageLayout, later: list[str], owners: Mapping[str, list[int]
 
 
 def faults_of(shares: Sequence[Share], contents: Mapping[int, Contents]) -> list[str]:
-    """How the model differs from the checkpoint's, of which all stages are known: names, shapes and dtypes."""
+    """Return how the model differs from a checkpoint whose stages are all known: names, shapes and dtypes."""
     stored = {name: form for of in contents.values() for name, form in of.weights.items()}
     missing = [name for share in shares for name in share.missing]
     taken = {name for share in shares for name in share.names}
@@ -84,8 +90,10 @@ def faults_of(shares: Sequence[Share], contents: Mapping[int, Contents]) -> list
 
 
 def regrouped(share: Share, states: Sequence[StageState]) -> StageState:
-    """The state of a new stage, from those of its sources, in their order. Raises `ForeignState` if they disagree about
-    what one stage has once."""
+    """Return the state of a new stage from the states of its sources, in their order.
+
+    Raises `ForeignState` if they disagree about state that a stage has once.
+    """
     layout, names = share.layout, set(share.names)
     if any(state.in_flight or state.previous for state in states):
         raise ForeignState("microbatches were in flight, as in asynchronous mode: no other stages can go on with them")
@@ -116,7 +124,7 @@ class _Groups:
                 self._add(state.optimizer, state.parameters)
 
     def settings(self) -> Settings:
-        """As torch's `state_dict` numbers them."""
+        """Return the optimizer's state, with parameters numbered as torch's `state_dict` numbers them."""
         names = [name for group in self._layout.groups or () for name in group]
         found = [self._stored(name) for name in names]
         state = {number: self._state[name] for number, name in enumerate(found) if name in self._state}
@@ -148,7 +156,7 @@ class _Groups:
         return given[0]
 
     def _stored(self, name: str) -> str:
-        """By which name the checkpoint's optimizers know a parameter. Raises `ForeignState`."""
+        """Return the name under which the checkpoint's optimizers know a parameter. Raises `ForeignState`."""
         found = next((each for each in self._layout.named(name) if each in self._options), None)
         if found is None:
             raise self._refused(f"no optimizer of the checkpoint has {name}")
@@ -177,7 +185,7 @@ def _picked(names: set[str], states: Sequence[Mapping[str, torch.Tensor]]) -> di
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two settings are equal, tensors bit by bit."""
+    """Return True if two settings are equal, tensors bit by bit."""
     match one, other:
         case torch.Tensor(), torch.Tensor():
             return one.dtype == other.dtype and torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""A checkpoint of a scripted run in a folder of its own, to go on from when the run has moved on or is gone.
+"""Saved checkpoint of a scripted run in a folder of its own, from which a new run begins.
 
     saved.json                                  written last: which run, how many steps, how many stages
     plan.json                                   the run's plan
@@ -49,11 +49,11 @@ _WEIGHTS_OF_RUN = {  # the files of a finished run, and why there may be none
 
 
 class NotSaved(StagelineError):
-    """A checkpoint could not be saved; nothing is left of it, and the run goes on."""
+    """Error: a checkpoint could not be saved; nothing is left of it, and the run goes on."""
 
 
 class SavedRun(msgspec.Struct, frozen=True):
-    """What is in a folder: the checkpoint of `step` of the run of that id, whose model has so many stages."""
+    """Identity of a saved checkpoint: the run's id, the step, and the number of the model's stages."""
 
     run: str
     step: int
@@ -63,11 +63,18 @@ class SavedRun(msgspec.Struct, frozen=True):
 def save_stages(
     folder: Path, plan: Plan, assigned: Assigned, stages: Mapping[int, Stage], step: int, progress: Progress
 ) -> None:
-    """Writes the stages' snapshots into the draft `folder`; they survive a power failure. If the draft is not there any
-    more, this repeats a call that the script has an answer to, and nothing is written.
+    """Write the stages' snapshots into a draft; they survive a power failure.
 
-    A stage that cannot be written is lacking, and the folder has the reason if it takes that: the run need not fail
-    for it. `step` steps are done; `progress` has the losses.
+    A stage that cannot be written is lacking, and the folder has the reason if it takes that: the run need not fail for
+    it. A missing draft means a repeated call whose answer the script has: nothing is written.
+
+    Args:
+        folder: Draft of the checkpoint's folder.
+        plan: Plan of the run.
+        assigned: Place of the worker.
+        stages: Stages of the worker.
+        step: Number of steps done.
+        progress: Has the losses.
     """
     if not folder.is_dir():
         return
@@ -90,7 +97,7 @@ def _reason_file(draft: Path, stage: int) -> Path:
 
 
 def _reason(draft: Path, stage: int) -> str:
-    """Why `stage` is lacking."""
+    """Return why `stage` is lacking."""
     try:
         return _reason_file(draft, stage).read_text(errors="replace")
     except OSError:
@@ -98,7 +105,7 @@ def _reason(draft: Path, stage: int) -> str:
 
 
 def draft_folder(folder: Path) -> Path:
-    """A draft of `folder`, which must be empty or not there. Raises `NotSaved`."""
+    """Make a draft of `folder`, which must be empty or missing, and return its path. Raises `NotSaved`."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise NotSaved(f"{folder} is there already, and not empty: a checkpoint goes to a folder of its own")
@@ -129,12 +136,12 @@ def complete_draft(draft: Path, folder: Path, plan: Plan, saved: SavedRun) -> No
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a checkpoint was saved in `folder`."""
+    """Return True if a checkpoint was saved in `folder`."""
     return (folder / SAVED).exists()
 
 
 def begin_from_saved(plan: Plan, folder: Path) -> str:
-    """Makes the folder of a new run of `plan` that goes on from the checkpoint in `folder`; returns the run's id.
+    """Make the folder of a new run of `plan` that continues the checkpoint in `folder`; return the run's id.
 
     Nothing in `folder` changes. Raises `PlanRefused` for another plan, `SnapshotDamaged` for a file that was changed,
     `FolderUnusable`, or `OSError`.
@@ -156,7 +163,7 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
 
 
 def read_saved(folder: Path) -> SavedRun:
-    """What is saved in `folder`. Raises `SnapshotDamaged`."""
+    """Return which checkpoint is saved in `folder`. Raises `SnapshotDamaged`."""
     try:
         return msgspec.json.decode((folder / SAVED).read_bytes(), type=SavedRun)
     except msgspec.MsgspecError as error:
@@ -183,10 +190,16 @@ def save_weights(
     note: Note = lambda fault: None,
     wait: Callable[[float], object] = sleep,
 ) -> dict[str, TensorDigest]:
-    """Writes `stage-N.safetensors` for each stage into `folder`, and its averages; returns the weights' digests.
+    """Write `stage-N.safetensors` and averages for each stage, and return the weights' digests.
 
-    After a fault that may pass, writes again, and `wait`s before that; `note` gets the fault meanwhile. Raises
-    `SnapshotFailed` if they cannot be written, or read back as they are, and what `wait` raises.
+    Args:
+        stages: Stages of the worker.
+        folder: Folder of the run.
+        note: Called with a fault that may pass, after which writing is tried again.
+        wait: Waits a number of seconds before another attempt; its errors are raised.
+
+    Raises:
+        SnapshotFailed: The weights cannot be written, or do not read back equal.
     """
     digests: dict[str, TensorDigest] = {}
     for index, stage in stages.items():
@@ -203,10 +216,12 @@ def save_weights(
 
 
 def weights_file(folder: Path, stage: int) -> Path:
+    """Return the path of a stage's trained weights."""
     return folder / f"stage-{stage}.safetensors"
 
 
 def averages_file(folder: Path, stage: int) -> Path:
+    """Return the path of the averages of a stage's trained parameters."""
     return folder / f"averages-{stage}.safetensors"
 
 
@@ -227,10 +242,22 @@ def _write(file: Path, stage: int, state: Mapping[str, Tensor]) -> None:
 
 
 def load_weights(folder: str | Path, *, ema: bool = False) -> dict[str, Tensor]:
-    """The trained model's state dict from a finished run's folder: tensors on the CPU, of the dtypes that the model
-    has, under the unsplit model's names. With `ema`, averages stand for the parameters that were trained.
+    """Return the trained model's state dict from a finished run's folder.
 
-    A run on several machines leaves the stages of each machine's workers there. Raises `FileNotFoundError`.
+    A run on several machines leaves the stages of each machine's workers there.
+
+    Args:
+        folder: Folder of the run.
+        ema: Averages stand for the trained parameters.
+
+    Returns:
+        Tensors on the CPU in the model's dtypes, under the unsplit model's names.
+
+    Raises:
+        FileNotFoundError: The folder has no weights, or no averages.
+
+    Example:
+        model.load_state_dict(load_weights("runs/digits-20260131-235959-1f0c"))
     """
     found: dict[str, Tensor] = {}
     for pattern, lacking in [*_WEIGHTS_OF_RUN.items()][: 1 + ema]:

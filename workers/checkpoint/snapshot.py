@@ -1,4 +1,4 @@
-"""One snapshot on disk: a folder of three files, or four.
+"""Snapshot on disk: a folder of three files, or four.
 
 weights.safetensors    the stage's part of the model's state_dict, under the unsplit model's names
 averages.safetensors   where weights are averaged, after the first update: the averages of the trained parameters
@@ -70,20 +70,22 @@ class Snapshot:
 
     @property
     def position(self) -> Position:
+        """Position of the run at this snapshot."""
         return Position.of_checkpoint(self.step, self.calls, self.evaluations)
 
 
 class SnapshotDamaged(StagelineError):
-    """A snapshot is not what was written, or is of another run; `problems` lists what is wrong with it."""
+    """Error: a snapshot is not as it was written, or is of another run; `problems` lists its damages."""
 
     def __init__(self, folder: Path, problems: list[str]) -> None:
+        """Describe the snapshot in `folder` and its `problems`."""
         super().__init__(f"the snapshot {folder} cannot be used: {'; '.join(problems)}")
         self.problems = problems
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a snapshot comes from: the run's id, and `Plan.digest()`. Another run's snapshots are refused."""
+    """Origin of a snapshot: the run's id, and `Plan.digest()`. Another run's snapshots are refused."""
 
     run: str
     plan: str
@@ -97,9 +99,14 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`written` is in seconds since the epoch, `torch` is its version. `training` is the state without the weights and
-    without tensors. `calls` and `evaluations` are those of `Snapshot`. `sha256` is of the manifest with zeros in its
-    place.
+    """Contents of `manifest.json`.
+
+    Attributes:
+        sha256: Checksum of the manifest with zeros in this place.
+        calls, evaluations: As in `Snapshot`.
+        written: Seconds since the epoch.
+        torch: Version of torch.
+        training: State without weights and tensors.
     """
 
     format: str = FORMAT
@@ -120,10 +127,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def position(self) -> Position:
+        """Position of the run at this snapshot."""
         return Position.of_checkpoint(self.step, self.calls, self.evaluations)
 
     def same_state(self, other: "Manifest") -> bool:
-        """Whether both snapshots hold the same bits, at the same position, whichever worker wrote them."""
+        """Return True if both snapshots hold the same bits at the same position, whichever worker wrote them."""
         names = ("files", "losses", "rounds", "training", "position")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
@@ -133,10 +141,20 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Path | None = None) -> Manifest:
-    """Writes into an empty `folder`. When this returns, everything is on the disk and was read back from there. Of the
-    stage's snapshot in `former`, the weights' file is shared if the weights are still the same.
+    """Write a snapshot into an empty folder; once this returns, it is on the disk and was read back from there.
 
-    Raises `OSError`, and `Unsaveable` if the state holds a value that cannot be stored.
+    Args:
+        folder: Empty folder.
+        snapshot: State to write.
+        origin: Run and plan.
+        former: Earlier snapshot of the stage, whose weights' file is shared if the weights are still the same.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        OSError: The files cannot be written.
+        Unsaveable: The state holds a value that cannot be stored.
     """
     tensors: dict[str, torch.Tensor] = {}
     training = {name: encode_state(value, name, tensors) for name, value in training_of(snapshot.state).items()}
@@ -167,9 +185,16 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Pat
 
 
 def problems(folder: Path, stage: int, step: int, origin: Origin) -> list[str]:
-    """What is wrong with the snapshot in `folder`; nothing if it can be used. Reads every byte.
+    """Return the damages of the snapshot in `folder`, none if it can be used. Reads every byte.
 
-    Raises `OSError` for a fault that may pass.
+    Args:
+        folder: Folder of the snapshot.
+        stage: Stage that it must be of.
+        step: Step that it must be of.
+        origin: Run and plan that it must be of.
+
+    Raises:
+        OSError: A fault that may pass.
     """
     try:
         manifest = read_manifest(folder)
@@ -179,8 +204,19 @@ def problems(folder: Path, stage: int, step: int, origin: Origin) -> list[str]:
 
 
 def read_snapshot(folder: Path, stage: int, step: int, origin: Origin, make: Make = empty) -> Snapshot:
-    """The snapshot in `folder`, verified first, in memory that `make` makes. Raises `SnapshotDamaged`, `OSError` for a
-    fault that may pass."""
+    """Return the snapshot in `folder`, verified first.
+
+    Args:
+        folder: Folder of the snapshot.
+        stage: Stage that it must be of.
+        step: Step that it must be of.
+        origin: Run and plan that it must be of.
+        make: Makes the memory of its tensors.
+
+    Raises:
+        SnapshotDamaged: It cannot be used.
+        OSError: A fault that may pass.
+    """
     if found := problems(folder, stage, step, origin):
         raise SnapshotDamaged(folder, found)
     manifest = read_manifest(folder)
@@ -198,7 +234,7 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin, make: Mak
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes and seals the manifest; when this returns, it is on the disk. Raises `OSError`."""
+    """Write and seal the manifest; once this returns, it is on the disk. Raises `OSError`."""
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     path = folder / MANIFEST
     path.write_bytes(data.replace(UNSEALED.encode(), _seal(data), 1))
@@ -206,7 +242,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the snapshot in `folder`. Raises `SnapshotDamaged`, `OSError` for a fault that may pass."""
+    """Return the manifest of the snapshot in `folder`.
+
+    Raises `SnapshotDamaged`, or `OSError` for a fault that may pass.
+    """
     try:
         data = (folder / MANIFEST).read_bytes()
         if (found := msgspec.json.decode(data, type=_Format).format) != FORMAT:
@@ -229,7 +268,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def training_of(state: StageState) -> dict[str, Any]:
-    """All of it but weights and averages, by the names in `StageState`."""
+    """Return all of `state` but weights and averages, by the names in `StageState`."""
     previous = state.previous
     return {
         "optimizer": state.optimizer,
@@ -254,7 +293,16 @@ def training_of(state: StageState) -> dict[str, Any]:
 def state_of(
     weights: Mapping[str, torch.Tensor], averages: Mapping[str, torch.Tensor], training: dict[str, Any]
 ) -> StageState:
-    """The state of these and of what `training_of` gave. Raises `TypeError` if `training` has other fields."""
+    """Return the state of a stage; inverse of `training_of`.
+
+    Args:
+        weights: Weights by name.
+        averages: Averages by name.
+        training: Result of `training_of`.
+
+    Raises:
+        TypeError: `training` has other fields.
+    """
     in_flight = tuple(InFlight(**each) for each in training.pop("in_flight", ()))
     previous = Previous(**training.pop("previous")) if "previous" in training else None
     return StageState(weights, in_flight=in_flight, averages=averages, previous=previous, **training)
@@ -276,7 +324,7 @@ def _damages(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _damage(path: Path, wanted: FileRecord) -> str:
-    """What is wrong with the file; "" if nothing is."""
+    """Return how the file differs from its record; "" if it does not."""
     try:
         found = file_record(path)
     except FileNotFoundError:
@@ -291,7 +339,7 @@ def _damage(path: Path, wanted: FileRecord) -> str:
 
 
 def file_record(path: Path) -> FileRecord:
-    """The record of a file as it is now. Raises `OSError`."""
+    """Return the record of a file in its present state. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
         return FileRecord(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 

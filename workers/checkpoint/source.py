@@ -1,4 +1,4 @@
-"""The checkpoints that a folder holds, of a run or saved by a script, and the damages of their snapshots.
+"""Checkpoints that a folder holds, of a run or saved by a script, and the damages of their snapshots.
 
 runs/digits-20260131-235959-1f0c/plan.json          which plan, and so how many stages
                                  checkpoints/...     their snapshots; on several machines some stages' only
@@ -26,14 +26,14 @@ from .snapshot import SnapshotDamaged, read_manifest
 
 
 class NoCheckpoint(StagelineError):
-    """The folder has no such checkpoint, or not all of it."""
+    """Error: the folder has no such checkpoint, or not all of it."""
 
     exit_code = ExitCode.USAGE
 
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """The checkpoints of the run `run` in `folder`, which were made under `plan`."""
+    """Checkpoints of the run `run` in `folder`, which were made under `plan`."""
 
     folder: Path
     run: str
@@ -41,11 +41,12 @@ class CheckpointSource:
 
     @cached_property
     def snapshots(self) -> SnapshotDirectory:
+        """Directory of the run's snapshots."""
         return SnapshotDirectory.of(self.folder, self.run, self.plan)
 
     @property
     def stages(self) -> int:
-        """How many stages the run has, each replica counted, on whatever machines."""
+        """Number of stages of the run on all machines, each replica counted."""
         return sum(map(len, self.plan.placement))
 
     @property
@@ -54,7 +55,7 @@ class CheckpointSource:
         return range(len(self._shares))
 
     def label(self, stage: int) -> str:
-        """A stage for people: "1", or "1.0" for the first replica of several."""
+        """Return a stage's name for people: "1", or "1.0" for the first replica of several."""
         return replicas_of(self._shares, 1).label(stage)
 
     @property
@@ -63,7 +64,7 @@ class CheckpointSource:
 
     @cached_property
     def present(self) -> Mapping[int, frozenset[int]]:
-        """The stages that have a snapshot here, by step, ascending. They may be damaged. Raises `OSError`."""
+        """Stages that have a snapshot here, by step, ascending. Snapshots may be damaged. Raises `OSError`."""
         found: dict[int, set[int]] = {}
         for stage, step in self.snapshots.present():
             found.setdefault(step, set()).add(stage)
@@ -71,14 +72,16 @@ class CheckpointSource:
 
     @property
     def complete(self) -> list[int]:
-        """The steps of which all stages' snapshots are here, the newest first."""
+        """Steps of which all stages' snapshots are here, the newest first."""
         every = set(range(self.stages))
         return [step for step, stages in self.present.items() if stages >= every][::-1]
 
     @property
     def best(self) -> int | None:
-        """The step of the best evaluation whose checkpoint is kept: of a finished run, or before the newest checkpoint
-        that all stages have here; None if none is known. Raises `OSError`."""
+        """Step of the best evaluation whose checkpoint is kept; None if none is known. Raises `OSError`.
+
+        It is that of a finished run, or the best before the newest checkpoint that all stages have here.
+        """
         if not self.plan.keeps_best:
             return None
         if (result := runs.result_in(self.folder)) is not None:
@@ -86,8 +89,10 @@ class CheckpointSource:
         return self.best_before(self.complete[0]) if self.complete else None
 
     def best_before(self, step: int) -> int | None:
-        """Return the step of the best evaluation before `step`, or None if there was none or the plan has no criterion.
-        Reads it from the last stage's snapshot of `step`. Raises `SnapshotDamaged`."""
+        """Return the step of the best evaluation before `step`; None if there was none or the plan has no criterion.
+
+        The last stage's snapshot of `step` is read. Raises `SnapshotDamaged`.
+        """
         if (criterion := self.plan.criterion) is None:
             return None
         manifest = read_manifest(self.snapshots.path(self.first_replicas[-1], step))
@@ -96,7 +101,7 @@ class CheckpointSource:
         return None if best is None else best.step
 
     def best_step(self) -> int:
-        """The same, for who asks for it. Raises `NoCheckpoint`."""
+        """Step of the best evaluation, for callers that need it. Raises `NoCheckpoint` if none is known."""
         if not self.plan.keeps_best:
             raise NoCheckpoint(
                 f"the plan of {self.folder} keeps no best checkpoint: evaluation.keep_best = true does. Name a step "
@@ -111,8 +116,10 @@ class CheckpointSource:
         return best
 
     def step_of(self, wanted: int | None) -> int:
-        """`wanted`, of which there must be a snapshot, or without it the newest step that all stages have. Raises
-        `NoCheckpoint`."""
+        """Return `wanted` if there is a snapshot of it; for None, the newest step that all stages have.
+
+        Raises `NoCheckpoint`.
+        """
         if wanted is not None and wanted in self.present:
             return wanted
         if wanted is None and self.complete:
@@ -120,7 +127,7 @@ class CheckpointSource:
         raise NoCheckpoint(self._absence(wanted))
 
     def demand_all(self, step: int) -> None:
-        """Raises `NoCheckpoint`, which names the folders, if a stage has no snapshot of `step` here."""
+        """Raise `NoCheckpoint`, which names the folders, if a stage has no snapshot of `step` here."""
         lacking = sorted(set(range(self.stages)) - self.present.get(step, frozenset()))
         if lacking:
             raise NoCheckpoint(
@@ -148,8 +155,10 @@ class CheckpointSource:
 
 
 def source_in(folder: Path) -> CheckpointSource:
-    """Of the run in `folder`, or of the checkpoint that was saved there. Raises `NoCheckpoint`, or `SnapshotDamaged`
-    for a plan that cannot be read."""
+    """Return the checkpoints of the run in `folder`, or the one that was saved there.
+
+    Raises `NoCheckpoint`, or `SnapshotDamaged` for a plan that cannot be read.
+    """
     if not runs.is_run(folder):
         if (folder / FOLDER).exists():
             raise NoCheckpoint(
@@ -167,9 +176,17 @@ def source_in(folder: Path) -> CheckpointSource:
 
 
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint of schema checkpoint-ls/1: of `step`, with snapshots of `stages` here; `complete` if these are
-    all. `bytes` are those of its tensors, `written` when the last of it was, in seconds since the epoch. `damages` are
-    those of the manifests: no other file is read. `best`: of the best evaluation so far, and kept for that."""
+    """Checkpoint in schema checkpoint-ls/1.
+
+    Attributes:
+        step: Number of steps done.
+        stages: Stages that have a snapshot here.
+        complete: True if all stages have one.
+        bytes: Size of its tensors.
+        written: Time of its newest snapshot, in seconds since the epoch.
+        damages: Damages of the manifests; no other file is read.
+        best: True if it is kept as that of the best evaluation so far.
+    """
 
     step: int
     stages: tuple[int, ...]
@@ -181,7 +198,7 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
-    """One snapshot of schema checkpoint-verify/1, every byte of which was read. `label` is the stage's, for people."""
+    """Snapshot in schema checkpoint-verify/1, every byte of which was read. `label` is the stage's name for people."""
 
     stage: int
     label: str
@@ -201,7 +218,7 @@ def checkpoint_rows(source: CheckpointSource) -> list[CheckpointRow]:
 
 
 def snapshot_states(source: CheckpointSource, step: int | None) -> Iterator[SnapshotState]:
-    """Of all snapshots here, or of those of `step`. Raises `OSError`."""
+    """Yield the state of all snapshots here, or of those of `step`. Raises `OSError`."""
     for each, stages in source.present.items():
         for stage in sorted(stages) if step in (None, each) else ():
             wrong = tuple(source.snapshots.verify(stage, each))

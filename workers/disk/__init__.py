@@ -1,4 +1,4 @@
-"""How files are written: atomically, in the background of the compute loop, and tensors without losing a bit.
+"""Files on disk: atomic writes, writing in the background of the compute loop, and tensors kept bit for bit.
 
 May import `pipeline`; any other room of `workers` may import this one. Read `atomic_file.py` first.
 """

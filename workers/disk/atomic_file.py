@@ -21,10 +21,17 @@ _Written = TypeVar("_Written")
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Writes a file, in place of the one that is there; when this returns, it survives a power failure.
+    """Write a file atomically, replacing an existing one; once this returns, it survives a power failure.
 
-    `mode` is its permissions, from which the umask is taken. Makes its folder if need be. Raises `OSError`; then
-    nothing has changed.
+    Makes the file's folder if needed.
+
+    Args:
+        path: Path of the file.
+        data: Contents.
+        mode: Permissions, from which the umask is taken.
+
+    Raises:
+        OSError: The file could not be written; nothing has changed.
     """
     make_folder(path.parent)
     draft = draft_of(path)
@@ -38,8 +45,10 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def keep_trying(write: Callable[[], _Written], path: Path) -> _Written:
-    """Calls `write`, which writes `path`, and again for a minute if a fault that may pass stops it; warns of that.
-    Returns what `write` does."""
+    """Call `write`, which writes `path`, and return its result; retry for a minute after a fault that may pass.
+
+    The first such fault is logged as a warning.
+    """
     told = False
 
     def note(fault: ResourceFault | None) -> None:
@@ -54,33 +63,36 @@ def keep_trying(write: Callable[[], _Written], path: Path) -> _Written:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes `value` as indented JSON, as `write_file` does."""
+    """Write `value` as indented JSON, atomically; see `write_file`."""
     write_file(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def persist_json(path: Path, value: object) -> None:
-    """As `write_json`, but keeps trying."""
+    """Write `value` as indented JSON, atomically, and keep trying for a minute; see `keep_trying`."""
     keep_trying(partial(write_json, path, value), path)
 
 
 def draft_of(path: Path) -> Path:
-    """A free name beside `path`, which begins with a dot."""
+    """Return a free name beside `path` that begins with a dot."""
     return path.with_name(f".{path.name}-{secrets.token_hex(4)}")
 
 
 def publish(draft: Path, path: Path) -> None:
-    """Gives a draft that is on the disk its name: a file in place of another, or a folder where there is none."""
+    """Rename a draft that is on the disk to `path`: a file may replace another, a folder may not."""
     draft.replace(path)
     sync(path.parent)
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder in one instant for all readers. What cannot be deleted stays as a draft. Raises `OSError`."""
+    """Remove a folder in one instant for all readers.
+
+    Files that cannot be deleted stay as a draft. Raises `OSError`.
+    """
     shutil.rmtree(path.rename(draft_of(path)), ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it; when this returns, they survive a power failure. Raises `OSError`."""
+    """Make a folder and its parents; once this returns, they survive a power failure. Raises `OSError`."""
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -88,7 +100,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or a folder's list of its files, to the disk. Raises `OSError`."""
+    """Flush a file, or a folder's list of its files, to the disk. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Writes to the disk while the compute loop goes on: one thread, and a bounded backlog before it.
+"""Background writer: writes to the disk while the compute loop goes on, by one thread with a bounded backlog.
 
 compute loop  --submit(job, key, size)-->  backlog, at most `limit` for each key  -->  thread
                                               ^                                          |
@@ -18,7 +18,7 @@ LONGEST_WRITE = 120.0  # seconds that a compute loop waits for the disk before t
 
 
 class WriteFailed(StagelineError):
-    """A file could not be written; the text names it and the reason."""
+    """Error: a file could not be written; the text names it and the reason."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,14 +31,13 @@ class _Job:
 
 
 class BackgroundWriter:
-    """Runs jobs one after the other on a thread called `name`.
+    """Thread that runs jobs one after the other, with a bounded backlog.
 
-    The jobs that wait under one key are limited: a key has room while their sizes add up to less than `limit`, or to
+    The jobs that wait under one key are limited: a key has room while their sizes add up to less than the limit, or to
     less than it was granted.
-    A job that is stopped by a fault that may pass runs again, for a minute at most; `note` gets the fault meanwhile.
-    Another exception of a job is the `failure` that ends the writing: no other job runs, later ones are dropped.
-    `failed(error)` is called from the thread then. Without `patience`, a fault ends the writing once a job has to wait
-    for room.
+
+    A job that is stopped by a fault that may pass runs again, for a minute at most. Another exception of a job is the
+    `failure` that ends the writing: no other job runs, later ones are dropped.
     """
 
     def __init__(
@@ -50,6 +49,15 @@ class BackgroundWriter:
         note: Note = lambda fault: None,
         patience: bool = True,
     ) -> None:
+        """Start the thread.
+
+        Args:
+            name: Name of the thread.
+            limit: Largest total size of the jobs that wait under one key.
+            failed: Called from the thread with the error that ends the writing.
+            note: Called with a fault that may pass, and with None when it has passed.
+            patience: Without it, a fault ends the writing once a job has to wait for room.
+        """
         self.failure: Exception | None = None
         self.tried = 0.0  # seconds for which the job that failed was tried
         self.doing = ""  # what the newest job does, continuing "cannot"
@@ -73,17 +81,17 @@ class BackgroundWriter:
         self._limits[key] = limit
 
     def has_room(self, key: Hashable = None, timeout: float | None = 0.0) -> bool:
-        """Whether a job can be submitted under `key` without waiting; waits for that up to `timeout` seconds.
+        """Return True if a job can be submitted under `key` without waiting; waits for that up to `timeout` seconds.
 
-        True after a failure: nothing waits any more.
+        Also returns True after a failure: nothing waits any more.
         """
         with self._changed:
             return self._changed.wait_for(lambda: self.failure or not self._is_full(key), timeout) is not False
 
     def is_done(self, key: Hashable, timeout: float | None = 0.0) -> bool:
-        """Whether no job waits or runs under `key`; waits for that up to `timeout` seconds.
+        """Return True if no job waits or runs under `key`; waits for that up to `timeout` seconds.
 
-        True after a failure: nothing runs any more.
+        Also returns True after a failure: nothing runs any more.
         """
         with self._changed:
             return self._changed.wait_for(lambda: self.failure or key not in self._unfinished(), timeout) is not False
@@ -91,9 +99,14 @@ class BackgroundWriter:
     def submit(
         self, job: Callable[[], None], key: Hashable = None, size: int = 0, *, first: bool = False, what: str = "write"
     ) -> None:
-        """Queues a job, before all that wait if `first`. Waits until `key` has room, unless the job has no size.
+        """Queue a job; wait until `key` has room, unless the job has no size. Ignored after a failure or `close`.
 
-        `what` it does, continuing "cannot". It may be run several times.
+        Args:
+            job: Function to run; it may be run several times.
+            key: Key whose limit the job counts towards.
+            size: Size of the job, in the unit of the limit.
+            first: Queue the job before all that wait.
+            what: Verb phrase that continues "cannot", for messages.
         """
         with self._changed:
             if size:
@@ -106,15 +119,15 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Whether all jobs are done; waits for that up to `timeout` seconds, and no longer than to a failure."""
+        """Return True if all jobs are done; waits for that up to `timeout` seconds, at most until a failure."""
         with self._changed:
             done = self._changed.wait_for(lambda: self.failure or not self._unfinished(), timeout)
             return done is True
 
     def close(self, timeout: float | None = None, *, drop: bool = True) -> None:
-        """Ends the thread once all jobs are done or one failed; waits for that up to `timeout` seconds.
+        """End the thread once all jobs are done or one failed; waits for that up to `timeout` seconds.
 
-        Jobs that have not begun by then are dropped, or, without `drop`, done as long as the process lives.
+        Jobs that have not begun by then are dropped or, without `drop`, done as long as the process lives.
         """
         if drop:
             self.flush(timeout)
@@ -126,7 +139,13 @@ class BackgroundWriter:
         self._thread.join(timeout)
 
     def demand(self, done: bool, waited: float, failed: type[WriteFailed] = WriteFailed) -> None:
-        """Raises what ended the writing; or `failed`, if what was waited for, `waited` seconds, is not `done`."""
+        """Raise the error that ended the writing, or `failed` if the awaited jobs are not done.
+
+        Args:
+            done: Result of the wait.
+            waited: Seconds of the wait, for the message.
+            failed: Class of the error.
+        """
         match self.failure:
             case WriteFailed() as error if self.tried:
                 raise type(error)(f"{error}. It was tried for {self.tried:.0f} s") from error
@@ -143,11 +162,11 @@ class BackgroundWriter:
         return self._sizes[key] >= self._limits.get(key, self._limit)
 
     def _unfinished(self) -> set[Hashable]:
-        """The keys of the jobs that wait or run. `changed` is held."""
+        """Return the keys of the jobs that wait or run. The caller holds `_changed`."""
         return {job.key for job in (*self._jobs, self._job) if job is not None}
 
     def _wait_for_room(self, key: Hashable) -> None:
-        """`changed` is held."""
+        """Wait until `key` has room or the writing has failed. The caller holds `_changed`."""
 
         def done() -> bool:
             self._given_up = self._faulty and not self._patience and self._is_full(key)
@@ -174,7 +193,7 @@ class BackgroundWriter:
             self._failed(error)
 
     def _do_next(self) -> bool:
-        """Whether there was one. Once it is done, nothing here keeps what it wrote."""
+        """Do the next job and return True; return False if there is none. A finished job's data are released."""
         job = self._next()
         if job is not None:
             self._attempt(job)
@@ -196,8 +215,10 @@ class BackgroundWriter:
                 self._note(None)
 
     def _put_back(self, job: _Job, pause: float) -> bool:
-        """Waits before `job` is run again; less, if others come before it, which may mend the fault. Whether to give
-        up."""
+        """Wait `pause` seconds before `job` is run again; return True to give up.
+
+        The wait ends early if another job comes before it, which may mend the fault.
+        """
         with self._changed:
             self._jobs.appendleft(job)
             self._job, self._faulty = None, True

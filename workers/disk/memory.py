@@ -1,9 +1,9 @@
-"""Memory that is a file's, files for what leaves memory for a while, and memory that is freed.
+"""Memory mapped to files, scratch files for what leaves memory for a while, and control of freed memory.
 
 `ScratchFiles` keep activations of microbatches in flight, and bring them back before they are needed:
 
 put ─> backlog ─> writing thread ─> file ─> reading thread ─> memory
-          └───── what has yet to be written is given back as it is ─────┘
+          └───── data not yet written are given back as they are ──────┘
 
 `MappedFiles` are the memory of weights, gradients and optimizer state, of which the system keeps in memory what fits.
 Their space on the disk is reserved before they are used, so that a full disk is an error here and not a signal later.
@@ -47,7 +47,10 @@ _CLOSE = 10.0  # seconds
 
 
 def function_of_system(name: str, *types: type) -> Callable[..., int] | None:
-    """The C library's function of that name, where it has one."""
+    """Return the C library's function `name`, which returns an int; None if it has none.
+
+    `types` are the types of its arguments.
+    """
     try:
         return ctypes.CFUNCTYPE(ctypes.c_int, *types)((name, ctypes.CDLL(None)))
     except AttributeError:
@@ -59,16 +62,20 @@ _trim = function_of_system("malloc_trim", ctypes.c_size_t)
 
 
 def keep_freed_memory() -> bool:
-    """Has this process keep the memory that it frees. False, and nothing changes, where the C library is not glibc, or
-    the user's environment says how it is to behave."""
+    """Make this process keep the memory that it frees; return True if it does.
+
+    Nothing changes if the C library is not glibc, or if the user's environment configures it.
+    """
     if _tune is None or any(name in os.environ for name in _OWN_SETTINGS):
         return False
     return bool(_tune(_MMAP_THRESHOLD, _LARGEST) and _tune(_TRIM_THRESHOLD, _NEVER))
 
 
 def give_back_memory() -> None:
-    """What is free now, and from now on what is large whenever it is freed, whatever the allocator was told before.
-    Where the C library is not glibc, nothing changes."""
+    """Give free memory back to the system now, and large blocks from now on whenever they are freed.
+
+    Earlier settings of the allocator are replaced. Nothing changes if the C library is not glibc.
+    """
     if _tune is not None:
         _tune(_MMAP_THRESHOLD, _LARGE)
         _tune(_TRIM_THRESHOLD, _TOP)
@@ -77,10 +84,16 @@ def give_back_memory() -> None:
 
 
 class ScratchFiles(AbstractContextManager["ScratchFiles"]):
-    """Files in `folder`, which is made. `room(writer)` waits until there is room in the backlog, and raises
-    `WriteFailed` if there comes none. `note` gets faults that may pass."""
+    """Scratch files for data that leave memory for a while, written and read by two threads."""
 
     def __init__(self, folder: Path, note: Note, room: Callable[[BackgroundWriter], None]) -> None:
+        """Start the threads.
+
+        Args:
+            folder: Folder of the files, made at the first write.
+            note: Called with faults that may pass.
+            room: Waits until the writer's backlog has room; raises `WriteFailed` if it stays full.
+        """
         self._folder = folder
         self._room = room
         self._writer = BackgroundWriter("offload", BACKLOG, note=note)
@@ -88,11 +101,12 @@ class ScratchFiles(AbstractContextManager["ScratchFiles"]):
         self._file = _File(folder)
 
     def __exit__(self, *_: object) -> None:
+        """End the threads; wait up to `_CLOSE` seconds for the writing."""
         self._writer.close(_CLOSE)
         self._reader.shutdown(cancel_futures=True)
 
     def put(self, data: torch.Tensor) -> "FileParcel":
-        """Takes `data`, uint8 [n], which must not be written to. Raises `WriteFailed`."""
+        """Queue `data`, uint8 [n], which must not be written to afterwards; return its parcel. Raises `WriteFailed`."""
         self._room(self._writer)
         if self._file.size >= _FILE:
             self._file = _File(self._folder)
@@ -103,9 +117,10 @@ class ScratchFiles(AbstractContextManager["ScratchFiles"]):
 
 
 class FileParcel:
-    """`data`, uint8 [n], in a file once it is written."""
+    """Bytes, uint8 [n], in memory until they are written, then in a file."""
 
     def __init__(self, data: torch.Tensor, file: "_File", reader: ThreadPoolExecutor) -> None:
+        """Reserve room for `data`, uint8 [n], in `file`; `reader` reads it back."""
         self._data: torch.Tensor | None = data
         self._size = data.numel()
         self._file, self._offset = file, file.take(self._size)
@@ -113,19 +128,19 @@ class FileParcel:
         self._coming: Future[torch.Tensor] | None = None
 
     def write(self) -> None:
-        """For the writing thread. Raises `WriteFailed`."""
+        """Write the bytes and release their memory; for the writing thread. Raises `WriteFailed`."""
         data = self._data
         if data is not None:
             self._file.write(memoryview(data.numpy().data), self._offset)
             self._data = None
 
     def fetch(self) -> None:
-        """Begins to read the bytes. What has yet to be written need not be read."""
+        """Start to read the bytes, unless they have not been written yet."""
         if self._data is None and self._coming is None:
             self._coming = self._reader.submit(self._read)
 
     def bytes(self) -> torch.Tensor:
-        """The bytes, uint8 [n]. Raises `WriteFailed`."""
+        """Return the bytes, uint8 [n]. Raises `WriteFailed`."""
         if (data := self._data) is not None:
             return data
         coming, self._coming = self._coming, None
@@ -138,7 +153,7 @@ class FileParcel:
 
 
 class _File:
-    """A file without a name in `folder`, which is made when it is first written to."""
+    """File without a name in `folder`, which is made at the first write."""
 
     def __init__(self, folder: Path) -> None:
         self.size = 0
@@ -146,12 +161,12 @@ class _File:
         self._descriptor: int | None = None
 
     def take(self, size: int) -> int:
-        """Where the next `size` bytes lie."""
+        """Reserve `size` bytes and return their offset."""
         offset, self.size = self.size, self.size + size
         return offset
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Raises `WriteFailed`."""
+        """Write all of `data` at `offset`. Raises `WriteFailed`."""
         try:
             descriptor = self._opened()
             while data:
@@ -161,7 +176,7 @@ class _File:
             raise WriteFailed(f"activations could not be written to {self._folder}: {error.strerror}") from error
 
     def read(self, data: memoryview, offset: int) -> None:
-        """Fills `data`. Raises `WriteFailed`, as what had been written is lost."""
+        """Fill `data` from `offset`. Raises `WriteFailed`, since data that were written are lost."""
         try:
             descriptor = self._opened()
             while data:
@@ -187,16 +202,22 @@ _advise = function_of_system("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes
 
 
 class MappedFiles:
-    """Files in `folder`, which is made. `note` gets faults that may pass, such as a full disk: these are waited for.
-    Without it they are not, since nothing would tell of the wait."""
+    """Files without names in a folder, mapped as the memory of tensors."""
 
     def __init__(self, folder: Path, note: Note | None) -> None:
+        """Name the folder, which is made when it is first used.
+
+        Args:
+            folder: Folder of the files.
+            note: Called with faults that may pass, such as a full disk, which are waited for. Without it they raise at
+                once, since nothing would tell of the wait.
+        """
         self._folder = folder.absolute()
         self._note = note or (lambda fault: None)
         self._bound = BOUND if note else 0.0
 
     def storage(self, size: int) -> torch.UntypedStorage:
-        """The memory of a new file of `size` bytes, which begins at a page. Raises `WriteFailed`."""
+        """Return the page-aligned memory of a new file of `size` bytes. Raises `WriteFailed`."""
         what = f"make a file of {size} bytes in {self._folder}"
         try:
             return persist(partial(self._mapped, size), what, self._note, now=monotonic, wait=sleep, bound=self._bound)
@@ -204,12 +225,12 @@ class MappedFiles:
             raise WriteFailed(f"cannot {what}: {reason_of(error)}") from error
 
     def has(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it is of one of the files."""
+        """Return True if `storage` is the memory of one of these files."""
         name = storage.filename
         return name is not None and os.path.dirname(name) in (_DESCRIPTORS, str(self._folder))
 
     def fetch(self, storage: torch.UntypedStorage) -> None:
-        """Begins to read the file of what `storage` returned, where the system can."""
+        """Start to read the file of `storage`, which `MappedFiles.storage` returned, where the system can."""
         if _advise is not None:
             _advise(storage.data_ptr(), storage.nbytes(), mmap.MADV_WILLNEED)
 

@@ -1,15 +1,15 @@
-"""A folder among the system's temporary files, for sockets or files, which goes however its owners end.
+"""Folder among the system's temporary files, for sockets or files, that is removed however its owners end.
 
 Its owners are the process that makes it and those that are forked with `lock`, an open descriptor of the folder: the
 system keeps the folder locked until the last of them has ended.
 
     remove_when_left    in the process that stays to the end: waits for that, and removes the folder
-    remove_abandoned    at the next start: removes folders of which no owner is left, and none else
+    remove_abandoned    at the next start: removes only folders that have no owner left
 
 Paths of sockets have few bytes: `demand_short_socket_paths` refuses a folder for temporary files that is too deep.
 
 Of folders for sockets, only sockets and folders of sockets are ever removed: a folder that holds something else is
-another's, and stays. A folder with files has a prefix of its own, under which no one else makes any.
+another's, and stays. A folder with files has a prefix of its own, under which no other program makes any.
 """
 
 import fcntl
@@ -39,16 +39,20 @@ def remove_sockets(folder: Path) -> None:
 
 
 class OwnedFolder(AbstractContextManager["OwnedFolder"]):
-    """A folder that this process makes, and removes on leaving the context.
+    """Temporary folder that this process makes, and removes on leaving the context.
 
-    Folders of the same `prefix` that were abandoned are removed first. Raises `OSError`.
-
-    Args:
-        prefix: Beginning of the folder's name.
-        remove: Removes a folder of that prefix; by default, only if it holds nothing but sockets.
+    Attributes:
+        path: Path of the folder.
+        lock: Descriptor that owns the folder; -1 once it is left.
     """
 
     def __init__(self, prefix: str = PREFIX, remove: Callable[[Path], object] = remove_sockets) -> None:
+        """Remove abandoned folders of the same prefix, and make one. Raises `OSError`.
+
+        Args:
+            prefix: Beginning of the folder's name.
+            remove: Removes a folder of that prefix; by default, only if it holds nothing but sockets.
+        """
         self._remove = remove
         remove_abandoned(prefix, self._remove)
         found = None
@@ -58,18 +62,19 @@ class OwnedFolder(AbstractContextManager["OwnedFolder"]):
         self.lock = found
 
     def __exit__(self, *_: object) -> None:
+        """Give up ownership and remove the folder."""
         self.leave()
         self._remove(self.path)
 
     def leave(self) -> None:
-        """This process owns it no longer."""
+        """Give up this process's ownership of the folder."""
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
 
 
 def remove_when_left(folder: Path, lock: int) -> None:
-    """Gives up ownership by `lock`, waits until no other process owns the folder, and removes it."""
+    """Give up ownership by `lock`, wait until no other process owns the folder, and remove it."""
     os.close(lock)
     with suppress(OSError):  # another has removed it
         left = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -78,7 +83,7 @@ def remove_when_left(folder: Path, lock: int) -> None:
 
 
 def remove_abandoned(prefix: str = PREFIX, remove: Callable[[Path], object] = remove_sockets) -> None:
-    """Remove this user's folders of that `prefix` of which no owner is left."""
+    """Remove this user's folders of that `prefix` that have no owner left."""
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):  # it is gone, or no folder, or this process may not
             if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
@@ -87,7 +92,7 @@ def remove_abandoned(prefix: str = PREFIX, remove: Callable[[Path], object] = re
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor of the folder, locked; None if another process has it, or has removed it meanwhile."""
+    """Return a locked descriptor of the folder; None if another process owns it, or has removed it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -107,16 +112,16 @@ _DEEPEST = "stageline-xxxxxxxx/stageline-xxxxxxxx/queues"
 
 
 class TooDeep(StagelineError):
-    """The folder for temporary files has too long a path for sockets in it."""
+    """Error: the path of the folder for temporary files is too long for sockets in it."""
 
 
 def longest_socket_path() -> int:
-    """The bytes of the longest path that a socket gets; the system allows about a hundred."""
+    """Return the length in bytes of a socket's longest path; the system allows about a hundred."""
     return len(os.fsencode(os.path.join(tempfile.gettempdir(), _DEEPEST)))
 
 
 def demand_short_socket_paths() -> None:
-    """Raises `TooDeep` if a socket cannot be made in the folder for temporary files."""
+    """Raise `TooDeep` if a socket cannot be made in the folder for temporary files."""
     if longest_socket_path() > zmq.IPC_PATH_MAX_LEN:
         raise TooDeep(
             f"the path of the folder for temporary files, {tempfile.gettempdir()}, is too long for sockets: they would "

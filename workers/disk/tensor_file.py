@@ -46,7 +46,13 @@ class Unsaveable(Exception):
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a tensor lay: `strides` in elements if not row-major, `skew` in bytes off an aligned address."""
+    """Layout of a tensor before it was stored.
+
+    Attributes:
+        strides: Strides in elements; None if row-major.
+        skew: Bytes off an aligned address.
+        complex: True if complex numbers are stored as pairs of real ones.
+    """
 
     strides: tuple[int, ...] | None = None
     skew: int = 0
@@ -54,7 +60,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes CPU tensors to a new file; when this returns, it is on the disk and was read back from there.
+    """Write CPU tensors to a new file; once this returns, it is on the disk and was read back from there.
 
     Raises `OSError`, also if the file does not read back as it was written, and `Unsaveable` for a tensor that the
     format cannot hold (sparse, quantized).
@@ -76,8 +82,19 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def link_tensors(path: Path, former: Path, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Gives the file `former` the new name `path` too, if it has just these CPU tensors, as they lie: it is read from
-    the disk first. False, and nothing has changed, if it has others or cannot be used. Raises `Unsaveable`."""
+    """Give the file `former` the second name `path` if it holds exactly these CPU tensors, as they lie.
+
+    Args:
+        path: New name.
+        former: File that may hold the tensors; it is read from the disk first.
+        tensors: Tensors by name.
+
+    Returns:
+        True if linked. False, and nothing has changed, if `former` holds others or cannot be used.
+
+    Raises:
+        Unsaveable: The format cannot hold a tensor.
+    """
     stored, notes = _content(tensors)
     try:
         _drop_cache(former)
@@ -92,8 +109,17 @@ def link_tensors(path: Path, former: Path, tensors: Mapping[str, torch.Tensor]) 
 def read_tensors(
     path: Path, names: Collection[str] | None = None, *, packed: bool = False, make: Make = empty
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a file, or those of `names`, in memory of their own, as they lay; or `packed`, row-major, whatever
-    is noted. `make` makes the memory, with the arguments of `empty`. Raises `OSError`, `ValueError`, `MemoryError`."""
+    """Return the tensors of a file, in memory of their own.
+
+    Args:
+        path: Path of the file.
+        names: Names of the wanted tensors; None for all.
+        packed: Row-major tensors, whatever layout is noted; otherwise as they lay when written.
+        make: Makes the memory, with the arguments of `empty`.
+
+    Raises:
+        OSError, ValueError, MemoryError: The file cannot be read, is damaged, or memory is short.
+    """
     try:
         with _opened(path) as file:
             notes = _notes(file)
@@ -139,13 +165,13 @@ def _form(file: Any, name: str, note: Note) -> tuple[torch.dtype, tuple[int, ...
 
 
 def _system_error(error: Exception) -> OSError:
-    """With the system's number for it, if the text has one."""
+    """Return `error` as an `OSError`, with the system's error number if the text has one."""
     number = _NUMBER.search(str(error))
     return OSError(int(number[0]), os.strerror(int(number[0]))) if number else OSError(str(error))
 
 
 def _drop_cache(path: Path) -> None:
-    """Makes the next read come from the disk and not from the page cache, where the system can."""
+    """Make the next read come from the disk and not from the page cache, where the system can."""
     if hasattr(os, "posix_fadvise"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -155,7 +181,7 @@ def _drop_cache(path: Path) -> None:
 
 
 def _content(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, Note]]:
-    """What a file of these tensors has: they as they are stored, and the notes that tell of more than that."""
+    """Return the tensors in their stored form, and the notes on those whose layout the format would lose."""
     stored = _unshared({name: _stored(name, tensor) for name, tensor in tensors.items()})
     return stored, {name: note for name, tensor in tensors.items() if (note := _note(tensor)) != Note()}
 
@@ -179,7 +205,10 @@ def _stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors, none in the memory of another, which keeps the first: the format refuses shared memory."""
+    """Return the tensors without shared memory, which the format refuses.
+
+    The first of several in one memory keeps it; the others are copied.
+    """
     owners = {tensor.untyped_storage().data_ptr(): name for name, tensor in reversed(tensors.items())}
     return {
         name: tensor if owners[tensor.untyped_storage().data_ptr()] == name else tensor.clone()
@@ -194,7 +223,7 @@ def _note(tensor: torch.Tensor) -> Note:
 
 
 def _restored(name: str, stored: torch.Tensor, note: Note, packed: bool, make: Make) -> torch.Tensor:
-    """The tensor as it lay; if `packed`, row-major. Raises `ValueError` for a note that none of `_note` can be."""
+    """Return the tensor as it lay or, if `packed`, row-major. Raises `ValueError` for an impossible note."""
     if wrong := _fault(tuple(stored.shape), stored.dtype, note):
         raise ValueError(f"{name} is damaged: {wrong}")
     tensor = torch.view_as_complex(stored) if note.complex else stored
@@ -204,8 +233,10 @@ def _restored(name: str, stored: torch.Tensor, note: Note, packed: bool, make: M
 
 
 def _fault(shape: tuple[int, ...], dtype: torch.dtype, note: Note) -> str:
-    """What is wrong with the note on a tensor that is stored in this form; empty if nothing is. A layout may have gaps,
-    so it may take more memory than is stored."""
+    """Return why the note cannot be true of a tensor stored in this form; "" if it can.
+
+    A layout may have gaps, so it may take more memory than is stored.
+    """
     if note.complex:
         if dtype not in _COMPLEX or shape[-1:] != (2,):
             return f"noted are complex numbers, stored is {dtype} of shape {list(shape)}"
@@ -272,7 +303,7 @@ def encode_state(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
 
 
 def decode_state(encoded: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that `encode_state` has encoded. Raises `BadStateTree`."""
+    """Return the value that `encode_state` has encoded. Raises `BadStateTree`."""
     match encoded:
         case list():
             return [decode_state(each, tensors) for each in encoded]
@@ -316,7 +347,7 @@ def _items(values: list[Any] | tuple[Any, ...], path: str, tensors: dict[str, Te
 
 
 def _is_plain(key: object) -> bool:
-    """Whether `key` can be one of a JSON object, and is not mistaken for a tag."""
+    """Return True if `key` can be a JSON object's key, and is not mistaken for a tag."""
     return isinstance(key, str) and not key.startswith("$")
 
 

@@ -25,7 +25,7 @@ WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_
 
 
 class CallLog:
-    """Begins at `start`: the position of the checkpoint that the run goes on from. For any thread."""
+    """Numbered calls of a script, and the positions after its steps. For any thread."""
 
     def __init__(self, start: Position) -> None:
         """Begin the log at `start`, the position of the newest checkpoint."""

@@ -237,7 +237,7 @@ class Driver:
             self._inbound[queue.name].rewind(self._start.of(queue.per))
 
     def _obey(self) -> None:
-        """Carries out the broker's commands."""
+        """Carry out the broker's commands."""
         while self._commands:
             match self._commands.popleft():
                 case Peers(workers):
@@ -318,14 +318,14 @@ class Driver:
         self._untold = True
 
     def _hand_out(self) -> None:
-        """Just before this thread sleeps: the script's, which this wakes, then finds the interpreter free."""
+        """Resolve futures just before this thread sleeps: the script's thread, which this wakes, finds the interpreter free."""
         while self._replied:
             opened = self._replied.popleft()
             if not opened.done.done():
                 opened.done.set_result(opened.replies)
 
     def _tell(self) -> None:
-        """Leaves what the script does for the reports."""
+        """Note the script's activity for the reports."""
         self._untold = False
         progress, position = self.progress, self.position
         calls = position.calls
