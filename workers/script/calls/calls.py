@@ -90,7 +90,7 @@ Replies = Mapping[int, Tree]  # to one call, by worker
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call that is put, and the replies that have come. `done` has them all, in the end."""
+    """Call that was put, and the replies that have come; `done` gets all of them in the end."""
 
     call: Call
     missing: deque[Queue]  # the queues of the replies that have not come yet, in the order in which they are taken

@@ -318,7 +318,11 @@ class Driver:
         self._untold = True
 
     def _hand_out(self) -> None:
-        """Resolve futures just before this thread sleeps: the script's thread, which this wakes, finds the interpreter free."""
+        """Resolve the futures of calls whose replies have come.
+
+        This happens just before this thread sleeps: the script's thread, which it wakes, then finds the interpreter
+        free.
+        """
         while self._replied:
             opened = self._replied.popleft()
             if not opened.done.done():
