@@ -1,4 +1,4 @@
-"""Which worker waits for which, why, and what a lost worker was doing, as text for people. Pure.
+"""The waits between workers with their causes, and the last work of a lost worker, as text for people. Pure.
 
 May import `control` and `ledger`. Read `wait_graph.py` first.
 """

@@ -1,4 +1,4 @@
-"""Why the run waits, as text: the chain of waiting workers down to its root, and what can be done about it.
+"""The reason why the run waits, as text: the chain of waiting workers down to its root, and what can be done about it.
 
 "stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, generation 2), which took it 14 s ago
 and has made no progress since; it is in layers.30.mlp"
@@ -64,7 +64,7 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`text`: why the run waits; `action`: what can be done."""
+    """A finding about why the run waits: the `chain`, its `text` for people, and the `action` that can be taken."""
 
     chain: WaitChain
     text: str
@@ -72,7 +72,7 @@ class Diagnosis:
 
 
 def diagnose(cluster: ClusterState, worker: int | None = None) -> Diagnosis:
-    """Return why the run waits, or why worker `worker` does."""
+    """Return why the run waits, or why the worker with index `worker` does."""
     chain = longest_chain(cluster) if worker is None else follow(cluster, worker)
     found = [(index, fault) for index, fault in faults(cluster) if worker in (None, index)]
     text, action = _text(cluster, chain), _action(cluster, chain)
@@ -93,7 +93,7 @@ def _text(cluster: ClusterState, chain: WaitChain) -> str:
 
 
 def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
-    """Return the last of `edges` as text, as it follows the others."""
+    """Return the last of `edges` as text that follows the text of the others."""
     edge = edges[-1]
     source = _place(cluster, edge.on, (edge.source,) if edge.source is not None else cluster.placement[edge.on])
     what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{_message(edge)} from {source}"
@@ -107,13 +107,13 @@ def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
 
 
 def _message(edge: WaitEdge) -> str:
-    """Return the message that is lacking; the loss of a step is for people that of its call."""
+    """Return the missing message as text; the loss of a step is called that of its call."""
     place = "of call {edge.step}" if edge.per is Per.STEP and edge.source is None else _PLACES[edge.per]
     return f"{_CONTENTS.get(edge.flow, f'the message of {edge.queue}')} {place.format(edge=edge)}"
 
 
 def _place(cluster: ClusterState, index: int, stages: Sequence[int]) -> str:
-    """ "stage 3 (worker w3, generation 2)", "the script"."""
+    """Return a place as text: "stage 3 (worker w3, generation 2)", or "the script"."""
     if not stages:
         return SCRIPT
     return f"{stages_label([_label(cluster, stage) for stage in stages])} ({_holder(cluster, index)})"
@@ -145,7 +145,7 @@ def _subject(cluster: ClusterState, chain: WaitChain) -> str:
 
 
 def _predicate(cluster: ClusterState, chain: WaitChain) -> str:
-    """Return what the root does, continuing a sentence whose subject it is."""
+    """Return the root's activity, continuing a sentence whose subject is the root."""
     if chain.cause is RootCause.BROKER:
         return f"has received no report for {min(silence(cluster, each) for each in cluster.members.values()):.0f} s"
     if chain.index is None:
@@ -209,7 +209,7 @@ def _layer(member: Member) -> str:
 
 
 def _last_report(member: Member, age: float | None = None) -> str:
-    """`age` in seconds, if it has not been told."""
+    """Return the last report of `member` as text, with its `age` in seconds unless that was told before."""
     if member.report is None:
         return "it has sent no report yet"
     where = f", in {member.report.layer}" if member.report.layer else ""
@@ -265,7 +265,13 @@ _OUT_OF_MEMORY = " (if not by you, then by the kernel's out-of-memory killer: se
 
 
 def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
-    """Return what a worker held that was found to be lost at `now` (seconds since the epoch), without a full stop."""
+    """Return the work that a lost worker held when it was lost, without a full stop.
+
+    Args:
+        loss: The loss.
+        ledger: The ledger, before its stages go back.
+        now: Seconds since the epoch; the time of the loss if its process's end is not known.
+    """
     member = loss.member
     end = member.exited[0] if member.exited is not None else now
     who = f"the script is gone: {member.process}" if member.is_script else f"{member.label}, {member.process},"
@@ -273,7 +279,7 @@ def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
 
 
 def how_lost(loss: WorkerLoss) -> str:
-    """Return the end of a sentence about the worker: "was killed by SIGKILL (...)"."""
+    """Return the cause of the loss, continuing a sentence about the worker: "was killed by SIGKILL (...)"."""
     exit = loss.member.exited[1] if loss.member.exited is not None else None
     killed = exit is not None and (exit.status, exit.detail) == (-signal.SIGKILL, "")
     return f"{loss.why}{_OUT_OF_MEMORY if killed else ''}"

@@ -1,4 +1,4 @@
-"""Which worker waits for which: from one that lacks a message to the one that should have put it, and on to the root.
+"""The chain of waiting workers: from one that lacks a message to the one that has to put it, and on to the root.
 
 stage 0 ──backward-0, message 940──> stage 1 ──backward-1, message 940──> stage 2, which computes 2B4 for 14 s
 """
@@ -34,7 +34,7 @@ _DONE = frozenset({MicrobatchState.DONE})
 
 
 class RootCause(StrEnum):
-    """Reason why the worker at the root of a chain does not deliver."""
+    """A reason why the worker at the root of a chain does not deliver."""
 
     MISSING = "missing"  # the place is empty
     STARTING = "starting"  # its worker has not sent a report
@@ -55,10 +55,14 @@ HARMLESS = frozenset({RootCause.COMPUTING, RootCause.RESTING, RootCause.SCRIPT})
 
 @dataclass(frozen=True, slots=True)
 class Vacancy:
-    """Way in which a place gets a process if it is empty, for people: at first, and `again` after a loss.
+    """A way to fill an empty place, for people.
 
-    The run `ends`, in a way that continues a sentence about it, once the place was empty for `patience` seconds.
-    `replaced`: a lost process is replaced without help.
+    Attributes:
+        first: How a process takes the place at first.
+        again: How a process takes it after a loss.
+        patience: Seconds for which the place may be empty.
+        ends: The run's end after that, continuing a sentence about the run.
+        replaced: True if a lost process is replaced without help.
     """
 
     first: str
@@ -70,10 +74,14 @@ class Vacancy:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The broker's knowledge of the workers at `now` (seconds since the epoch); `members`, `replacements` by index.
-    `placement` has the stages of each place, none of that of a script; `places` says how each is filled.
+    """The broker's knowledge of the workers at `now` (seconds since the epoch).
 
-    A worker is lost after one of its `leases`.
+    Attributes:
+        placement: The stages of each place; none for a script's place.
+        members: The workers, by index.
+        replacements: The pending replacements, by index.
+        leases: The limits after which a worker is lost.
+        places: The way to fill each place.
     """
 
     schedule: Schedule
@@ -88,12 +96,16 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class WaitEdge:
-    """Worker `index` waits, for `seconds`, for a message that its `stage` needs from worker `on`: the edge of a chain.
+    """A wait of worker `index`, for `seconds`, for a message that its `stage` needs from worker `on`.
 
-    `flow` and `per` are those of the queue, `number` is that of the message in it, and `source` the stage that puts it.
-    Calls, losses and replies are not of a stage: `stage` and `source` are None, and `step` is the number of the call.
-    In an evaluation, it is the number of the evaluated batch; of a verdict, that of the round.
-    With `room` its `stage` waits for room or credit to put the message, until `source` gets on.
+    Attributes:
+        stage: The waiting stage; None for calls, losses and replies, which are of no stage.
+        flow: The queue's flow; `per` is the queue's too.
+        step: The step; for calls, losses and replies, the call's number; in an evaluation, the evaluated batch's; for a
+            verdict, the round's.
+        source: The stage that puts the message; None where `stage` is.
+        number: The message's number in its queue.
+        room: True if `stage` waits for room or credit to put the message, until `source` makes progress.
     """
 
     index: int
@@ -113,7 +125,7 @@ class WaitEdge:
 
 @dataclass(frozen=True, slots=True)
 class WaitChain:
-    """Edges from worker to worker; `index` is the worker at the root, if there is one."""
+    """A path of edges from worker to worker, with its cause and the index of the worker at its root, if any."""
 
     edges: tuple[WaitEdge, ...]
     cause: RootCause
@@ -121,14 +133,14 @@ class WaitChain:
 
     @property
     def harmless(self) -> bool:
-        """True if the run makes progress."""
+        """True if the run makes progress despite the waits."""
         just_sent = self.cause is RootCause.ON_ITS_WAY and self.edges[-1].seconds < LATE
         just_closed = self.cause is RootCause.CIRCLE and min(edge.seconds for edge in self.edges) < LATE
         return just_sent or just_closed or self.cause in HARMLESS
 
 
 def longest_chain(cluster: ClusterState) -> WaitChain:
-    """Return the most informative chain: one whose root blocks the run, then that of most edges, then the oldest."""
+    """Return the most informative chain: one whose root blocks the run, then the longest, then the oldest."""
     silences = [silence(cluster, member) for member in cluster.members.values() if member.report is not None]
     if len(silences) > 1 and min(silences) >= QUIET:
         return WaitChain((), RootCause.BROKER, None)
@@ -154,12 +166,12 @@ def follow(cluster: ClusterState, index: int) -> WaitChain:
 
 
 def is_silent(cluster: ClusterState, member: Member) -> bool:
-    """Return True if `member` has exited or is silent: its last report may be out of date."""
+    """Return True if `member` has exited or is silent, so that its last report may be out of date."""
     return member.exited is not None or silence(cluster, member) >= QUIET
 
 
 def faults(cluster: ClusterState) -> list[tuple[int, str]]:
-    """Return which workers cannot do what for now; the text continues "worker 1"."""
+    """Return the index and fault of each worker that cannot do something now; the text continues "worker 1"."""
     reports = ((index, _trusted_report(cluster, index)) for index in sorted(cluster.members))
     return [(index, report.fault) for index, report in reports if report is not None and report.fault]
 
@@ -179,7 +191,10 @@ def _waited(chain: WaitChain) -> float:
 
 
 def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
-    """Return what worker `index` waits for, as far as its report can be trusted: not if it is silent."""
+    """Return the wait of worker `index`, or None.
+
+    The result is None if the worker waits for nothing, or is silent, so that its report cannot be trusted.
+    """
     member, report = cluster.members.get(index), _trusted_report(cluster, index)
     if member is None or report is None or not report.waits:
         return None
@@ -212,9 +227,9 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
 
 
 def _furthest_behind(cluster: ClusterState, consumer: int | None) -> int:
-    """Return the stage that frees the room, since a message is retained until all stages are past its step.
+    """Return the stage that frees the room: a message is retained until all stages are past its step.
 
-    Of several that are equally far behind: one that waits for nothing, or else the consumer of the queue.
+    Of several that are equally far behind, the result is one that waits for nothing, or else the queue's consumer.
     """
     finished = cluster.ledger.finished
     return min(
@@ -241,7 +256,10 @@ def _trusted_report(cluster: ClusterState, index: int) -> Report | None:
 
 
 def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
-    """Return True if the producer has put the message. One that is gone does not count: its successor puts it again."""
+    """Return True if the producer has put the message.
+
+    A producer that is gone does not count: its successor puts the message again.
+    """
     member = cluster.members.get(owner)
     if member is None or member.report is None or edge.room or is_silent(cluster, member):
         return False
@@ -264,9 +282,9 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
 
 
 def _has_exchanged(cluster: ClusterState, edge: WaitEdge, lacking: WaitEdge | None) -> bool:
-    """Return True if two stages send each other such a message in each step, and the producer waits for the others'.
+    """Return True if two stages exchange such messages in each step, and the producer waits for the other's.
 
-    Each puts all its own before it takes any.
+    Each puts all its own messages before it takes any, so the message has been put.
     """
     if lacking is None or lacking.room:
         return False

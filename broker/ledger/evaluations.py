@@ -1,4 +1,4 @@
-"""What the rounds of evaluation of a run have found, and how the run stands by it.
+"""A run's rounds of evaluation, and the run's standing by them.
 
 Each round is kept once. A replaced worker reports rounds again, with the same bits.
 """
@@ -19,13 +19,14 @@ _NAMED = "evaluation-"  # of the names under which rounds are stored
 
 
 class EvaluationsDiffer(BrokerError):
-    """A round of evaluation was run twice, and found two things: something is not deterministic."""
+    """The error that a round of evaluation, run twice, had two results: something is not deterministic."""
 
 
 class Evaluations:
-    """The rounds that have been reported. `criterion` compares them; None: they are not compared."""
+    """The rounds of evaluation that workers have reported."""
 
     def __init__(self, criterion: Criterion | None = None) -> None:
+        """Start without rounds; `criterion` compares them, None means that they are not compared."""
         self.criterion = criterion
         self._rounds: dict[int, EvaluationRecord] = {}
         self._steps: list[int] = []  # ascending
@@ -37,23 +38,25 @@ class Evaluations:
 
     @property
     def newest(self) -> EvaluationRecord | None:
-        """The round of the highest step."""
+        """The round of the highest step, or None."""
         return self._rounds[self._steps[-1]] if self._steps else None
 
     @property
     def newest_fact(self) -> Fact | None:
-        """The newest round for JSON."""
+        """The newest round as a fact for JSON, or None."""
         return None if self.newest is None else fact_of(self.newest)
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The metrics of the newest round."""
+        """The metrics of the newest round by name, empty without one."""
         return {} if self.newest is None else self.newest.metrics
 
     def add(self, record: EvaluationRecord) -> bool:
-        """Add a round. Returns False if it is known.
+        """Add a round. Return False if it is known.
 
-        Raises `EvaluationsDiffer`, and `KeyError` if the round lacks what is compared.
+        Raises:
+            EvaluationsDiffer: A known round had another result.
+            KeyError: The round lacks the metric by which rounds are compared.
         """
         if (known := self._rounds.get(record.step)) is not None:
             if fact_of(known) != fact_of(record):
@@ -71,18 +74,23 @@ class Evaluations:
         return True
 
     def standing(self, step: int | None = None) -> Standing | None:
-        """Return the standing after the rounds of up to `step` steps (None: all); None if rounds are not compared."""
+        """Return the standing after the rounds of up to `step` steps, or of all if `step` is None.
+
+        Returns None if rounds are not compared.
+        """
         if self.criterion is None:
             return None
         count = len(self._steps) if step is None else bisect_right(self._steps, step)
         return self._standings[count - 1] if count else Standing(self.criterion)
 
     def trim(self, step: int, rounds: Rounds | None) -> Trim | None:
-        """Return the message that lets go of what comes before the checkpoint of `step`, but for the best round's.
+        """Return the message that lets go of all before the checkpoint of `step`, except the best round's snapshots.
 
-        The round after `step` steps does not count, though it may be known: so what is kept follows from the last
-        stage's snapshot of `step`, in which all rounds before it are. Returns None as long as one of those `rounds` of
-        the run is not known: a broker that has lost its records is told them again.
+        The round after `step` steps does not count, even if it is known: what is kept then follows from the last
+        stage's snapshot of `step`, which contains all earlier rounds.
+
+        Returns None as long as one of those earlier rounds is not known, or `rounds`, all rounds of the run, is None. A
+        broker that has lost its records is told them again.
         """
         if rounds is None or bisect_left(self._steps, step) < rounds.before(step):
             return None
@@ -90,7 +98,7 @@ class Evaluations:
         return Trim(step, None if standing is None or standing.best is None else standing.best.step)
 
     def _judge(self, *, from_start: bool) -> None:
-        """Bring the standings up to date."""
+        """Bring the standings up to date, from the start or from the first round without one."""
         if self.criterion is None:
             return
         if from_start:
@@ -102,13 +110,16 @@ class Evaluations:
 
 
 def fact_of(record: EvaluationRecord) -> Fact:
-    """Return the record for JSON, which has no number for "nan", "inf" and "-inf"; `float` reads these texts."""
+    """Return the record as a fact for JSON.
+
+    JSON has no number for "nan", "inf" and "-inf"; `float` reads these texts.
+    """
     metrics = {name: _number(value) for name, value in record.metrics.items()}
     return {"step": record.step, "rows": record.rows, "loss": _number(record.loss), "metrics": metrics}
 
 
 def record_of(fact: Mapping[str, object]) -> EvaluationRecord:
-    """Return the record that `fact_of` tells of. Raises `ValueError` for a fact that is of none."""
+    """Return the record that a fact made by `fact_of` describes. Raises `ValueError` for any other fact."""
     found = msgspec.convert(fact, _Told)
     metrics = {name: float(value) for name, value in found.metrics.items()}
     return EvaluationRecord(found.step, found.rows, None if found.loss is None else float(found.loss), metrics)
@@ -126,13 +137,13 @@ def stored_in(facts: Mapping[str, Fact]) -> Iterator[EvaluationRecord]:
 
 
 def told(record: EvaluationRecord) -> str:
-    """For people: "loss 0.1234, accuracy 0.93"."""
+    """Return the record as text for people: "loss 0.1234, accuracy 0.93"."""
     found = {"loss": record.loss, **record.metrics}
     return ", ".join(f"{name} {value:.6g}" for name, value in found.items() if value is not None)
 
 
 def not_finite(record: EvaluationRecord) -> dict[str, float]:
-    """Return the values of the record that are no finite numbers, by name."""
+    """Return the values of the record that are not finite, by name."""
     return {name: value for name, value in record.values.items() if value is not None and not isfinite(value)}
 
 

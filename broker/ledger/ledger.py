@@ -5,8 +5,8 @@
                   └────────────────────────────────────────────────────^     frozen stages stop after forward
 
 Reports are samples: intermediate states may be missing, and late or repeated events change nothing. Finished steps are
-records with the times of their actions. A record names each action that its stage ran: frozen stages, shared
-parameters and a replayed prefix change the list, and the broker makes schedules without the model.
+records with the times of their actions. A record names each action that its stage ran: frozen stages, shared parameters
+and a replayed prefix change the list, and the broker makes schedules without the model.
 """
 
 import struct
@@ -25,7 +25,7 @@ LEAD = 100_000  # steps by which a worker's events may be ahead of its records t
 
 
 class MicrobatchState(StrEnum):
-    """Position of a microbatch at a stage."""
+    """A microbatch's progress at a stage, in the order of a step."""
 
     QUEUED = "queued"  # its activation has not been taken
     FORWARD = "forward"  # being computed
@@ -47,12 +47,12 @@ _COMPUTING = {
 
 
 class IllegalTransition(BrokerError):
-    """A worker reports what cannot be; its report is wrong, or its schedule is."""
+    """The error that a worker reports what cannot be: its report is wrong, or its schedule is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The worker that has a microbatch, and the incarnation under which it got it."""
+    """A worker that has a microbatch, with the incarnation under which it got the microbatch."""
 
     name: str
     incarnation: int
@@ -60,7 +60,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """A microbatch's state at one stage, `since` seconds since the epoch (None if not reported)."""
+    """A microbatch's state at one stage, `since` seconds since the epoch, or None if not reported."""
 
     state: MicrobatchState
     since: float | None = None
@@ -78,17 +78,18 @@ class MicrobatchPosition:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A microbatch at a stage that has not finished its step."""
+    """A microbatch at a stage that has not finished the microbatch's step."""
 
     position: MicrobatchPosition
     entry: LedgerEntry
 
     @property
     def computed(self) -> bool:
-        """True if an action on it is under way; else it is stashed."""
+        """True if an action on the microbatch is under way; otherwise it is stashed."""
         return self.entry.state in _COMPUTING
 
     def __str__(self) -> str:
+        """Return the action under way, such as "2B4 of step 7", or the microbatch with its state and stage."""
         at, letter = self.position, _COMPUTING.get(self.entry.state, "")
         if letter:
             return f"{at.stage}{letter}{at.microbatch} of step {at.step}"
@@ -97,7 +98,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class IngestedReport:
-    """The part of a report that was new: `steps` and `losses` (by step) to be stored; `illegal` parts were left out."""
+    """The new part of a report.
+
+    Attributes:
+        steps: Finished steps to store.
+        losses: Losses to store, by step.
+        illegal: Errors for the parts that were left out.
+    """
 
     steps: list[StepRecord] = field(default_factory=list)
     losses: dict[int, float | None] = field(default_factory=dict)
@@ -108,13 +115,20 @@ _QUEUED = LedgerEntry(MicrobatchState.QUEUED)
 
 
 class Ledger:
-    """Fed with workers' reports; knows where each microbatch is and how far each stage has come.
+    """A run's progress, taken from workers' reports: each microbatch's state and each stage's finished steps.
 
-    It keeps the losses of every `log_every`th training step and of the last one. `stages` counts copies where stages
-    have replicas; number `last`, the first copy of the last stage, reports the losses.
+    Losses of every `log_every`th training step and of the last one are kept.
     """
 
     def __init__(self, stages: int, microbatches: int, log_every: int = 1, *, last: int | None = None) -> None:
+        """Start at step 0.
+
+        Args:
+            stages: The number of stages; of copies, where stages have replicas.
+            microbatches: The number of microbatches in a step.
+            log_every: Steps from one kept loss to the next.
+            last: The stage that reports the losses: the first copy of the last stage. By default the last of `stages`.
+        """
         self.microbatches = microbatches
         self.finished = [0] * stages  # steps that each stage has finished
         self.losses: dict[int, float | None] = {}
@@ -127,12 +141,12 @@ class Ledger:
 
     @property
     def finished_floor(self) -> int:
-        """The first step that some stage has not finished: messages from before it are no longer needed."""
+        """The first step that some stage has not finished; messages from before it are no longer needed."""
         return min(self.finished)
 
     @property
     def finished_loss(self) -> tuple[int, float | None] | None:
-        """The newest training step that every stage has finished, and its loss; None before the first."""
+        """The newest training step that every stage has finished, with its loss; None before the first."""
         step = max((step for step in self._recent if step < self.finished_floor), default=None)
         return None if step is None else (step, self._recent[step])
 
@@ -142,14 +156,14 @@ class Ledger:
         return max(max(self.finished), *(max(still_open, default=-1) + 1 for still_open in self._open))
 
     def restore(self, finished: Mapping[int, int], losses: Mapping[int, float | None]) -> None:
-        """Continue from a store: steps finished by stage, losses by step."""
+        """Continue from a store: steps finished by stage, and losses by step."""
         for stage, steps in finished.items():
             self.finished[stage] = steps
         for step in sorted(losses):
             self._keep_loss(step, losses[step])
 
     def reach(self, step: int) -> None:
-        """Note that every stage has finished the steps before `step`, also without records of them."""
+        """Note that every stage has finished the steps before `step`, even without records of them."""
         self.finished = [max(step, known) for known in self.finished]
 
     def go_back(self, stages: Iterable[int], step: int) -> None:
@@ -158,7 +172,7 @@ class Ledger:
             self.reset([stage], min(self.finished[stage], step))
 
     def reset(self, stages: Iterable[int], step: int) -> None:
-        """Note that stages have finished the steps before `step`, whatever the ledger had."""
+        """Note that stages have finished exactly the steps before `step`, whatever the ledger had."""
         for stage in stages:
             self.finished[stage] = step
             self._open[stage].clear()
@@ -166,13 +180,13 @@ class Ledger:
     def ingest(
         self, report: Report, stages: Collection[int], holder: Holder, *, counted: Collection[int] = ()
     ) -> IngestedReport:
-        """Record the steps and events of the worker that owns `stages`.
+        """Record the steps and events of the worker that owns `stages`; return what was new.
 
         Args:
             report: Steps and events of a worker.
-            stages: Stages that it owns.
+            stages: Stages that the worker owns.
             holder: The worker, as the holder of microbatches.
-            counted: Stages of which it is known how far they are: only their next steps can be new.
+            counted: Stages whose number of finished steps is known, so that only their next steps can be new.
         """
         found = IngestedReport()
         for record in report.steps:
@@ -196,7 +210,7 @@ class Ledger:
         return found
 
     def enter(self, event: Event, holder: Holder) -> None:
-        """Record that a microbatch entered a state. Raises `IllegalTransition` if it cannot have."""
+        """Record that a microbatch entered a state. Raises `IllegalTransition` if that cannot be."""
         if not 0 <= event.stage < len(self.finished):
             raise IllegalTransition(f"there is no stage {event.stage}: the plan has {len(self.finished)}")
         if not 0 <= event.microbatch < self.microbatches:
@@ -217,7 +231,10 @@ class Ledger:
             )
 
     def finish(self, record: StepRecord) -> None:
-        """Close a step, and the ones before it, at a stage. Raises `IllegalTransition` if the record cannot be."""
+        """Close a step, and the steps before it, at a stage.
+
+        Raises `IllegalTransition` if the record's times are invalid.
+        """
         if why := unreadable_times(record.times, self.microbatches):
             raise IllegalTransition(f"step {record.step} of stage {record.stage} {why}")
         if self._has_loss(record):
@@ -247,13 +264,13 @@ class Ledger:
         return [held for held in begun if held.entry.state not in (MicrobatchState.QUEUED, MicrobatchState.DONE)]
 
     def unfinished(self, stage: int) -> Iterator[Held]:
-        """Yield the microbatches of steps that `stage` has begun and not finished, also those it is done with."""
+        """Yield the microbatches of the steps that `stage` has begun and not finished, including those done."""
         for step, entries in sorted(self._open[stage].items()):
             for microbatch, entry in sorted(entries.items()):
                 yield Held(MicrobatchPosition(stage, step, microbatch), entry)
 
     def _has_loss(self, record: StepRecord) -> bool:
-        """Return True if `record` has its step's loss: the last stage's has."""
+        """Return True if `record` contains its step's loss: the last stage's records do."""
         return record.stage == self._last
 
     @property
@@ -294,7 +311,7 @@ def packed_times(timed: Iterable[TimedAction]) -> bytes:
 
 
 def timed_actions(record: StepRecord) -> list[TimedAction]:
-    """Return the actions of a finished step with their times. An empty list if they were not measured."""
+    """Return the actions of a finished step with their times; an empty list if they were not measured."""
     if unreadable_times(record.times):
         return []  # of a store that another version has written
     return [
@@ -304,7 +321,10 @@ def timed_actions(record: StepRecord) -> list[TimedAction]:
 
 
 def unreadable_times(times: bytes, microbatches: int | None = None) -> str:
-    """Return why `times` are not those of a step with so many `microbatches` (None: any), "" if they are."""
+    """Return why `times` are not those of a step with `microbatches` microbatches; "" if they are.
+
+    Without `microbatches`, any number of them is accepted.
+    """
     if len(times) % ENTRY.size:
         return f"has {len(times)} bytes of times; an action takes {ENTRY.size}"
     unknown = {bytes([kind]) for kind in times[:: ENTRY.size]} - _KINDS.keys()
@@ -323,25 +343,26 @@ REMEMBERED = 8192  # steps of each queue
 
 
 class QueueDigests:
-    """The digests of the newest steps of each queue, whichever end has reported one first.
+    """A memory of the digests of each queue's newest steps, as the first end to report each one gave it.
 
-    Only queues whose messages lie at a server have them: there another client can replace messages.
-    `differed`: True once those of both ends have differed.
+    Only queues whose messages lie at a server have digests, since another client can replace messages there. `differed`
+    is True once the digests of both ends have differed.
     """
 
     def __init__(self) -> None:
+        """Start without digests."""
         self.differed = False
         self._known: dict[str, dict[int, str]] = {}
 
     def differing(self, reported: Iterable[StepDigest]) -> tuple[str, int] | None:
-        """Return the queue and the step of the first digest that is not the one reported before, None if all agree."""
+        """Return the queue and step of the first digest that contradicts the one reported before; None if all agree."""
         places = ((queue, step) for queue, step, digest in reported if not self._agrees(queue, step, digest))
         place = next(places, None)
         self.differed = self.differed or place is not None
         return place
 
     def clear(self) -> None:
-        """Forget all digests: workers that keep running send theirs again, and others may put other messages."""
+        """Forget all digests: running workers report theirs again, and other workers may put other messages."""
         self._known.clear()
 
     def _agrees(self, queue: str, step: int, digest: str) -> bool:

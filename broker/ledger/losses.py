@@ -1,4 +1,4 @@
-"""Lost workers: the rule by which a member counts as lost, the replacements of lost ones, and who stands by for them.
+"""Lost workers: the rule by which a member counts as lost, the replacements of lost ones, and the standby processes.
 
 A worker is lost if it is silent, loads, or is in one action for too long, or if its process has ended. A worker that
 waits for a message is not to blame for making no progress. When all of them wait, the messages do not arrive:
@@ -31,7 +31,10 @@ STANDSTILL_LEASES, STANDSTILL_LEAST = 6, 60.0  # a standstill ends the run after
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """Longest silence, action and loading of a worker, in seconds, before it is ready to work or is lost."""
+    """The longest silence, action and loading of a worker, in seconds, before it counts as lost.
+
+    `loading` applies until the worker is ready to work.
+    """
 
     silence: float
     action: float
@@ -40,8 +43,14 @@ class Leases:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoss:
-    """A worker was lost: `why` continues a sentence about it. `exited`: its process has ended; `result`: the exit code
-    that its command returned, if it did."""
+    """A worker's loss, with its cause.
+
+    Attributes:
+        member: The lost worker.
+        why: The end of a sentence about the worker.
+        exited: True if its process has ended.
+        result: The exit code that its command returned, if it did.
+    """
 
     member: Member
     why: str
@@ -56,7 +65,7 @@ def losses(members: Iterable[Member], leases: Leases, now: float) -> list[Worker
 
 
 def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
-    """Return the reason why `member` counts as lost at `now`. Returns None if it does not."""
+    """Return the loss of `member` if it counts as lost at `now` (seconds since the epoch), else None."""
     if member.exited is not None:
         when, end = member.exited
         if now - when >= (EXIT_GRACE if end.status >= 0 else KILL_GRACE):
@@ -91,22 +100,22 @@ def silence_limit(member: Member, leases: Leases) -> tuple[str, float]:
 def describe_exit(end: Exited) -> str:
     """Return how a process ended, continuing a sentence about it.
 
-    A status that its command did not return can be anything: the user's code may have chosen it.
+    If its command returned no result, its status can be anything: the user's code may have chosen it.
     """
     how = describe_status(end.status) if end.result is None else f"exited with status {end.result}"
     return f"{how}, {end.detail}" if end.detail else how
 
 
 def _describe_end(member: Member, end: Exited) -> str:
-    """Return how a member ended.
+    """Return how a member ended, continuing a sentence about it.
 
-    No process of the run started the script, so that its status is not known, unless it was killed.
+    No process of the run started the script, so its status is not known, unless it was killed.
     """
     return "has ended" if member.is_script and end.status >= 0 else describe_exit(end)
 
 
 def describe_status(status: int) -> str:
-    """Return how a process ended that has returned no result, from its status as `subprocess` gives it."""
+    """Return how a process ended that returned no result, from its status as `subprocess` gives it."""
     if status >= 0:
         return f"ended without a result (status {status})"
     try:
@@ -116,15 +125,19 @@ def describe_status(status: int) -> str:
 
 
 class Standstill:
-    """The time for which all workers have been waiting for each other. `lease` in seconds."""
+    """A measurement of how long all workers have been waiting for each other."""
 
     def __init__(self, lease: float) -> None:
+        """Start without a standstill; `lease` is in seconds and sets the `bound` after which the run is given up."""
         self.bound = max(STANDSTILL_LEAST, STANDSTILL_LEASES * lease)  # seconds after which the run is given up
         self._actions = -1
         self._since = 0.0
 
     def lasts(self, members: Iterable[Member], now: float) -> float:
-        """Return the seconds of it; 0 if a worker computes, has completed an action, or has yet to report."""
+        """Return the seconds of the standstill at `now`.
+
+        Returns 0 if a worker computes, has completed an action, or has yet to report.
+        """
         reports = [member.report for member in members if member.status is MemberStatus.PRESENT]
         waiting = [report for report in reports if report is not None and report.waiting]
         actions = sum(report.actions for report in waiting)
@@ -134,7 +147,7 @@ class Standstill:
 
 
 class Replacement(msgspec.Struct, frozen=True):
-    """The replacement of the worker of place `index`, whose process was `pid` on `host`.
+    """A pending replacement of the worker of place `index`, whose process was `pid` on `host`.
 
     Times are seconds since the epoch.
     """
@@ -149,9 +162,10 @@ class Replacement(msgspec.Struct, frozen=True):
 
 
 class Replacements:
-    """The pending replacements, by index, and the counts of all."""
+    """The pending replacements by index, with counts of all replacements."""
 
     def __init__(self, pending: Iterable[Replacement] = ()) -> None:
+        """Start with the `pending` replacements, and with no counts."""
         self.pending = {each.index: each for each in pending}
         self.in_a_row: Counter[int] = Counter()  # by index: replaced since the newest complete checkpoint
         self.ever: Counter[int] = Counter()  # by index: replaced in this run
@@ -166,7 +180,7 @@ class Replacements:
         self.ever[index] += 1
 
     def explain(self, index: int, detail: str) -> bool:
-        """Add what a lost process has told at its end. Returns False if there is nothing new in it."""
+        """Add the `detail` that a lost process has told at its end. Return False if it is not new."""
         pending = self.pending[index]
         new = bool(detail) and detail not in pending.why
         if new:
@@ -174,26 +188,35 @@ class Replacements:
         return new
 
     def clear(self) -> None:
-        """Forget what is pending; the run's total stays."""
+        """Forget the pending replacements and the counts in a row; the run's totals stay."""
         self.pending.clear()
         self.in_a_row.clear()
 
     def restart_deadlines(self, now: float) -> None:
-        """Start the time for each replacement to come over: the broker itself was away."""
+        """Start the time to wait for each replacement over: the broker itself was away."""
         for index, pending in self.pending.items():
             self.pending[index] = msgspec.structs.replace(pending, awaited=now)
 
 
 class StandbyWorkers(dict[ProcessKey, Contact]):
-    """The contacts on standby by `process_key`, in the order in which they came; a repeated Hello keeps its turn."""
+    """A table of the contacts on standby by `process_key`, in the order in which they came.
+
+    A repeated Hello keeps its turn.
+    """
 
     def take(self, index: int, stages: Sequence[int], *, length_known: bool = True) -> Contact | None:
-        """Remove and return the first process that accepts place `index`, of `stages`, and lacks nothing for it."""
+        """Remove and return the first process that may have place `index`; None if there is none.
+
+        Args:
+            index: The place's index.
+            stages: The place's stages.
+            length_known: True if the run's length is known; else only processes that need no length may have the place.
+        """
         able = ((key, contact.hello) for key, contact in self.items() if length_known or not contact.hello.needs_length)
         found = next((key for key, hello in able if may_take(hello.claim, index, stages)), None)
         return None if found is None else self.pop(found)
 
     def prune(self, now: float) -> None:
-        """Remove workers that have become silent."""
+        """Remove processes that have been silent for SILENCE seconds or more."""
         for key in [key for key, contact in self.items() if now - contact.last_seen >= SILENCE]:
             del self[key]

@@ -1,4 +1,4 @@
-"""Where stages begin again: the complete checkpoint, and what is decided when records are lost or a run is resumed.
+"""The steps at which stages begin again: the complete checkpoint, and decisions about lost records and resumed runs.
 
 `CheckpointTracker` knows the newest step that every stage could go back to, from the snapshots on the disks:
 
@@ -18,9 +18,9 @@ For a lease, Hellos are collected and nothing else is decided:
     kept        owners that have finished at least the checkpoint's steps keep running; all other places are empty
 
 The script of a scripted run is kept by the number of steps that it has asked for. It has no snapshots, and no stage to
-begin with: what is known of it never delays the decision. All get incarnations that cannot have been given out before.
-Taking the maximum of the old records and of the Hellos instead is wrong: it gives out incarnations twice, and begins
-stages at steps that others have forgotten (docs/project/decisions/lost-records.md).
+begin with: what is known of it never delays the decision. All members get incarnations that cannot have been given out
+before. Taking the maximum of the old records and of the Hellos instead is wrong: it gives out incarnations twice, and
+begins stages at steps that others have forgotten (docs/project/decisions/lost-records.md).
 
 `CheckpointPoll` decides at which checkpoint a run begins that is resumed as a whole: one of which all snapshots can be
 read. All workers verify their snapshots of the newest complete checkpoint, for which the records are right too. If one
@@ -48,7 +48,7 @@ from stageline.pipeline.schedule import Placement
 
 
 class CheckpointTracker(msgspec.Struct):
-    """Collects snapshots. `complete` goes back in `reset` only; before any snapshot it is 0, the initial weights."""
+    """A record of snapshots. `complete`, 0 (the initial weights) before any snapshot, goes back in `reset` only."""
 
     complete: int
     newer: list[set[int]]  # [stage]: steps of snapshots after `complete`
@@ -56,7 +56,7 @@ class CheckpointTracker(msgspec.Struct):
 
     @property
     def candidates(self) -> set[int]:
-        """Newer steps of which every stage has a snapshot."""
+        """The steps after `complete` of which every stage has a snapshot."""
         return set.intersection(*self.newer)
 
     def add(self, stage: int, step: int) -> bool:
@@ -72,12 +72,12 @@ class CheckpointTracker(msgspec.Struct):
             self.newer[stage].clear()
 
     def reset(self, step: int) -> None:
-        """Set `complete`: the records are lost, or newer snapshots are damaged."""
+        """Set `complete` to `step`: the records are lost, or newer snapshots are damaged."""
         self.complete = step
         self.forget(range(len(self.newer)))
 
     def advance(self, finished: int) -> bool:
-        """Complete the newest candidate before which all stages have reported their steps: `finished` of them."""
+        """Complete the newest candidate that is at most `finished`, the steps reported by all stages. True if done."""
         candidates = self.candidates
         reported = [step for step in candidates if step <= finished]
         self.awaits_steps = max(candidates, default=0) > finished
@@ -89,19 +89,21 @@ class CheckpointTracker(msgspec.Struct):
 
 
 def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, int]]) -> bool:
-    """Return True if, for one of `stages`, the snapshot of `step` is missing and a newer one exists among `snapshots`.
+    """Return True if a stage's snapshot of `step` is missing and a newer one exists.
 
-    `snapshots` are (stage, step) pairs. A snapshot is deleted only after a newer checkpoint was announced. One that was
-    never there proves nothing: the disk may be another.
+    A snapshot is deleted only after a newer checkpoint was announced. If none was ever there, that proves nothing: the
+    disk may be another. `snapshots` are (stage, step) pairs.
     """
     kept = ({of for each, of in snapshots if each == stage} for stage in stages)
     return step > 0 and any(step not in steps and max(steps, default=0) > step for steps in kept)
 
 
 class LostAttempt(msgspec.Struct, frozen=True):
-    """A stage went back to step `start`. Its worker, `name` of its `generation`, had finished the steps before
-    `finished`, and `begun` (step, microbatch, state) of those after them, when it was lost at `at` (seconds since the
-    epoch)."""
+    """A stage's work that was lost as it went back to step `start`, in the hands of worker `name` of its `generation`.
+
+    The worker had finished the steps before `finished`, and `begun` (step, microbatch, state) of later steps, when it
+    was lost at the time `at`, in seconds since the epoch. `why` ends a sentence about the worker.
+    """
 
     stage: int
     start: int
@@ -134,7 +136,7 @@ def lost_attempts(member: Member, ledger: Ledger, start: int, why: str, now: flo
 
 
 def attempts_on(position: MicrobatchPosition, lost: Iterable[LostAttempt]) -> list[dict[str, object]]:
-    """Return the attempts among the `lost` ones on a microbatch at a stage, as JSON's own types."""
+    """Return the `lost` attempts on a microbatch at a stage, as JSON's own types."""
     found = ((each, each.state(position)) for each in lost if each.stage == position.stage)
     return [
         {"name": each.name, "generation": each.generation, "state": state, "ended": each.at, "why": each.why}
@@ -149,13 +151,13 @@ def _begun(ledger: Ledger, stage: int) -> list[tuple[int, int, str]]:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """The run whose work a run goes on with in another layout, from its checkpoint of `step`, and never below.
+    """An earlier run, whose work a run continues in another layout from its checkpoint of `step`, and never below.
 
         runs/digits-1f0c               stopped after 120 steps
         runs/digits-1f0c-at120-5e1d03  the same work from step 120 on; its snapshots of step 120 are made of the other's
 
-    `source` is the other run's folder, "" if it is not known here. `folder` is the run's own, where each machine has
-    the snapshots of its stages. `scripted`: a script began both.
+    `source` is the earlier run's folder, "" if not known here. `folder` is the run's own, where each machine has the
+    snapshots of its stages. With `scripted`, a script began both.
     """
 
     step: int
@@ -164,7 +166,7 @@ class EarlierRun:
     scripted: bool = False
 
     def refusal(self, placement: Placement, lacking: Collection[int] = ()) -> str:
-        """Return why the run cannot begin, for people: the stages `lacking`, or without them some, have no snapshot."""
+        """Return, for people, why the run cannot begin: the stages `lacking`, or else some, have no snapshot."""
         stages = sorted(lacking or [stage for each in placement for stage in each])
         paths = ", ".join(f"{self.folder}/checkpoints/stage-{stage}/step-{self.step:010d}" for stage in stages)
         return (
@@ -181,7 +183,7 @@ class EarlierRun:
         )
 
     def remedy(self, placement: Placement, stages: Collection[int] = ()) -> str:
-        """Return how the snapshots of `stages`, or without them of all, are written again, for people."""
+        """Return, for people, how the snapshots of `stages`, by default of all, are written again."""
         if self.scripted:
             return f'Write what is missing with Line.resume("{self.source or "RUN"}", ...), with this layout'
         command = f"stageline checkpoint split {self.source or 'RUN'} --step {self.step}"
@@ -193,19 +195,20 @@ class EarlierRun:
 
 @dataclass(frozen=True, slots=True)
 class ReconciledState:
-    """The run is at checkpoint `step`; the workers `kept`, by index, continue with the state they have."""
+    """A reconciled run: it is at checkpoint `step`, and the workers `kept`, by index, continue with their state."""
 
     step: int
     kept: Mapping[int, Contact]
 
 
 class Reconciliation:
-    """Collects Hellos from `now` on, for a `lease` at least. Times are seconds since the epoch.
-
-    If the run is `resumed` and no worker is running, it takes until all snapshots on the disks are known.
-    """
+    """A collection of Hellos from which a run's state is decided after its records are lost."""
 
     def __init__(self, placement: Placement, lease: float, now: float, *, resumed: bool = False) -> None:
+        """Collect Hellos from `now` on, in seconds since the epoch, for `lease` seconds at least.
+
+        If the run is `resumed` and no worker is running, this takes until all snapshots on the disks are known.
+        """
         self.resumed = resumed
         self.began = now
         self._placement = placement
@@ -219,7 +222,7 @@ class Reconciliation:
 
     @property
     def unknown(self) -> list[int]:
-        """The indexes of whose stages it is not known which snapshots exist."""
+        """The indexes of the places for whose stages it is not known which snapshots exist."""
         looked = [hello for hello in self._hellos if hello.snapshots is not None and not (self.resumed and hello.spare)]
         places = {hello.memory.index if hello.memory is not None else hello.claim for hello in looked}
         anywhere = sum(hello.memory is None and hello.claim is None for hello in looked)
@@ -258,7 +261,7 @@ class Reconciliation:
 
     @property
     def _owners(self) -> dict[int, tuple[Contact, WorkerRecord]]:
-        """The owners by index; the highest incarnation of a place is the last in this order."""
+        """The owners by index; of several for one place, the highest incarnation counts."""
         ordered = sorted(self._contacts.values(), key=lambda contact: contact.hello.incarnation)
         placed = [(contact, contact.hello.memory) for contact in ordered if contact.hello.memory is not None]
         return {memory.index: (owner, memory) for owner, memory in placed if memory.index < len(self._placement)}
@@ -272,8 +275,11 @@ class Reconciliation:
         return max(set.intersection(*({0, *self._steps_of(stage)} for each in self._placement for stage in each)))
 
     def _steps_of(self, stage: int) -> set[int]:
-        """Return steps of which a stage has snapshots. Its owner's own list counts if there is one: the owner keeps
-        training meanwhile, so others may have seen a newer snapshot, and the owner would look behind."""
+        """Return the steps of which a stage has snapshots.
+
+        The list of its owner counts if there is one: the owner keeps training meanwhile, so others may have seen a
+        newer snapshot, and the owner would look behind.
+        """
         index = next(k for k, stages in enumerate(self._placement) if stage in stages)
         owner = self._owners.get(index)
         own = None if owner is None else owner[0].hello.snapshots
@@ -281,8 +287,7 @@ class Reconciliation:
 
     @property
     def _at_the_beginning(self) -> bool:
-        """True if no step was finished, so that no snapshot can be missed: there is an owner, none has finished a step,
-        and every process here has looked. Without an owner, nothing is known."""
+        """True if an owner exists, none has finished a step, and all have looked, so that no snapshot can be missed."""
         workers = [hello for hello in self._hellos if not self._is_script(hello)]
         looked = all(hello.snapshots is not None for hello in workers)
         owned = [memory for index, (_, memory) in self._owners.items() if self._placement[index]]
@@ -295,7 +300,7 @@ class Reconciliation:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The run begins at `step`; None: no checkpoint can be used. `damages` found in the steps that were tried first."""
+    """A step at which the run begins (None: no checkpoint can be used), and the damages found in steps tried first."""
 
     step: int | None
     damages: tuple[str, ...] = ()
@@ -303,8 +308,10 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPoll:
-    """The verification of all snapshots of `step`. `damages`: what was wrong with those of the steps `tried`. The run
-    does not begin below `floor`, although it may keep an older checkpoint, that of the best evaluation."""
+    """A verification of all snapshots of `step`, with the `damages` found in those of the steps `tried`.
+
+    The run does not begin below `floor`, although it may keep an older checkpoint, that of the best evaluation.
+    """
 
     placement: Placement
     step: int
@@ -363,27 +370,28 @@ def _fit(index: int, read: list[Hello]) -> list[Hello]:
 
 
 class StartSearch:
-    """The search for the step that stages begin at, before places are given. Times are seconds since the epoch."""
+    """A search for the step at which stages begin, before places are given. Times are seconds since the epoch."""
 
     def __init__(self, placement: Placement, damages: Iterable[str] = ()) -> None:
+        """Start with `damages`, those of snapshots that could not be used; nothing is asked yet."""
         self.reconciliation = Reconciliation(placement, 0.0, 0.0)  # while the records are lost
         self.poll = CheckpointPoll(placement, 0)  # while a checkpoint is chosen
         self.damages = tuple(damages)  # what was wrong with the snapshots that could not be used
 
     def collect(self, lease: float, now: float, *, resumed: bool) -> None:
-        """Begin to ask all workers and disks, for a `lease` at least."""
+        """Begin to ask all workers and disks, for `lease` seconds at least."""
         self.reconciliation = Reconciliation(self.poll.placement, lease, now, resumed=resumed)
 
     def verify(self, step: int, floor: int) -> None:
-        """Begin to ask all workers for their snapshots of `step`. The run does not begin below step `floor`."""
+        """Begin to ask all workers for their snapshots of `step`; the run does not begin below step `floor`."""
         self.poll = CheckpointPoll(self.poll.placement, step, floor=floor)
 
     def follow(self, found: ResumePoint | CheckpointPoll) -> list[str]:
-        """Note the result of the poll, or go on with the next one. Returns the damages that it has found."""
+        """Note the result of the poll, or continue with the next poll. Return the damages that were new."""
         new, self.damages = found.damages[len(self.damages) :], found.damages
         self.poll = found if isinstance(found, CheckpointPoll) else self.poll
         return list(new)
 
     def note_damage(self, damage: str) -> None:
-        """Add what follows from the damages."""
+        """Add a `damage`, or a consequence of the damages."""
         self.damages = (*self.damages, damage)
