@@ -47,20 +47,27 @@ _OLDEST_TORCH = (2, 10)  # before it, even torch.load(weights_only=True) could b
 
 
 class TryPlan(Protocol):
-    """Tries a plan."""
+    """Function that tries a plan."""
 
     def __call__(self, plan: Plan, *, tell: Callable[[str], None]) -> TriedPlan:
-        """`tell` is called with how two trials of the plan differ, "" if they do not."""
+        """Try `plan` and return the result.
+
+        Args:
+            plan: The plan to try.
+            tell: Called with a text that says how two trials of the plan differ, "" if they do not.
+        """
 
 
 class Health(StrEnum):
+    """Verdict of a check."""
+
     GOOD = "good"
     NOTE = "note"
     BAD = "bad"
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """Finding of one check: its subject, and whether that is as it should be."""
+    """Finding of one check: its subject, its verdict, and the text for people."""
 
     what: str
     health: Health
@@ -68,8 +75,13 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 def examine(plan: Plan | None, folder: Path, trial: TryPlan) -> Iterator[CheckResult]:
-    """Yield one finding after another: of the machine, then of the plan, with which `trial` is made. All files go
-    into the empty `folder`."""
+    """Yield the findings about this machine, then about the plan.
+
+    Args:
+        plan: Plan to examine; None for the machine alone.
+        folder: Empty folder, into which all files go.
+        trial: Function that tries the plan.
+    """
     yield CheckResult("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
     yield from (*_libraries(), _package())
     memory, gib = psutil.virtual_memory(), 2**30
@@ -93,7 +105,7 @@ def _libraries() -> Iterator[CheckResult]:
 
 
 def _package() -> CheckResult:
-    """Another distribution may bring a package of the same name."""
+    """Return the finding about where the package comes from: another distribution may bring one of the same name."""
     found = sorted(set(metadata.packages_distributions().get(NAME, [])))
     if found not in ([NAME], []):  # an editable install lists no package
         return CheckResult(f"package {NAME}", Health.BAD, f"comes from {' and '.join(found)}; use a fresh environment")
@@ -101,7 +113,10 @@ def _package() -> CheckResult:
 
 
 def _sameness() -> Iterator[CheckResult]:
-    """Machines that agree in this compute the same bits, with one plan and deterministic operations."""
+    """Yield the hardware and a fingerprint of it and the software.
+
+    Machines with the same fingerprint compute the same bits, with one plan and deterministic operations.
+    """
     hardware = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     yield CheckResult("hardware", Health.GOOD, f"{hardware}, {os.cpu_count()} cores, {device}")

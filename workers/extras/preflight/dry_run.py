@@ -58,7 +58,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class TrialWatch:
-    """Watch over a trial: told its next action, in words, and each result, with a name."""
+    """Observer of a trial: `doing` is called with the next action, in words, `gave` with each result and its name."""
 
     doing: Callable[[str], None] = lambda what: None
     gave: Callable[[str, Tree], None] = lambda name, tree: None
@@ -68,7 +68,7 @@ UNWATCHED = TrialWatch()
 
 
 class Carried(NamedTuple):
-    """The bytes of one message, header included, and those of tensors that its stage has received as they are."""
+    """Size of one message in bytes, header included, and the bytes of tensors in it that its stage only passes on."""
 
     bytes: int
     passed_on: int
@@ -83,7 +83,7 @@ def dry_run(
 
     Args:
         job: Plan, model and data.
-        watch: Told of each action and result.
+        watch: Called with each action and result.
         counts: For each stage, the context of its forward and backward. Empty for none.
 
     Raises:
@@ -119,10 +119,10 @@ def dry_run(
 
 
 class _DryRun:
-    """Way of one microbatch through the `stages` of a trial.
+    """Passage of one microbatch through the `stages` of a trial.
 
-    `given` has the last result of a stage for each flow of messages, and what stands in for results that come later: a
-    stage does not stay until those before it have gone backward, so all but the first clip by some norm.
+    `given` holds the last result for each flow of messages, and values that stand in for results that come later. A
+    stage is removed before the stages before it have gone backward, so all stages but the first clip by some norm.
     """
 
     def __init__(self, job: Job, watch: TrialWatch, stages: TrialStages) -> None:
@@ -131,12 +131,18 @@ class _DryRun:
         self.given: dict[str, Tree] = {"backward": None, "clip": torch.ones(())}
 
     def received(self, instruction: Instruction) -> list[Tree]:
-        """Return the inputs of an instruction. Other replicas are not tried, so there are no sums of theirs."""
+        """Return the inputs of an instruction. Other replicas are not tried, so sums from them are left out."""
         flows = (name.partition("-")[0] for name in instruction.takes)
         return [self.given[flow] for flow in flows if flow != "sum"]
 
     def gave(self, instruction: Instruction, result: Tree, before: Mapping[int, torch.Tensor]) -> None:
-        """Pass a result on, and note the bytes of its message. `before`: copies of the inputs, by their addresses."""
+        """Pass a result on to the next stage, and note the size of its message.
+
+        Args:
+            instruction: Instruction that gave the result.
+            result: Tensors that the stage gave.
+            before: Copies of the stage's inputs, by their addresses.
+        """
         if not instruction.gives:
             return
         queue = self.job.program.queues[instruction.gives[0]]
@@ -151,7 +157,10 @@ class _DryRun:
 
 
 class _StageTrial:
-    """Stage `index` in a dry run, and what it takes. `count` is the context of its forward and backward."""
+    """Trial of stage `index` in a dry run, and the memory that the stage takes.
+
+    `count` is the context of the stage's forward and backward.
+    """
 
     estimate: StageEstimate
 
@@ -167,7 +176,10 @@ class _StageTrial:
         self._halfway: int | None = 0  # bytes between the halves of a backward
 
     def forward(self) -> None:
-        """Run forward, and in evaluation mode: a wrong metric would show in the first round."""
+        """Run the forward, then evaluation.
+
+        A wrong metric would otherwise show only in the run's first evaluation.
+        """
         instruction = self._job.program.instruction(0, Action(Kind.FORWARD, self.index))
         received = self._run.received(instruction)
         if self._run.stages.come_and_go:
@@ -189,7 +201,11 @@ class _StageTrial:
             self._carry_out(self._job.program.instruction(0, instruction.action, evaluates=True))
 
     def backward(self, *, shares: bool) -> None:
-        """Run backward, in two halves if the schedule does, and clip. A stage that `shares` parameters always does."""
+        """Run the backward, in two halves if the schedule splits it, and clip.
+
+        Args:
+            shares: The stage shares parameters; its backward runs even if the stage does not train.
+        """
         if self._trains or shares:
             if self._trains and not self._stage.in_flight:  # it was not there in between
                 self._run.watch.doing(
@@ -201,7 +217,7 @@ class _StageTrial:
         self.run(Kind.NORMS, Kind.CLIP)
 
     def run(self, *kinds: Kind) -> None:
-        """Carry out the first operation of each of these kinds that the stage has in a step."""
+        """Carry out the first operation of each of `kinds` that the stage has in a step."""
         of_worker = self._job.program.step[self._job.schedule.owner(self.index)]
         own = {op.action.kind for op in of_worker if op.action.stage == self.index}
         for kind in kinds:
@@ -209,7 +225,7 @@ class _StageTrial:
                 self._carry_out(self._job.program.instruction(0, Action(kind, self.index)))
 
     def update(self) -> None:
-        """Update, and make the estimate."""
+        """Carry out the update, and set `estimate`."""
         stage = self._stage
         with_gradients(stage)
         self.run(Kind.UPDATE)
@@ -266,7 +282,7 @@ class _StageTrial:
         return result
 
     def _measured(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        """Return what the stage computes. Note the memory that it takes besides what the stage holds."""
+        """Return the stage's result. Note the memory that the operation takes besides what the stage holds."""
         live, stage = self._live, self._stage
         before, gradients = live.now, _gradients(stage)
         updates = instruction.kind == Kind.UPDATE
@@ -289,7 +305,7 @@ class _StageTrial:
 
 
 def _queues_like(job: Job, queue: Queue) -> list[str]:
-    """Return the queues from and to the same stages as `queue`: several if these have replicas."""
+    """Return the queues between the same stages as `queue`. There are several if these stages have replicas."""
 
     def ends(each: Queue) -> tuple[str, *tuple[int | None, ...]]:
         copies = (each.source, each.target)
@@ -299,8 +315,11 @@ def _queues_like(job: Job, queue: Queue) -> list[str]:
 
 
 def _movable(job: Job, stage: Stage) -> dict[str, int]:
-    """Return the bytes of a stage's lasting state that can be memory of files. Gradients of versions of the weights,
-    which asynchronous mode has, and sums of replicas' gradients cannot."""
+    """Return by part how many bytes of a stage's lasting state can be memory of files.
+
+    Gradients cannot if the schedule is asynchronous, where weights have versions, or if gradients of replicas are
+    summed.
+    """
     files = stage.file_memory
     found = lasting_bytes(stage, files.has if files is not None else lambda tensor: tensor.nbytes >= LEAST)
     stay = job.schedule.mode == "async" or job.schedule.replicas.is_replicated(stage.index)
@@ -308,14 +327,17 @@ def _movable(job: Job, stage: Stage) -> dict[str, int]:
 
 
 def _versions(job: Job, stage: int) -> int:
-    """Return the number of versions of its weights that a stage keeps besides the newest."""
+    """Return the number of older versions of its weights that a stage keeps besides the newest."""
     if job.schedule.delays:
         return 1
     return job.verdict.stage_peak[stage] if job.schedule.mode == "async" and stage < job.program.last else 0
 
 
 def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[StageEstimate]:
-    """Yield the estimates of further replicas: those of the first, but for the microbatches in flight."""
+    """Yield the estimates of further replicas of stages.
+
+    Each is that of the first replica, but for the number of microbatches in flight.
+    """
     for copy in range(job.schedule.stages, job.schedule.copies):
         first = estimates[job.schedule.replicas.stage(copy)]
         yield replace(
@@ -327,6 +349,6 @@ def further_copies(job: Job, estimates: Sequence[StageEstimate]) -> Iterator[Sta
 
 
 def _gradients(stage: Stage) -> list[int]:
-    """Return the bytes of each gradient that is there, in memory."""
+    """Return the bytes of each gradient that exists and is in memory, not in a file."""
     there = [each.grad for each in trained_parameters(stage) if each.grad is not None]
     return [each.nbytes for each in in_memory(stage, there)]

@@ -31,8 +31,10 @@ REPETITIONS = 5  # of which the median counts
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """Output of one layer for the next, and the numbers of its memory, by address. Later memory may have the address
-    of memory that is freed by then, so addresses alone would not tell what layers share."""
+    """Output of one layer for the next, and numbers that identify its memory, by address.
+
+    Later memory may have the address of memory that has been freed, so addresses alone do not tell what layers share.
+    """
 
     output: Tree = None
     numbers: Mapping[int, int] = field(default_factory=dict)
@@ -40,12 +42,20 @@ class Handed:
 
 
 class LayerRun:
-    """Stage `index` of `job`, a layer, which works on the first microbatch, and on what the layer before it `handed`.
+    """Run of one layer, stage `index` of `job`, on the first microbatch and the previous layer's output, `handed`.
 
-    Its gradients are ones: values do not matter to time and memory.
+    All gradients are ones: values do not matter to time and memory.
     """
 
     def __init__(self, job: Job, executor: Executor, index: int, handed: Handed) -> None:
+        """Prepare the run of a layer.
+
+        Args:
+            job: Job that has each layer in a stage of its own.
+            executor: Executor of the stage.
+            index: Number of the stage.
+            handed: Output of the layer before it; not used for layer 0, which reads the data.
+        """
         self._job = job
         self._executor = executor
         self._index = index
@@ -56,7 +66,13 @@ class LayerRun:
         self._output: Tree = None
 
     def cost(self) -> LayerCost:
-        """The first forward and backward warm it up, and show what autograd keeps. Raises `ComputeFailed`."""
+        """Return the cost of the layer. Time is the median of `REPETITIONS` forwards and backwards.
+
+        The first forward and backward warm the layer up, and show which tensors autograd keeps.
+
+        Raises:
+            ComputeFailed: The layer could not be computed.
+        """
         weights = {tensor.untyped_storage().data_ptr() for tensor in self._stage.state_dict().values()}
         saved: dict[int, int] = {}
         output: dict[int, int] = {}
@@ -79,20 +95,22 @@ class LayerRun:
 
     @property
     def hands(self) -> Handed:
-        """Return the input of the next layer."""
+        """The input of the next layer, to be read after `cost`."""
         addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors(self._output)]
         return Handed(self._output, {each: self._number(each) for each in addresses}, self._used)
 
     def _number(self, address: int) -> int:
-        """Return the number of memory that is there."""
+        """Return the number of the memory at `address`, which must be in use."""
         if address not in self._numbers:
             self._numbers[address] = self._used
             self._used += 1
         return self._numbers[address]
 
     def _timed(self) -> int:
-        """Return the nanoseconds of a forward and a backward. They write to copies: the next layer is given the
-        first output."""
+        """Return the duration of a forward and a backward, in nanoseconds.
+
+        Both write to copies of the input: the next layer is given the first output.
+        """
         given = [map_tensors(own_copy, tree) for tree in self._received]
         began = _now(self._stage.device)
         self._carry_out(Kind.FORWARD, given)
@@ -109,10 +127,10 @@ class LayerRun:
         return self._executor.carry_out(self._job.program.instruction(0, Action(kind, self._index)), received)
 
     def _held(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the bytes of weights, gradients and the optimizer's state after an update, and of the trained
-        parameters.
+        """Return the bytes of weights, gradients and optimizer state after an update, and of trained parameters, by name.
 
-        A tensor is named as in the first stage that has it: what layers share is there once where they are one stage.
+        A tensor is named as in the first stage that has it, so tensors that layers share count once where these layers
+        are in one stage.
         """
         parameters = with_gradients(self._stage)
         self._carry_out(Kind.UPDATE, [])
@@ -135,16 +153,23 @@ def _state_bytes(state: Mapping[str, object]) -> int:
 
 
 def _now(device: torch.device) -> int:
-    """Nanoseconds, when the device has done what it was given."""
+    """Return the time in nanoseconds at which `device` has finished all work given to it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter_ns()
 
 
 def measured_cut(plan: Plan, doing: Callable[[str], None]) -> MeasuredCut:
-    """Measure layers, and return where `plan` is cut, with the seconds of each stage. `doing` is told the next action.
+    """Measure the layers of `plan`, and return where it is cut, with the seconds of each stage.
 
-    Raises `PlanRefused`, `ModelRefused` or `DataError` if the plan cannot work, or no cut fits.
+    Args:
+        plan: Plan whose cut has yet to be measured.
+        doing: Called with the next action, in words.
+
+    Raises:
+        PlanRefused: The plan cannot work.
+        ModelRefused: The model cannot be trained, or no cut fits.
+        DataError: The data cannot be read.
     """
     job = _each_layer(plan, doing)
     torch.set_num_threads(job.plan.workers[0].threads)
@@ -159,7 +184,17 @@ def measured_cut(plan: Plan, doing: Callable[[str], None]) -> MeasuredCut:
 
 
 def measured_layers(plan: Plan, doing: Callable[[str], None]) -> MeasuredLayers:
-    """Return the cost of each layer of `plan` on its first worker's device. Raises as `measured_cut` does."""
+    """Return the cost of each layer of `plan` on its first worker's device.
+
+    Args:
+        plan: Plan whose layers are measured.
+        doing: Called with the next action, in words.
+
+    Raises:
+        PlanRefused: The plan cannot work.
+        ModelRefused: The model cannot be trained.
+        DataError: The data cannot be read.
+    """
     job = _each_layer(plan, doing)
     torch.set_num_threads(job.plan.workers[0].threads)
     names = tuple(part.names[0] for part in job.segments)
@@ -167,7 +202,16 @@ def measured_layers(plan: Plan, doing: Callable[[str], None]) -> MeasuredLayers:
 
 
 def layer_costs(job: Job, doing: Callable[[str], None] = lambda what: None) -> list[LayerCost]:
-    """Return the cost of each stage of `job`, which is used up by it. Raises `ModelRefused` or `DataError`."""
+    """Return the cost of each stage of `job`. The stages are used up: prepare the job again to train it.
+
+    Args:
+        job: Job that has each layer in a stage of its own.
+        doing: Called with the next action, in words.
+
+    Raises:
+        ModelRefused: A layer could not be computed.
+        DataError: The data gave no batch.
+    """
     stages = TrialStages(job, doing)
     costs: list[LayerCost] = []
     handed = Handed()
@@ -184,7 +228,7 @@ def layer_costs(job: Job, doing: Callable[[str], None] = lambda what: None) -> l
 
 
 def _each_layer(plan: Plan, doing: Callable[[str], None]) -> Job:
-    """The job of a plan that has each layer in a stage of its own, on the device and threads of the first worker."""
+    """Return the job of `plan` with each layer in a stage of its own, on the device and threads of the first worker."""
     first = plan.workers[0]
     model = plan.model.model_copy(update={"cut": EACH_LAYER, "stages": None})
     other = {"name": "1f1b", "mode": "sync", "window": None, "times": None, "memory": None, "file": None, "rows": None}
@@ -198,8 +242,7 @@ def _each_layer(plan: Plan, doing: Callable[[str], None]) -> Job:
 
 
 def _in_flight(plan: Plan, stages: int) -> Sequence[int] | None:
-    """Return the microbatches that each of `stages` stages holds at most; None if the plan's schedule has no such
-    number."""
+    """Return how many microbatches each of `stages` stages holds at most; None if the schedule has no such number."""
     choice, own = plan.schedule, stages == plan.model.stages
     placement = plan.placement if own else [(stage,) for stage in range(stages)]
     try:

@@ -1,5 +1,6 @@
-"""Chooses what stages recompute and offload for a plan with `memory.limit`: tries each way of recomputing, counts what
-stages then take and how long they compute, and takes what costs least.
+"""Chooses what stages recompute and offload for a plan with `memory.limit`.
+
+Each way of recomputing is tried; the memory and computing time of stages are counted; the cheapest choice is taken.
 
     nothing                    fits: chosen
     weights, optimizer         in files, as operations then take other memory for a moment
@@ -8,8 +9,7 @@ stages then take and how long they compute, and takes what costs least.
 Each is a trial of its own, with a model of its own, one after the other.
 
 Work is counted in nanoseconds at fixed rates: by what operations multiply and by the bytes they touch. No clock is
-used: what follows from it must be the same on a machine that is busy. A forward that runs again counts as often as it
-runs.
+used: the choice must be the same on a machine that is busy. A forward that runs again counts as often as it runs.
 """
 
 import gc
@@ -52,14 +52,19 @@ _FORMS = ("stage", "layers")
 
 
 class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """`nanoseconds`: of the operations in this context, entered once or several times, on `threads` threads."""
+    """Counter of computing time in nanoseconds at fixed rates, of the operations inside this context.
+
+    The context may be entered several times; `nanoseconds` adds up. `threads` is the number of threads that compute.
+    """
 
     def __init__(self, threads: int) -> None:
+        """Create a counter at 0 for operations on `threads` threads."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.nanoseconds = 0.0
         self._threads = threads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation `func`, and add the time for its floating point operations or for the bytes it touches."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not func.is_view:
@@ -76,9 +81,12 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """All stages and their further copies, trained by one microbatch with one way of recomputing, which is called
-    `recompute` where the plan does not set it; by stage, how many nanoseconds it computes. `working`: by copy, the
-    bytes that are there for a moment with weights and optimizer in files, where that was tried."""
+    """Result of training one microbatch with one way of recomputing, called `recompute` where the plan does not set it.
+
+    `stages` are the estimates of all stages and their further copies; `work` is the computing time of each stage in
+    nanoseconds. `working` is, by copy, the bytes that exist for a moment with weights and optimizer in files; empty if
+    that was not tried.
+    """
 
     recompute: str
     stages: Sequence[StageEstimate]
@@ -87,7 +95,11 @@ class _Trial:
 
 
 def chosen_memory(plan: Plan, doing: Callable[[str], None]) -> ChosenMemory:
-    """Choose what `plan` leaves open. `doing` is told the next action.
+    """Choose what stages recompute and offload, where `plan` leaves that open.
+
+    Args:
+        plan: Plan with a limit of memory.
+        doing: Called with the next action, in words.
 
     Raises:
         PlanRefused: No combination fits, or the plan cannot work.
@@ -117,7 +129,7 @@ def chosen_memory(plan: Plan, doing: Callable[[str], None]) -> ChosenMemory:
 
 
 def _trial(job: Job, form: str, doing: Callable[[str], None]) -> tuple[_Trial, Mapping[str, Carried]]:
-    """Return what stages take with the recomputation of `form`, which `job` has, and the bytes of messages by queue."""
+    """Return the memory of all stages of `job`, recomputed by `form`, and the size of messages by queue."""
     owner = job.schedule.owner
     counts = [WorkCount(job.plan.workers[owner(stage)].threads) for stage in range(job.schedule.stages)]
     stages, messages = dry_run(job, TrialWatch(doing), counts)
@@ -134,7 +146,7 @@ def _working_in_files(of: Job, form: str, doing: Callable[[str], None]) -> list[
 
 
 def _never_in_files(job: Job) -> tuple[str, ...]:
-    """Return the parts of stages that cannot be in files."""
+    """Return the parts of a stage that cannot be in files with this schedule."""
     return ("weights",) if job.schedule.delays else ()
 
 
@@ -143,8 +155,10 @@ def _recompute_is_free(job: Job, stage: int) -> bool:
 
 
 def _may_recompute(job: Job) -> bool:
-    """Return True if some stage leaves recomputing open, and none splits its backward: both halves would compute the
-    forward again."""
+    """Return True if some stage leaves recomputing open, and no stage splits its backward.
+
+    With a split backward, both halves would compute the forward again.
+    """
     stages = range(job.schedule.stages)
     return not any(map(job.program.splits, range(job.schedule.copies))) and any(
         _recompute_is_free(job, stage) for stage in stages
@@ -152,7 +166,7 @@ def _may_recompute(job: Job) -> bool:
 
 
 def _with_form(plan: Plan, form: str, offload: Sequence[str] = ()) -> Plan:
-    """Return `plan` with this decision where it leaves one open."""
+    """Return `plan` with this decision where the plan leaves one open."""
     values: Mapping[str, object] = {"recompute": form, "offload": [*offload]}
     keys = (key for stage in range(plan.model.stages or 0) for key in plan.undecided_memory(stage))
     return plan.with_memory({key: values[key.rpartition(".")[2]] for key in keys})
@@ -163,7 +177,7 @@ def _options(job: Job, trials: Sequence[_Trial]) -> list[list[StageOption]]:
 
 
 def _options_of(job: Job, stage: int, trials: Sequence[_Trial]) -> Iterator[StageOption]:
-    """Yield the options of a stage, those that do least first."""
+    """Yield the options of a stage. Options that recompute and offload least come first."""
     undecided, plan = job.plan.undecided_memory(stage), job.plan
     free = _recompute_is_free(job, stage)
     possible = [each for each in _OFFLOADS if not {*each} & {*_never_in_files(job)}]
@@ -187,8 +201,10 @@ def _options_of(job: Job, stage: int, trials: Sequence[_Trial]) -> Iterator[Stag
 
 
 def _moving(stage: StageEstimate, trial: _Trial, offload: Sequence[str]) -> StageEstimate:
-    """Return the estimate with the bytes that are there for a moment: the larger ones, if only some parts are in
-    files."""
+    """Return the estimate with the bytes that exist for a moment if the parts `offload` are in files.
+
+    If only some parts are in files, the larger of the two tried values counts.
+    """
     in_files = {*offload} & {*_PARTS[1:]}
     if not in_files or not trial.working:
         return stage
@@ -197,7 +213,7 @@ def _moving(stage: StageEstimate, trial: _Trial, offload: Sequence[str]) -> Stag
 
 
 def _microbatches(job: Job, stage: int) -> int:
-    """Return the microbatches of a step that a copy of the stage has at most."""
+    """Return how many microbatches of a step a copy of the stage has at most."""
     shares = job.plan.stage_plan(stage).shares
     return max(map(len, dealt(shares, job.schedule.microbatches)))
 

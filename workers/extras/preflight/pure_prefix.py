@@ -31,8 +31,11 @@ _PREFIX = "model.prefix_cache: what leaves the frozen stages"
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """Tried microbatch on its way: `twin` is computed under other seeds, `fewer` has a row less (None: it has
-    too few); `others` are other microbatches."""
+    """Microbatch that is tried, at one place on its way through the stages.
+
+    `twin` is the same microbatch computed under other seeds; `fewer` lacks the last row, or is None if the microbatch
+    has too few rows; `others` are other microbatches of the step.
+    """
 
     first: Tree
     twin: Tree
@@ -41,8 +44,16 @@ class _Tried:
 
 
 def try_prefix(job: Job, doing: Callable[[str], None]) -> CacheEstimate | None:
-    """Return the estimate of a run's prefix cache; None if it has none. Raises `ModelRefused` or `DataError` if the
-    output of the frozen stages cannot be kept by sample."""
+    """Return the estimate of a run's prefix cache; None if the run has none.
+
+    Args:
+        job: Plan, model and data. The frozen stages are computed.
+        doing: Called with the next action, in words.
+
+    Raises:
+        ModelRefused: The output of the frozen stages cannot be kept by sample.
+        DataError: A sample has other inputs in the next epoch, or sample numbers are wrong.
+    """
     first, numbering = job.replayed_from, job.numbering
     if first is None or numbering is None:
         return None
@@ -70,7 +81,11 @@ def _tried_microbatches(job: Job) -> _Tried:
 
 
 def _through(job: Job, index: int, tried: _Tried) -> _Tried:
-    """Return the outputs of one stage for them."""
+    """Return the outputs of stage `index` for the inputs `tried`.
+
+    Raises:
+        ModelRefused: A buffer of the stage changes, or the stage draws random numbers.
+    """
     executor = job.executor([index])
     stage = executor.stages[index]
     before = stage.buffers()
@@ -101,7 +116,7 @@ def _through(job: Job, index: int, tried: _Tried) -> _Tried:
 
 
 def _forward(stage: Stage, x: Tree, step: int) -> Tree:
-    """Computes in the same way as in the run; its input stays as it is."""
+    """Return the stage's output for `x`, computed as in the run. `x` is not changed."""
     try:
         return stage.forward(x, step=step, microbatch=0)
     except BaseException as error:  # user code may raise anything; the cause is chained
@@ -114,8 +129,16 @@ def _forward(stage: Stage, x: Tree, step: int) -> Tree:
 
 
 def _demand_rows(tried: _Tried, count: int) -> None:
-    """Raise `ModelRefused` for a tensor that does not have one row for each sample, or rows of another form in other
-    microbatches."""
+    """Raise `ModelRefused` if the output of the frozen stages has no row for each sample.
+
+    Args:
+        tried: Output of the last frozen stage.
+        count: Number of rows of the first microbatch.
+
+    Raises:
+        ModelRefused: A tensor does not have one row for each sample, or rows have another shape or dtype in another
+            microbatch.
+    """
     for number, tensor in enumerate(tensors(tried.first)):
         if not tensor.dim() or len(tensor) != count:
             raise ModelRefused(_without_rows(number, tensor, count))
@@ -139,8 +162,7 @@ def _without_rows(number: int, tensor: Tensor, count: int) -> str:
 
 
 def _demand_same_inputs(job: Job) -> None:
-    """Raise `DataError` if samples that come again in the next epoch have other inputs there, and for wrong numbers
-    of samples."""
+    """Raise `DataError` if a sample has other inputs in the next epoch, or if there are not as many samples as rows."""
     for sample, one, other in islice(_pairs(job), 64):
         if _form(one) != _form(other):
             raise DataError(
@@ -156,7 +178,7 @@ def _demand_same_inputs(job: Job) -> None:
 
 
 def _pairs(job: Job) -> Iterator[tuple[int, Tree, Tree]]:
-    """Samples of batch 0 with their inputs there and in a batch of the next epoch."""
+    """Yield each sample of batch 0 that returns in the next epoch, with its inputs in either batch."""
     source = job.feed.numbered
     if source is None:
         return
@@ -171,7 +193,11 @@ def _pairs(job: Job) -> Iterator[tuple[int, Tree, Tree]]:
 
 
 def _numbered_batch(job: Job, source: NumberedSource, number: int) -> tuple[Tree, Tensor]:
-    """The inputs of a batch, and their samples."""
+    """Return the inputs of a batch, and the number of each row's sample, int64 [rows].
+
+    Raises:
+        DataError: There are not as many sample numbers as rows.
+    """
     inputs, _ = job.feed.batch(number)
     found = samples_of(source, number)
     if len(found) != rows(inputs):
@@ -184,7 +210,7 @@ def _row(tree: Tree, place: int) -> Tree:
 
 
 def _form(tree: Tree) -> Tree:
-    """Return the tree with dtype and shape of a row in place of each tensor."""
+    """Return `tree` with the dtype and the row shape in place of each tensor."""
     return map_tensors(lambda leaf: f"{leaf.dtype} {list(leaf.shape[1:])}", tree)
 
 

@@ -40,7 +40,7 @@ from .worker_memory import choosable, queue_estimates, refusals, spills, worker_
 
 
 def estimate(plan: Plan) -> Estimate:
-    """Load model and data, run a microbatch, and return what the plan comes to.
+    """Load model and data of `plan`, run one microbatch, and return the memory and messages that the plan needs.
 
     Raises:
         PlanRefused: The plan cannot work.
@@ -51,7 +51,13 @@ def estimate(plan: Plan) -> Estimate:
 
 
 def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
-    """Return the estimate for a job that is loaded, whose stages are used up: see `dry_run`."""
+    """Return the estimate for a loaded job. The job's stages are used up, as by `dry_run`.
+
+    Raises:
+        PlanRefused: The run has no room for its messages, stages or workers.
+        ModelRefused: The model cannot be trained.
+        DataError: The data cannot be read, or the model takes no batch as small as the last one.
+    """
     plan = job.plan
     _demand_last_batches(job, watch)
     kept = try_prefix(job, watch.doing)
@@ -78,8 +84,11 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
 
 
 def _demand_last_batches(job: Job, watch: TrialWatch) -> None:
-    """Raise `DataError` if the model is known not to take a batch with fewer rows than the first, which is tried: the
-    last of an epoch, or the last that is evaluated."""
+    """Raise `DataError` if the model refuses the inputs of a last batch, which may have fewer rows than the first.
+
+    Only the first batch is tried by the dry run. Checked here are the last batch of an epoch and the last batch that is
+    evaluated, and only if the model is known to refuse some inputs.
+    """
     if not job.segments[0].refuses_inputs:
         return
     feed, choice, rounds = job.feed, job.plan.schedule, job.rounds.batches
@@ -97,7 +106,7 @@ def _demand_last_batches(job: Job, watch: TrialWatch) -> None:
 
 
 def _unused(job: Job) -> Iterator[str]:
-    """Yield a warning of a cache that is never read."""
+    """Yield a warning if the plan asks for a prefix cache that is never read."""
     if job.plan.caches_prefix and job.replayed_from is None:
         yield (
             f"model.prefix_cache: the run has {job.steps} steps, an epoch has {job.known_length.epoch}: nothing would "
@@ -106,7 +115,13 @@ def _unused(job: Job) -> Iterator[str]:
 
 
 def record(tree: Tree, name: str, *, by_row: bool = False) -> Iterator[LeafRecord]:
-    """Return the record of each leaf of `tree`, whose names begin with `name`; with `by_row`, checksums of rows."""
+    """Return the record of each leaf of `tree`.
+
+    Args:
+        tree: Tensors and plain values.
+        name: Beginning of the names of the records; the leaf's path in `tree` follows.
+        by_row: Give each row of a tensor (the first `ROWS` rows) a checksum of its own.
+    """
     return (_record(leaf, f"{name}{path}", by_row=by_row) for path, leaf in leaves(tree))
 
 
@@ -123,17 +138,18 @@ def _record(leaf: Leaf, name: str, *, by_row: bool) -> LeafRecord:
 
 
 class TrialWriter:
-    """Writer of the trial's own lines, which begin with `mark`, to stderr: this process's log."""
+    """Writer of the trial's own lines, which begin with `mark`, to stderr: the log of this process."""
 
     def __init__(self, mark: str) -> None:
+        """Create a writer whose lines begin with `mark`, a word that the user's code does not know."""
         self._mark = mark
 
     def doing(self, what: str) -> None:
-        """Write the trial's next action."""
+        """Write a line that says what the trial does next."""
         self._write(DOING, what.replace("\n", " ").encode(errors="replace"))
 
     def result(self, found: Outcome | TrialRefusal) -> None:
-        """Write the result, after which nothing counts."""
+        """Write the result of the trial. Readers ignore all later lines."""
         self._write(RESULT, msgspec.json.encode(found))
 
     def _write(self, word: str, content: bytes) -> None:
@@ -145,16 +161,16 @@ class TrialWriter:
 
 
 def carry_out_trial(plan: Plan, writer: TrialWriter, *, layouts: bool = False, costs: bool = False) -> None:
-    """Try `plan` and write the result; an error of the user's code is one, too.
+    """Try `plan` and write the result. An error of the user's code is written as a `TrialRefusal`.
 
-    The result of a plan whose cut has yet to be measured is the cut; of one whose use of memory has yet to be chosen,
-    that choice.
+    The result is a `MeasuredCut` if the plan's cut has yet to be measured, a `ChosenMemory` if its use of memory has
+    yet to be chosen, otherwise a `TriedPlan`.
 
     Args:
         plan: The plan to try.
-        writer: Gets actions and the result.
-        layouts: The result has the layouts of the stages.
-        costs: The result is the cost of each layer.
+        writer: Receives the trial's actions and its result.
+        layouts: Put the layouts of the stages into the result.
+        costs: Write the cost of each layer, a `MeasuredLayers`, in place of any other result.
     """
     try:
         if costs:

@@ -54,38 +54,38 @@ class LeafRecord(msgspec.Struct, frozen=True):
     name: str
     what: str
     whole: int = 0
-    rows: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()  # checksums of the first `ROWS` rows, if asked for
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """`first` and `second`: what two calls of batch(0) gave. `computed`: what one microbatch gave, in order. The data
-    are a plan's source, or its `dataset`."""
+    """Transcript of a trial: the data that two calls of batch(0) gave, the rows held out, and the values computed."""
 
-    first: tuple[LeafRecord, ...]
-    second: tuple[LeafRecord, ...]
+    first: tuple[LeafRecord, ...]  # first call of batch(0)
+    second: tuple[LeafRecord, ...]  # second call of batch(0)
     held_out: tuple[LeafRecord, ...]
-    computed: tuple[LeafRecord, ...]
-    dataset: bool = False
+    computed: tuple[LeafRecord, ...]  # results of one microbatch, in order
+    dataset: bool = False  # the data are the plan's `dataset`, not its source
 
     @property
     def key(self) -> str:
-        """Key of the plan that names the data."""
+        """Name of the plan's key that names the data."""
         return "data.dataset" if self.dataset else "data.source"
 
     @property
     def advice(self) -> str:
+        """Advice for people whose data differ from call to call."""
         return _DATASET if self.dataset else _SOURCE
 
 
 def repeats(one: Transcript) -> str:
-    """Return how the second call of batch(0) differs from the first, and the way out; "" if it does not."""
+    """Return how the second call of batch(0) differs from the first, and the way out; "" if they agree."""
     found = _difference(one.first, one.second)
     again = "batch(0) gave other values when it was called again"
     return f"{one.key}: {again}: {found}. {one.advice}" if found else ""
 
 
 def agrees(one: Transcript, other: Transcript) -> str:
-    """Return how two processes differ, and the way out; "" if they do not."""
+    """Return how the transcripts of two processes differ, and the way out; "" if they agree."""
     for call, ours, theirs in (("batch(0)", one.first, other.first), ("held_out()", one.held_out, other.held_out)):
         if found := _difference(ours, theirs):
             return f"{one.key}: {call} gave other values in another process: {found}. {one.advice}"
@@ -101,7 +101,7 @@ class FirstBatches(msgspec.Struct, frozen=True):
 
 
 def goes_on(begun: FirstBatches, now: Transcript) -> str:
-    """Return how the data of a resumed run differ from those that it began with; "" if they do not."""
+    """Return how the data of a resumed run differ from the data that it began with; "" if they agree."""
     for call, then, here in (("batch(0)", begun.first, now.first), ("held_out()", begun.held_out, now.held_out)):
         if found := _difference(then, here):
             return (
@@ -135,33 +135,29 @@ def _row(here: LeafRecord, there: LeafRecord) -> str:
 
 
 class StageEstimate(msgspec.Struct, frozen=True):
-    """Estimate of a stage or a replica, called `label` by people. Of its `parameters`, `trained` are; `in_flight`
-    microbatches are held at most; `bytes` says what takes how much, `total` all of it. What its tapped layers return
-    for a microbatch is `tapped` bytes. `working` bytes come on top for a moment: what its operations make and free
-    again, and what backward computes again. Of what is stashed, `offloaded` bytes are in files most of the time; of
-    weights, gradients, averages and the optimizer's state, `in_files` bytes are memory of files. How much could be in
-    files at most is in `movable`, by what it is. A microbatch takes `halfway` bytes more between the halves of its
-    backward; None if the stage cannot split it.
+    """Estimate of the memory of a stage or a replica.
 
-    `group` processes compute it together. With more than one, all bytes are those of one process that has the whole
-    stage: what a process of the group takes is not known."""
+    `working` bytes come on top of `total` for a moment: operations make them and free them again, backward recomputes
+    them. `group` processes compute the stage together. With more than one, all bytes are those of a single process that
+    has the whole stage: the bytes of a process of the group are not known.
+    """
 
     stage: int
     worker: int
     layers: tuple[str, ...]
-    parameters: int
-    trained: int
-    in_flight: int
-    bytes: dict[str, int]
-    total: int
-    tapped: int = 0
-    label: str = ""
+    parameters: int  # numbers of all parameters
+    trained: int  # those of them that are trained
+    in_flight: int  # microbatches that are held at most
+    bytes: dict[str, int]  # by purpose
+    total: int  # sum of `bytes`
+    tapped: int = 0  # bytes that its tapped layers return for a microbatch
+    label: str = ""  # name for people
     working: int = 0
-    offloaded: int = 0
-    in_files: int = 0
+    offloaded: int = 0  # bytes of stashed activations that are in files most of the time
+    in_files: int = 0  # bytes of weights, gradients, averages and optimizer state in memory of files
     group: int = 1
-    halfway: int | None = 0
-    movable: dict[str, int] = {}
+    halfway: int | None = 0  # bytes of a microbatch between the halves of its backward; None: it cannot be split
+    movable: dict[str, int] = {}  # bytes that could be in files at most, by purpose
 
     def with_files(self, wanted: Collection[str]) -> "StageEstimate":
         """Return the estimate with the parts `wanted`, by their names in `memory.offload`, in files."""
@@ -181,81 +177,80 @@ class StageEstimate(msgspec.Struct, frozen=True):
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
-    """Estimate of one queue, of messages as its `codec` writes them. Of a message, its producer has received
-    `passed_on` bytes that it only passes on, such as a skip over its stage; `retained` bytes are those that the
-    producer keeps until they are trimmed: of one step, or, with recovery, of all steps from one complete checkpoint
-    to the next."""
+    """Estimate of one queue, whose messages are written by its `codec`."""
 
     queue: str
     producer: int  # a stage
     consumer: int
     message: int  # bytes
-    passed_on: int  # bytes
+    passed_on: int  # bytes of a message that its producer only passes on, such as a skip over its stage
     in_flight: int  # messages put and not yet taken, at most
-    retained: int  # bytes
+    retained: int  # bytes kept until trimmed: of a step; with recovery, of all from one complete checkpoint to the next
     ends: str = ""  # the stages, for people: "1.0 to 2"
     codec: str = "lossless"
 
 
 class WorkerEstimate(msgspec.Struct, frozen=True):
-    """Memory that one worker's process takes at most beyond the imports of its program: `bytes` by purpose, `total`
-    all of it; or the model as a whole, while it is loaded, if that is more. `stages` and `working` of a worker on
-    another device are there, the others in its host's memory. It may take `limit`, if the plan says so. If that is
-    `tight`, it gives back what it frees, and waits for its snapshots: then `bytes` are those of a worker that does.
-    From a limit of `ample` bytes on it need not."""
+    """Estimate of the memory that one worker's process takes at most, beyond the imports of its program.
+
+    On another device than the CPU, `stages` and `working` are that device's memory, the other parts its host's. A
+    worker whose limit is `tight` returns freed memory and waits for its snapshots; then `bytes` are those of such a
+    worker.
+    """
 
     worker: int
-    bytes: dict[str, int]
-    total: int
-    limit: int | None = None
+    bytes: dict[str, int]  # by purpose
+    total: int  # sum of `bytes`; or the model as a whole, while it is loaded, if that is more
+    limit: int | None = None  # bytes that the plan allows
     tight: bool = False
-    ample: int | None = None
+    ample: int | None = None  # least limit in bytes that is not tight
 
     @property
     def limits(self) -> tuple[int, bool] | None:
-        """`limit` and `tight`; None without a limit."""
+        """Pair of `limit` and `tight`; None without a limit."""
         return None if self.limit is None else (self.limit, self.tight)
 
 
 class StageMemory(msgspec.Struct, frozen=True):
-    """Choice for a limit: what `stage` recomputes and offloads; its part of a step takes longer by that `share`."""
+    """Choice for a limit of memory: the parts of `stage` that are recomputed or offloaded, and the time it costs."""
 
     stage: int
     recompute: str
     offload: tuple[str, ...]
-    share: float
+    share: float  # by this share, the stage's part of a step takes longer
 
     @property
     def acts(self) -> bool:
-        """True if it recomputes or offloads anything."""
+        """True if the stage recomputes or offloads anything."""
         return self.recompute != "nothing" or bool(self.offload)
 
 
 class CacheEstimate(msgspec.Struct, frozen=True):
-    """Rows that `stage`, the first that trains, keeps on the disk of its `worker` of the steps before
-    `replayed_from`: `row_bytes` for each sample. The stages before it do not run in later steps."""
+    """Estimate of the rows that `stage`, the first that trains, keeps on the disk of its `worker`.
+
+    It keeps rows of the steps before `replayed_from`. From that step on, the stages before it do not run.
+    """
 
     stage: int
     worker: int
     replayed_from: int
     samples: int
-    row_bytes: int
+    row_bytes: int  # for each sample
     bytes: int
 
 
 class ScheduleEstimate(msgspec.Struct, frozen=True):
-    """A schedule that a run may choose: how many microbatches each stage has `in_flight` at most, the bytes of the
-    worker that takes most, and the `reason` why it cannot be taken; "" if it can. `halves`: it splits backwards."""
+    """Estimate of a schedule that a run may choose."""
 
     name: str
-    in_flight: tuple[int, ...]
-    bytes: int
-    reason: str = ""
-    halves: bool = False
+    in_flight: tuple[int, ...]  # microbatches of each stage at most
+    bytes: int  # of the worker that takes most
+    reason: str = ""  # why it cannot be taken; "" if it can
+    halves: bool = False  # it splits backwards
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Schema plan/1. `idle` is each worker's share of a step, if a backward takes twice a forward, messages no time."""
+    """Estimate of a plan, schema plan/1."""
 
     schema: str = "plan/1"
     digest: str
@@ -266,7 +261,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageEstimate]
     queues: list[QueueEstimate]
     workers: list[WorkerEstimate]
-    idle: tuple[float, ...]
+    idle: tuple[float, ...]  # each worker's share of a step, if a backward takes twice a forward and messages no time
     seconds: tuple[float, ...] = ()  # of a microbatch, by stage, if where to cut was measured
     prefix_cache: CacheEstimate | None = None
     replicas: list[StageEstimate] = []  # of stages, besides the first of each
@@ -275,17 +270,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
-    """Result of training one microbatch. `length` is the run's; stages below `first_trainable` run forward only.
-    `layouts` are the stages', if they were asked for; `cut` has their first layers, if that was measured, and
-    `memory` the choice for a limit, by keys of the plan."""
+    """Result of training one microbatch of a plan."""
 
     estimate: Estimate
-    length: RunLength
-    first_trainable: int
+    length: RunLength  # of the run
+    first_trainable: int  # stages below it run forward only
     transcript: Transcript
-    layouts: tuple[StageLayout, ...] = ()
-    cut: tuple[int, ...] | None = None
-    memory: dict[str, object] = {}
+    layouts: tuple[StageLayout, ...] = ()  # of the stages, if they were asked for
+    cut: tuple[int, ...] | None = None  # first layers of the stages, if the cut was measured
+    memory: dict[str, object] = {}  # choice for a limit, by keys of the plan
 
 
 class MeasuredCut(msgspec.Struct, frozen=True, tag="cut"):
@@ -296,16 +289,15 @@ class MeasuredCut(msgspec.Struct, frozen=True, tag="cut"):
 
 
 class ChosenMemory(msgspec.Struct, frozen=True, tag="memory"):
-    """Choice for a plan with a limit: `keys` of the plan with their values; the memory of each of the `stages`,
-    chosen or not; and why some ways of recomputing were `left_out`."""
+    """Choice of recomputing and offloading for a plan with a limit of memory."""
 
-    keys: dict[str, object]
-    stages: tuple[StageMemory, ...]
-    left_out: tuple[str, ...] = ()
+    keys: dict[str, object]  # of the plan, with their values
+    stages: tuple[StageMemory, ...]  # all stages, chosen or not
+    left_out: tuple[str, ...] = ()  # why some ways of recomputing were not considered
 
 
 class MeasuredLayers(msgspec.Struct, frozen=True, tag="layers"):
-    """Costs of the layers with the plan's microbatches, of which a step has so many."""
+    """Costs of the layers with the plan's microbatches, of which a step has `microbatches`."""
 
     names: tuple[str, ...]
     costs: tuple[LayerCost, ...]
@@ -313,19 +305,20 @@ class MeasuredLayers(msgspec.Struct, frozen=True, tag="layers"):
 
 
 class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """The plan cannot work: the error of that `kind`, and its texts, of which a refused plan has several."""
+    """Refusal of a plan that cannot work: name of the error's class, and its texts (several for `PlanRefused`)."""
 
     kind: str
     texts: tuple[str, ...]
 
     @classmethod
     def of(cls, error: StagelineError) -> "TrialRefusal":
+        """Return the refusal for `error`."""
         texts = map(str, error.errors) if isinstance(error, PlanRefused) else [str(error)]
         return cls(type(error).__name__, tuple(texts))
 
     @property
     def error(self) -> StagelineError:
-        """Return the error, to be raised."""
+        """The error, to be raised."""
         match self.kind:
             case PlanRefused.__name__:
                 return PlanRefused([PlanError("", text) for text in self.texts])
@@ -339,12 +332,16 @@ Outcome = TriedPlan | MeasuredCut | ChosenMemory | MeasuredLayers
 
 
 class TrialLog:
-    """The log of a trial that writes `mark` before its own lines. `printed` is called with what the user's code prints.
-
-    `read(offset)` gives the bytes that the log has from there on.
-    """
+    """Reader of the log of a trial, whose own lines begin with a mark."""
 
     def __init__(self, mark: str, read: Callable[[int], bytes], printed: Callable[[bytes], None]) -> None:
+        """Create a reader.
+
+        Args:
+            mark: Word with which the trial's own lines begin.
+            read: Returns the bytes of the log from a given offset on.
+            printed: Called with the bytes that the user's code prints.
+        """
         self.doing = "its start"
         self.result: Outcome | TrialRefusal | None = None
         self._begin = f"{mark} ".encode()
@@ -354,7 +351,7 @@ class TrialLog:
         self._rest = b""  # what was read and may be the beginning of one of the trial's lines
 
     def follow(self) -> None:
-        """Takes note of what has been added; after the result, nothing is of interest."""
+        """Read lines that were added, and update `doing` and `result`. After the result, further lines are ignored."""
         if self.result is not None:
             return
         new = self._read(self._offset)
@@ -371,7 +368,7 @@ class TrialLog:
         self._print(self._printable())
 
     def _printable(self) -> int:
-        """Return how many bytes of the rest cannot be part of one of the trial's lines."""
+        """Return how many bytes of the rest cannot be part of one of the trial's own lines."""
         if (start := self._rest.find(self._begin)) >= 0:
             return start
         tails = range(max(0, len(self._rest) - len(self._begin)), len(self._rest))

@@ -33,11 +33,23 @@ LOOKED_AT = 16  # rows: a layer treats all alike
 
 
 class TrialStages:
-    """The executors of a trial, by stage. With `come_and_go`, each is made when it is needed and gives its memory back
-    afterwards, since its weights are in files; otherwise all are made at once and stay. With `offloads`, what the run
-    has in files is in files here, too."""
+    """Executors of a trial, by stage.
+
+    If the plan's weights are in files (`come_and_go`), each executor is made when it is needed and gives its memory
+    back afterwards. Otherwise all executors are made at once and stay.
+    """
 
     def __init__(self, job: Job, doing: Callable[[str], None], *, offloads: bool = False) -> None:
+        """Make the executors of all stages, unless their weights are in files.
+
+        Args:
+            job: Plan, model and data.
+            doing: Called with the trial's next action, in words.
+            offloads: Keep in files what the run keeps in files.
+
+        Raises:
+            ModelRefused: The loss, a metric or the optimizer cannot be made, or a device is missing.
+        """
         self.come_and_go = job.plan.loads_weights
         self._offloads = offloads
         self._job = job
@@ -47,13 +59,22 @@ class TrialStages:
             self._make(index)
 
     def __getitem__(self, index: int) -> Executor:
-        """Return the executor of a stage that is there."""
+        """Return the executor of stage `index`, which must exist at this moment."""
         return self._made[index]
 
     @contextmanager
     def there(self, index: int, *, stays: bool = False) -> Iterator[None]:
-        """A context in which a stage is there; unless it `stays`, nothing else may hold it at the end. Raises
-        `ModelRefused` for its weights, the loss, a metric, the optimizer, or a device that is not there."""
+        """Return a context in which the executor of stage `index` exists.
+
+        Args:
+            index: Number of the stage.
+            stays: Keep the executor afterwards. By default an executor whose weights are in files is dropped at the
+                end; no other object may refer to it then.
+
+        Raises:
+            ModelRefused: The weights cannot be read, the loss, a metric or the optimizer cannot be made, or the device
+                is missing.
+        """
         if index not in self._made:
             self._make(index)
         yield
@@ -71,7 +92,7 @@ class TrialStages:
 
 
 def _folder(plan: Plan) -> Path:
-    """Return a folder on the disk that the run's will be on, for files without names; a trial makes no folders."""
+    """Return an existing folder on the disk of the run's folder, for files without names. A trial makes no folders."""
     wanted = Path(plan.run.dir).absolute()
     return next(each for each in (wanted, *wanted.parents) if each.is_dir())
 
@@ -88,7 +109,10 @@ def _executor(job: Job, stage: int, offload: Callable[[int], Offload]) -> Execut
 
 
 def with_gradients(stage: Stage) -> list[torch.Tensor]:
-    """Return the parameters that a stage trains, with gradients: zeros if this microbatch did not use one."""
+    """Return the parameters that `stage` trains, each with a gradient.
+
+    The gradient of a parameter that the microbatch did not use is made of zeros.
+    """
     parameters = trained_parameters(stage)
     for parameter in parameters:
         if parameter.grad is None:
@@ -97,22 +121,27 @@ def with_gradients(stage: Stage) -> list[torch.Tensor]:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """`now`: the bytes of tensors that were made in this context, entered once or several times, and are still there;
-    `peak`: the most since `watched` began. Memory that was there before does not count."""
+    """Counter of the bytes of tensors that operations made inside this context and that still exist.
+
+    The context may be entered several times. `now` is the current number of bytes, `peak` the largest since `watched`
+    began. Memory that existed before the context does not count.
+    """
 
     def __init__(self) -> None:
+        """Create a counter that has counted nothing."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     @contextmanager
     def watched(self) -> Iterator["LiveBytes"]:
-        """A context in which tensors are counted, from which on `peak` counts."""
+        """Return a context in which tensors are counted; `peak` starts again from `now`."""
         self.peak = self.now
         with self:
             yield self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation `func`, and count the memory of its result."""
         for tensor in _tensors([*args, *(kwargs or {}).values()]):
             self._note(tensor, 0)
         result = func(*args, **(kwargs or {}))
@@ -134,7 +163,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _size(storage: torch.UntypedStorage) -> int:
-    """Return bytes; 0 if they are a file's."""
+    """Return the number of bytes of `storage`; 0 if they are mapped from a file."""
     return storage.nbytes() if storage.filename is None else 0
 
 
@@ -143,8 +172,19 @@ def _tensors(values: Tree) -> list[torch.Tensor]:
 
 
 def demand_changed(job: Job, stage: int, given: Tree) -> None:
-    """Raise `PlanRefused` if data have to stay, and the result of `stage` for one at another worker has the values
-    of a row of the first microbatch as they are: the row is only reshaped, joined with others, or passed on."""
+    """Raise `PlanRefused` if rows of the data leave their worker unchanged although `data.stays` is set.
+
+    The check applies if the next stage is at another worker than stage 0, and looks for rows and texts of the first
+    microbatch. A row counts as unchanged if it is only reshaped, joined with others, or passed on.
+
+    Args:
+        job: Plan, model and data.
+        stage: Number of the stage that computed `given`.
+        given: Result of the stage for the next one.
+
+    Raises:
+        PlanRefused: `given` contains a row or a text of the inputs.
+    """
     schedule = job.schedule
     if not job.plan.data.stays or stage + 1 >= schedule.stages or schedule.owner(stage) != schedule.owner(0):
         return
@@ -157,7 +197,7 @@ def demand_changed(job: Job, stage: int, given: Tree) -> None:
 
 
 def _found(given: Tree, inputs: Tree) -> str:
-    """Return the part of `inputs` that is in `given`, in words; "" for none."""
+    """Return which part of `inputs` is contained in `given`, in words: "a text", "a row", or "" for none."""
     sent = [_bytes(tensor) for tensor in tensors(given)]
     texts = {leaf for _, leaf in leaves(given) if isinstance(leaf, str)}
     for _, leaf in leaves(inputs):
@@ -169,7 +209,7 @@ def _found(given: Tree, inputs: Tree) -> str:
 
 
 def _rows(tensor: torch.Tensor) -> Iterator[bytes]:
-    """The bytes of each row that can be told from others, as they are and in the dtypes that a stage may give."""
+    """Yield the bytes of each recognizable row, in its own dtype and in each dtype that a stage may return."""
     for row in tensor[:LOOKED_AT] if tensor.dim() else ():
         if (row != row.flatten()[:1]).any():  # a row of one value, such as a mask of ones, is found everywhere
             for dtype in dict.fromkeys((row.dtype, torch.float32, torch.bfloat16, torch.float16, torch.float64)):

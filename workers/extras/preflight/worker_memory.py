@@ -26,7 +26,13 @@ _SAVED = ("weights", "optimizer", "averages")  # what a snapshot copies of what 
 def worker_estimates(
     job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate]
 ) -> list[WorkerEstimate]:
-    """Return the estimates of the workers, in order. `stages` are those of the model, then their further replicas."""
+    """Return the estimates of the workers, in order.
+
+    Args:
+        job: Plan and schedule.
+        stages: Estimates of the model's stages, then of their further replicas.
+        queues: Estimates of the queues.
+    """
     found = []
     for worker, room in enumerate(worker_rooms(job, stages, queues)):
         own, tight = [stages[stage] for stage in job.plan.placement[worker]], job.plan.is_tight(worker)
@@ -37,7 +43,13 @@ def worker_estimates(
 
 
 def worker_rooms(job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate]) -> list[WorkerRoom]:
-    """Return for each worker the bytes that it takes besides its stages, and its limit."""
+    """Return for each worker its limit and the bytes that it takes besides its stages.
+
+    Args:
+        job: Plan and schedule.
+        stages: Estimates of the model's stages, then of their further replicas.
+        queues: Estimates of the queues.
+    """
     model = 0 if job.plan.loads_weights else sum(each.bytes["weights"] for each in stages[: job.schedule.stages])
     own = [[stages[stage] for stage in placed] for placed in job.plan.placement]
     return [
@@ -53,8 +65,8 @@ def stage_load(job: Job, stage: StageEstimate, offload: Collection[str], *, wait
         job: Plan and schedule.
         stage: Estimate of the stage.
         offload: Parts of the stage in files.
-        waits: The worker does nothing else while a snapshot is written, so the copy is not beside what the update
-            before it has cleared.
+        waits: The worker does nothing else while a snapshot is written, so the snapshot's copy reuses the memory that
+            the update before it has cleared.
     """
     in_files = stage.with_files(offload)
     copied = _copied(job, offload, stage)
@@ -67,14 +79,21 @@ def stage_load(job: Job, stage: StageEstimate, offload: Collection[str], *, wait
 
 
 def limit_key(job: Job, worker: int) -> str:
-    """Return the plan's key with the limit of a worker."""
+    """Return the name of the plan's key that sets the memory limit of `worker`."""
     return "memory.limit" if job.plan.workers[worker].memory is None else f"workers.{worker}.memory"
 
 
 def refusals(
     job: Job, stages: Sequence[StageEstimate], queues: Sequence[QueueEstimate], workers: Sequence[WorkerEstimate]
 ) -> Iterator[PlanError]:
-    """Yield each reason for which the run has no room: messages, stages, the first schedule, workers."""
+    """Yield each reason why the run has no room: for messages, stages, the first schedule, workers.
+
+    Args:
+        job: Plan and schedule.
+        stages: Estimates of the model's stages, then of their further replicas.
+        queues: Estimates of the queues.
+        workers: Estimates of the workers.
+    """
     yield from _overflows(job, queues)
     limit = job.plan.model.stage_memory
     for stage in stages:
@@ -107,9 +126,10 @@ def refusals(
 
 
 def choosable(job: Job, stages: Sequence[StageEstimate]) -> Iterator[ScheduleEstimate]:
-    """Yield every schedule of the catalogue but the window, which is made as large as the links need and memory allows.
+    """Yield every schedule of the catalogue except the window, with the reason why it cannot be taken, if any.
 
-    The run measures how long the halves of a backward take.
+    The window is made as large as the links need and memory allows. The run measures how long the halves of a backward
+    take.
     """
     limit = job.plan.schedule.memory or 0
     placement, first = job.schedule.placement, job.schedule.first_trainable
@@ -128,7 +148,7 @@ def choosable(job: Job, stages: Sequence[StageEstimate]) -> Iterator[ScheduleEst
 
 
 def spills(job: Job, queues: Sequence[QueueEstimate]) -> Iterator[str]:
-    """Yield a warning for each worker whose messages have no room in memory: the rest goes to the disk."""
+    """Yield a warning for each worker whose messages exceed its memory for messages; the rest goes to the disk."""
     limit = job.plan.queues.retain_bytes
     for worker, needed in enumerate(_by_worker(job, queues)):
         if needed > limit:
@@ -139,7 +159,12 @@ def spills(job: Job, queues: Sequence[QueueEstimate]) -> Iterator[str]:
 
 
 def queue_estimates(job: Job, messages: Mapping[str, Carried]) -> list[QueueEstimate]:
-    """Return the estimates of the queues, by flow, target and name. `messages` has the bytes of one, by queue."""
+    """Return the estimates of the queues, ordered by flow, target and name.
+
+    Args:
+        job: Plan and schedule.
+        messages: Size of one message, by queue.
+    """
     queues = sorted(
         (job.program.queues[name] for name in messages), key=lambda queue: (queue.flow, queue.target, queue.name)
     )
@@ -147,7 +172,7 @@ def queue_estimates(job: Job, messages: Mapping[str, Carried]) -> list[QueueEsti
 
 
 def _room(schedule: Schedule, stages: Sequence[StageEstimate]) -> tuple[tuple[int, ...], int]:
-    """Return the microbatches in flight, and the bytes of the worker that takes most."""
+    """Return the microbatches in flight by stage, and the bytes of the worker that takes most."""
     verdict = check_schedule(schedule)
     peaks, halfway = verdict.stage_peak, verdict.halfway_peak
     return peaks, max(
@@ -166,10 +191,10 @@ def _unsplit(stages: Sequence[StageEstimate]) -> str:
 
 
 def _overflows(job: Job, queues: Sequence[QueueEstimate]) -> Iterator[PlanError]:
-    """Yield an error for each worker without room for all messages since the last checkpoint, and the next step's.
+    """Yield an error for each worker without room for all messages since the last checkpoint and those of another step.
 
-    Only a checkpoint lets messages go where snapshots are written, so every worker would wait for one that none comes
-    to write.
+    Where snapshots are written, only a checkpoint lets messages go. A worker without room would wait for a checkpoint
+    that no worker can reach.
     """
     plan = job.plan
     if plan.queues.in_one_process:
@@ -190,12 +215,12 @@ def _overflows(job: Job, queues: Sequence[QueueEstimate]) -> Iterator[PlanError]
 
 
 def _by_worker(job: Job, queues: Sequence[QueueEstimate]) -> list[int]:
-    """Return the bytes of messages that each worker keeps at most."""
+    """Return how many bytes of messages each worker keeps at most."""
     return [sum(queue.retained for queue in queues if queue.producer in stages) for stages in job.plan.placement]
 
 
 def _worker_load(job: Job, own: Sequence[StageEstimate], *, waits: bool) -> StageLoad:
-    """Return the load of one worker's stages, as the plan offloads them."""
+    """Return the load of one worker's stages `own`, offloaded as the plan says."""
     loads = (
         stage_load(job, each, job.plan.offloaded_of(job.schedule.replicas.stage(each.stage)), waits=waits)
         for each in own
@@ -212,9 +237,10 @@ def _copied(job: Job, offload: Collection[str], stage: StageEstimate) -> int:
 
 
 def _cleared(job: Job, stage: StageEstimate) -> int:
-    """Return the bytes of a stage that an update clears: gradients, and the stash, in memory and on its way to files.
+    """Return the bytes of a stage that an update clears: gradients, and activations in memory or on their way to files.
 
-    In asynchronous mode, microbatches are in flight then. Other stages of the worker may use the way to files.
+    In asynchronous mode, microbatches are in flight during an update, so their activations stay. If the worker has
+    other stages, those may use the way to files.
     """
     flushes = job.schedule.mode == "sync"
     stashed = (stage.bytes["activations"] - stage.offloaded) * flushes
@@ -223,7 +249,10 @@ def _cleared(job: Job, stage: StageEstimate) -> int:
 
 
 def _messages(job: Job, own: Sequence[StageEstimate], queues: Sequence[QueueEstimate]) -> int:
-    """Return the bytes of messages. Activations in flight count with the stage that has them stashed, not here."""
+    """Return the bytes of messages of one worker.
+
+    Activations in flight count with the stage that stashes them, not here.
+    """
     numbers = {stage.stage: stage for stage in own}
     retained = 0
     for queue in queues:
@@ -255,7 +284,7 @@ def _estimate(job: Job, queue: Queue, message: Carried) -> QueueEstimate:
 def _steps_kept(job: Job, stage: int) -> int:
     """Return the number of steps whose messages `stage` keeps at most.
 
-    The next checkpoint is complete when all stages have come to it. The first stage is ahead of the last by less than a
+    The next checkpoint is complete when all stages have reached it. The first stage is ahead of the last by less than a
     step; in asynchronous mode, by a microbatch for each stage. A forward-only stage may lead its successor by at most
     the credit window.
     """

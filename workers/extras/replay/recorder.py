@@ -50,11 +50,12 @@ log = structlog.get_logger()
 
 
 class RecordWriter(AbstractContextManager["RecordWriter"]):
-    """The only writer under `incarnation` of the records of `stages`, from step `start` on, until it is closed.
+    """Writer of the records of `stages` in a thread of its own, while the compute loop goes on.
 
-    Writes while the compute loop goes on, to one file for the steps between two snapshots. Tensors that are handed over
-    must not be written to any more. A record that cannot be written ends the recording, not the run; a fault that may
-    pass does so only when there is no room to wait for that, or after a minute. `note` gets the fault meanwhile.
+    There is one file for the steps between two snapshots. Tensors that are handed over must not be written to any more.
+
+    A record that cannot be written ends the recording, not the run. A fault that may pass ends it only when no more
+    records can wait, or after a minute.
     """
 
     def __init__(
@@ -66,6 +67,16 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         start: int,
         note: Note = lambda fault: None,
     ) -> None:
+        """Start the thread, and write which run the records are of. No other writer may have the same `incarnation`.
+
+        Args:
+            plan: Plan of the run.
+            run: Identifier of the run.
+            stages: Stages of this worker.
+            incarnation: Number of this incarnation, part of the files' names.
+            start: First step that this incarnation computes.
+            note: Called with a fault of the disk while it lasts.
+        """
         self._run = run
         self._incarnation = incarnation
         self._records = {stage: RecordDirectory(runs.folder(plan, run), stage) for stage in stages}
@@ -80,19 +91,26 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
             self._writer.submit(partial(records.describe, run, plan), what=self._what)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Close the writer. After an error, wait longer for the records that explain it."""
         self.close(PATIENCE if error is None else 4 * PATIENCE)
 
     def record(self, stage: int, direction: Direction, message: Message) -> None:
-        """Hands a message over; returns at once unless the disk is far behind."""
+        """Hand a message over to be written. Return at once unless the disk is more than `BACKLOG` bytes behind.
+
+        Args:
+            stage: Stage that took or gave the message.
+            direction: Taken messages are written in full, given ones as their header alone.
+            message: The message; its tensors must not be written to any more.
+        """
         size = sum(tensor.nbytes for tensor in tensors(message.payload)) if direction is Direction.TAKEN else 0
         self._writer.submit(partial(self._write, stage, direction, message), size=size, what=self._what)
 
     def delete_before(self, complete: int) -> None:
-        """Deletes the records of steps before `complete`. Returns at once."""
+        """Delete the records of steps before `complete`. Return at once."""
         self._writer.submit(partial(self._delete_before, complete), what=self._what)
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits until everything handed over is written, up to `timeout` seconds; the thread goes on after that."""
+        """Wait until all records are written, for up to `timeout` seconds. The thread goes on after that."""
         self._writer.submit(self._close_files)
         self._writer.close(timeout, drop=False)
 
@@ -113,7 +131,7 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
             raise
 
     def _open(self, path: Path) -> BinaryIO:
-        """Open a file, without the entry that a fault has cut off."""
+        """Open a file without the entry that a fault has cut off."""
         end = self._ends.get(path, 0)
         file = path.open("r+b" if end else "wb")
         file.truncate(end)
@@ -139,33 +157,38 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
 
 
 def taken_queues(instruction: Instruction) -> tuple[str, ...]:
-    """Return under which queues an instruction's inputs are recorded: rows that are replayed came from the stage before
-    once. Results are recorded under `Action.outbound`: the loss as if a stage came after the last, and the gradient of
-    a stage whose producer does not train as if it did."""
+    """Return the names of the queues under which an instruction's inputs are recorded.
+
+    Rows that are replayed from a cache once came from the stage before. Results are recorded under `Action.outbound`:
+    the loss as if a stage came after the last, and the gradient of a stage whose producer does not train as if it did.
+    """
     replayed = CacheUse.REPLAYED in instruction.op.marks
     flows = ["forward"] if replayed else [name.partition("-")[0] for name in instruction.takes]
     return tuple(f"{flow}-{instruction.action.stage}" for flow in flows)
 
 
 def number_of(job: Job, step: int, action: Action) -> int:
-    """Return the number under which an action's messages are recorded."""
+    """Return the number under which the messages of `action` in `step` are recorded."""
     return step * job.schedule.microbatches + action.microbatch
 
 
 class Recorder(WorkerFeature):
-    """Records the microbatch that stops the run at `place`, and, with a `writer`, all that its stages take and give."""
+    """Feature that records the microbatch that stops the run and, with a `writer`, all inputs and results of stages."""
 
     name = "recorder"
 
     def __init__(self, place: WorkerPlace, writer: RecordWriter | None) -> None:
+        """Create the feature for the worker at `place`. Without a `writer`, only a bad microbatch is recorded."""
         self._place = place
         self._writer = writer
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Close the writer, if there is one. After an error, wait longer for the records that explain it."""
         if self._writer is not None:
             self._writer.close(PATIENCE if error is None else 4 * PATIENCE)
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        """Return `compute`, wrapped so that inputs and results are recorded; evaluation is not."""
         if (writer := self._writer) is None:
             return compute
 
@@ -184,11 +207,15 @@ class Recorder(WorkerFeature):
         return recorded
 
     def forget(self, step: int) -> None:
+        """Delete the records of steps before `step`."""
         if self._writer is not None:
             self._writer.delete_before(step)
 
     def explain(self, error: ComputeFailed, features: Sequence[WorkerFeature]) -> str:
-        """Record the microbatch that failed; return how to replay it, or why it could not be recorded."""
+        """Record the microbatch that failed; return how to replay it, or why it could not be recorded.
+
+        Returns "" if `error` is not about one microbatch, or if the run is a script's, which cannot be replayed.
+        """
         culprit = error.culprit
         if culprit is None or self._place.job.plan.scripted:
             return ""
@@ -207,7 +234,10 @@ def _recorded(place: WorkerPlace, queue: str, instruction: Instruction, payload:
 
 
 def recorder(place: WorkerPlace) -> Recorder | None:
-    """Return the recorder that the plan asks for. No replay has the objects of a script."""
+    """Return the recorder that the plan asks for; None for none.
+
+    A script's run has one only for `record = "all"`: a replay does not have the objects of a script.
+    """
     record, note = place.job.plan.recovery.record, place.progress.noting("records")
     if record == "none" or (place.job.plan.scripted and record != "all"):
         return None
@@ -218,7 +248,7 @@ def recorder(place: WorkerPlace) -> Recorder | None:
 
 
 def _record(place: WorkerPlace, culprit: Culprit, reason: str, features: Sequence[WorkerFeature]) -> Path:
-    """Write the microbatch's folder and return the run's."""
+    """Write the folder of the microbatch that failed, and return the folder of the run."""
     job, run, incarnation, plan = place.job, place.run, place.incarnation, place.job.plan
     stage, step, microbatch = culprit.action.stage, culprit.step, culprit.action.microbatch
     records = RecordDirectory(runs.folder(plan, run), stage)
@@ -246,8 +276,10 @@ def _record(place: WorkerPlace, culprit: Culprit, reason: str, features: Sequenc
 
 
 def _inputs(place: WorkerPlace, culprit: Culprit, features: Sequence[WorkerFeature]) -> Iterator[Message]:
-    """Yield what the stage took of the microbatch up to the action that failed; of what a feature has given it in place
-    of a message, what would have been sent."""
+    """Yield the inputs of the stage for the microbatch, up to the action that failed.
+
+    For an input that a feature gave in place of a message, the message that would have been sent is yielded.
+    """
     job, action, step, deadline = place.job, culprit.action, culprit.step, monotonic() + LONGEST
     forward = job.program.instruction(step, Action(Kind.FORWARD, action.stage, action.microbatch))
     for given in (feature.cached_input(forward) for feature in features):
@@ -261,7 +293,18 @@ def _inputs(place: WorkerPlace, culprit: Culprit, features: Sequence[WorkerFeatu
 
 
 def _taken_again(queues: Queues, queue: Queue, step: int, microbatch: int, deadline: float) -> Tree:
-    """Raises `TimeoutError` at `deadline` (monotonic, in seconds), and what `take` raises."""
+    """Return the payload of a message that the producer delivers again after a rewind.
+
+    Args:
+        queues: Queues of this worker.
+        queue: Queue that brought the message.
+        step: Step of the message.
+        microbatch: Microbatch of the message.
+        deadline: Monotonic time in seconds.
+
+    Raises:
+        TimeoutError: The message has not arrived at `deadline`.
+    """
     inbound, number = queues.inbound(queue), queue.number(step, microbatch)
     inbound.rewind(step)
     while (left := deadline - monotonic()) > 0:

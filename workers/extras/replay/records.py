@@ -49,13 +49,13 @@ Description = TypeVar("Description", bound=msgspec.Struct)
 
 
 class NotRecorded(StagelineError):
-    """The microbatch is not recorded; the text says what is, or how to have it recorded."""
+    """Refusal to replay a microbatch that is not recorded; the text says what is recorded, or how to record it."""
 
     exit_code = ExitCode.USAGE
 
 
 class RecordDamaged(StagelineError):
-    """A file of recorded messages is not what was written; the text names the file, the place and what is wrong."""
+    """Damage of a file of recorded messages; the text names the file, the place and the fault."""
 
 
 class Direction(IntEnum):
@@ -67,7 +67,7 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessage:
-    """Place of one message in `file`: its frames begin at byte `offset` and have these `sizes`."""
+    """Place of one message in `file`: its frames begin at byte `offset` and have these `sizes`, in bytes."""
 
     direction: Direction
     header: Header
@@ -76,7 +76,11 @@ class RecordedMessage:
     sizes: tuple[int, ...]
 
     def load(self) -> Message:
-        """The message, with its tensors. Raises `RecordDamaged`."""
+        """Return the message with its tensors.
+
+        Raises:
+            RecordDamaged: The file cannot be read, or does not contain the message.
+        """
         try:
             with self.file.open("rb") as file:
                 file.seek(self.offset)
@@ -89,7 +93,7 @@ Place = tuple[Direction, str, int]  # of a message: direction, queue, number
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The run that was recorded: `plan` is `Plan.as_mapping()`, `file` the plan file's path ("" if there was none)."""
+    """Description of a recorded run: `plan` is `Plan.as_mapping()`, `file` the plan file's path, "" without one."""
 
     format: str = FORMAT
     run: str
@@ -98,7 +102,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Reason for which a microbatch is bad, in words, the action that failed, and whether it `raised`."""
+    """Reason why a microbatch is bad, in words; the action that failed; and whether it `raised` or gave a bad result."""
 
     format: str = FORMAT
     action: str
@@ -108,30 +112,36 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 @dataclass(frozen=True, slots=True)
 class RecordDirectory:
-    """The record of one stage in the folder of a run."""
+    """Records of one stage in the folder of a run."""
 
     run: Path
     stage: int
 
     @property
     def folder(self) -> Path:
+        """Folder of the stage's records."""
         return self.run / FOLDER / f"stage-{self.stage}"
 
     def segment(self, step: int, incarnation: int) -> Path:
-        """The file for the messages of `step` and the steps that follow it, up to the next snapshot."""
+        """Return the file for the messages from `step` up to the next snapshot, written by `incarnation`."""
         return self.folder / f"step-{step:010d}.{incarnation}"
 
     def bad(self, step: int, microbatch: int) -> Path:
-        """The folder of a bad microbatch."""
+        """Return the folder of a bad microbatch."""
         return self.folder / f"bad-{step:010d}-{microbatch}"
 
     def describe(self, run: str, plan: Plan) -> None:
-        """Write which run this is a record of. Raises `OSError`."""
+        """Write which run the records are of. Raises `OSError`."""
         file = "" if plan.file is None else str(plan.file.absolute())
         write_json(self.folder / ABOUT, About(run=run, plan=plan.as_mapping(), file=file))
 
     def about(self) -> About:
-        """The run that was recorded, as this stage or else any other has it. Raises `NotRecorded`, `RecordDamaged`."""
+        """Return the description of the recorded run, from this stage's records or else from those of another stage.
+
+        Raises:
+            NotRecorded: No stage has recorded anything.
+            RecordDamaged: The description cannot be read.
+        """
         files = sorted(self.folder.parent.glob(f"stage-*/{ABOUT}"), key=lambda file: file.parent != self.folder)
         if not files:
             raise NotRecorded(
@@ -141,23 +151,29 @@ class RecordDirectory:
         return _read(files[0], About)
 
     def reason(self, step: int, microbatch: int) -> Reason | None:
-        """Return why the microbatch is bad, None if it did not stop the run. Raises `RecordDamaged`."""
+        """Return why the microbatch is bad; None if it did not stop the run. Raises `RecordDamaged`."""
         path = self.bad(step, microbatch) / REASON
         return _read(path, Reason) if path.exists() else None
 
     def segments(self) -> list[tuple[int, Path]]:
-        """The files of the steps, ascending, each with the step that it begins with; the newest writer's last."""
+        """Return the files of messages, each with its first step, ascending. Of one step, the newest writer's is last."""
         names = [(_NAME.fullmatch(path.name), path) for path in self.folder.glob("step-*")]
         found = sorted((int(name[1]), int(name[2]), path) for name, path in names if name)
         return [(begin, path) for begin, _, path in found]
 
     def messages(self) -> dict[Place, RecordedMessage]:
-        """The recorded messages of all steps. Raises `RecordDamaged`."""
+        """Return the recorded messages of all steps. Raises `RecordDamaged`."""
         return messages_in(path for _, path in self.segments())
 
 
 def write_entry(file: BinaryIO, direction: Direction, frames: Sequence[Frame]) -> None:
-    """Appends a message and flushes it to the system, so that it survives the process. Raises `OSError`."""
+    """Append a message to `file` and flush it to the system, so that it survives the process. Raises `OSError`.
+
+    Args:
+        file: File of messages, at its end.
+        direction: Direction of the message.
+        frames: Frames of the message: all of them if it was taken, the header alone if it was given.
+    """
     start = _START.pack(MAGIC, direction, len(frames).to_bytes(3, "little"))
     sizes = b"".join(_SIZE.pack(memoryview(frame).nbytes) for frame in frames)
     file.write(start + _crc(start) + sizes + _crc(sizes))
@@ -166,8 +182,13 @@ def write_entry(file: BinaryIO, direction: Direction, frames: Sequence[Frame]) -
 
 
 def read_entries(path: Path) -> Iterator[RecordedMessage]:
-    """All entries of a file in the order in which they were written, without their tensors; one that is cut off ends
-    the list. Raises `RecordDamaged`."""
+    """Yield all entries of a file in the order in which they were written, without their tensors.
+
+    An entry that is cut off, as a killed writer leaves it, ends the list.
+
+    Raises:
+        RecordDamaged: The file cannot be read, or has something else than entries.
+    """
     try:
         with path.open("rb") as file:
             length = path.stat().st_size
@@ -180,8 +201,14 @@ def read_entries(path: Path) -> Iterator[RecordedMessage]:
 
 
 def messages_in(files: Iterable[Path]) -> dict[Place, RecordedMessage]:
-    """The entries of `files`. Of a message that was recorded twice the later entry counts: a run may have been resumed
-    with other software, and bits. Raises `RecordDamaged`."""
+    """Return the entries of `files` by direction, queue and number.
+
+    Of a message that was recorded twice, the later entry counts: a run may have been resumed with other software, which
+    gives other bits.
+
+    Raises:
+        RecordDamaged: A file cannot be read.
+    """
     entries = (entry for file in files for entry in read_entries(file))
     return {(entry.direction, entry.header.queue, entry.header.number): entry for entry in entries}
 
@@ -194,7 +221,12 @@ def _read(path: Path, kind: type[Description]) -> Description:
 
 
 def _entry(file: BinaryIO, path: Path, length: int) -> RecordedMessage:
-    """The entry that begins here. Raises `EOFError` if the file, of `length` bytes, ends before the entry does."""
+    """Return the entry that begins at the position of `file`.
+
+    Raises:
+        EOFError: The file, of `length` bytes, ends before the entry does.
+        RecordDamaged: No entry begins there, or a checksum does not match.
+    """
     place = file.tell()
     magic, direction, count = _START.unpack(_checked(file, path, _START.size))
     sizes = _checked(file, path, _SIZE.size * int.from_bytes(count, "little"))
@@ -210,7 +242,12 @@ def _entry(file: BinaryIO, path: Path, length: int) -> RecordedMessage:
 
 
 def _checked(file: BinaryIO, path: Path, size: int) -> bytes:
-    """The next `size` bytes, which their checksum follows. Raises `EOFError` if the file ends before."""
+    """Return the next `size` bytes, which are followed by their checksum.
+
+    Raises:
+        EOFError: The file ends before.
+        RecordDamaged: The checksum does not match.
+    """
     place, found = file.tell(), file.read(size + _CRC.size)
     if len(found) < size + _CRC.size:
         raise EOFError

@@ -36,20 +36,20 @@ _NOT_REPLAYED = {Kind.TIED, *ONCE_PER_STEP}  # they compute nothing of a microba
 
 
 class NoSuchMicrobatch(StagelineError):
-    """The run has no such stage, step or microbatch."""
+    """Refusal to replay a stage, step or microbatch that the run does not have."""
 
     exit_code = ExitCode.USAGE
 
 
 class ReplayTarget(NamedTuple):
-    """A microbatch of one stage, to be replayed."""
+    """Microbatch of one stage, to be replayed."""
 
     stage: int
     step: int
     microbatch: int
 
     def is_of(self, instruction: Instruction) -> bool:
-        """Return True if `instruction` is a forward or a backward of it."""
+        """Return True if `instruction` is a forward or a backward of this microbatch."""
         action = instruction.action
         return (action.stage, instruction.step, action.microbatch) == self and action.kind not in _NOT_REPLAYED
 
@@ -66,7 +66,7 @@ class ReplayPath:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """An action's result, described in `found`, and whether it has the recorded bits; None if none are recorded."""
+    """Result of one action: a description in `found`, and whether it has the recorded bits; None if none are recorded."""
 
     action: str
     found: str
@@ -75,7 +75,7 @@ class ReplayOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A microbatch that was run again, from the snapshot of step `start`, after `before` other actions of its stage.
+    """Outcome of replaying a microbatch from the snapshot of step `start`, after `before` other actions of its stage.
 
     `start` is None if the stage's state was recorded with the microbatch. `reason` is why the microbatch stopped the
     run or was skipped; `error` is what was raised this time.
@@ -98,7 +98,7 @@ class Replayed:
 
     @property
     def beginning(self) -> str:
-        """The state from which it was run again, for people."""
+        """State from which the microbatch was replayed, for people."""
         if self.start is None:
             return "from the state in which the run stopped"
         origin = f"the snapshot of step {self.start}" if self.start else "the weights that the run began with"
@@ -106,13 +106,13 @@ class Replayed:
 
     @property
     def notes(self) -> dict[str, str]:
-        """Return why the microbatch stopped the run ("in the run"), and the error of this time, if any ("now")."""
+        """Reason why the microbatch stopped the run ("in the run"), and the error of this time ("now"), if any."""
         before = {} if self.reason is None else {"in the run": self.reason.reason}
         return before if self.error is None else {**before, "now": str(self.error)}
 
     @property
     def verdict(self) -> str:
-        """Return why it was not reproduced."""
+        """Reason why the microbatch was not reproduced, for people."""
         if self.error is not None:
             return str(self.error)
         if self.reason is not None and self.reason.raised:
@@ -124,18 +124,37 @@ class Replayed:
 
 
 def recorded_plan(run: Path, stage: int) -> Plan:
-    """The plan with which a stage was recorded; it names the code that `replay` executes. Raises `NotRecorded`,
-    `RecordDamaged` or `PlanRefused`."""
+    """Return the plan with which `stage` was recorded; it names the code that `replay` executes.
+
+    Raises:
+        NotRecorded: The run has recorded nothing.
+        RecordDamaged: The description of the records cannot be read.
+        PlanRefused: The recorded plan is not valid.
+    """
     about = RecordDirectory(run, stage).about()
     return from_mapping(about.plan, file=about.file or None)
 
 
 def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replayed:
-    """Runs a microbatch of the run in the folder `run` again. Actions before it print nothing and skip breakpoints.
+    """Replay a microbatch of the run in the folder `run`.
 
-    `plan` is the run's plan as it is read now; by default it is used as recorded. Sets torch's number of threads.
-    Raises `NotRecorded`, `RecordDamaged`, `SnapshotDamaged`, `NoSuchMicrobatch`, `PlanRefused`, `ModelRefused`,
-    `DataError` or `ForeignState`, and `ComputeFailed` on the way to the microbatch.
+    Actions before the microbatch print nothing and skip breakpoints. Sets torch's number of threads.
+
+    Args:
+        run: Folder of the run.
+        wanted: Stage, step and microbatch.
+        plan: Plan of the run as it is read now. By default the recorded plan is used.
+
+    Raises:
+        NotRecorded: The messages up to the microbatch are not recorded, or `plan` is another plan than the run's.
+        RecordDamaged: A file of records is damaged.
+        SnapshotDamaged: The state recorded with a bad microbatch is damaged.
+        NoSuchMicrobatch: The run has no such stage, step or microbatch.
+        PlanRefused: The plan is not valid.
+        ModelRefused: The model cannot be made.
+        DataError: The data cannot be read.
+        ForeignState: The recorded state is of another model.
+        ComputeFailed: An action before the microbatch failed.
     """
     records = RecordDirectory(run, wanted.stage)
     about = records.about()
@@ -168,9 +187,12 @@ def _require_existence(job: Job, wanted: ReplayTarget) -> None:
 
 
 def _find_path(job: Job, records: RecordDirectory, wanted: ReplayTarget, origin: Origin) -> ReplayPath:
-    """The path from the newest usable snapshot, or from the state that is recorded with a bad microbatch.
+    """Return the path from the newest usable snapshot, or from the state that is recorded with a bad microbatch.
 
-    Raises `NotRecorded`, `RecordDamaged` and `SnapshotDamaged`.
+    Raises:
+        NotRecorded: Messages on the way are missing.
+        RecordDamaged: A file of records is damaged.
+        SnapshotDamaged: The state recorded with a bad microbatch is damaged.
     """
     messages = records.messages()
     checkpoints = SnapshotDirectory(records.run / CHECKPOINTS, origin)
@@ -194,7 +216,7 @@ def _find_path(job: Job, records: RecordDirectory, wanted: ReplayTarget, origin:
 def _path_of_bad(
     job: Job, records: RecordDirectory, wanted: ReplayTarget, reason: Reason, origin: Origin
 ) -> ReplayPath:
-    """The path from the state and the messages that are recorded with the microbatch itself."""
+    """Return the path from the state and the messages that are recorded with the bad microbatch."""
     folder = records.bad(wanted.step, wanted.microbatch)
     state = read_snapshot(folder, wanted.stage, wanted.step, origin).state
     of_the_microbatch = (Action(kind, wanted.stage, wanted.microbatch) for kind in Kind)
@@ -208,8 +230,11 @@ def _path_of_bad(
 
 
 def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
-    """What the stage does from step `start` on, up to the last action on the microbatch whose inputs are all recorded;
-    empty if its forward cannot be reached. Evaluation is left out: it changes no state, and is not recorded."""
+    """Return the instructions of the stage from step `start` up to the last action on the microbatch.
+
+    The list ends at the last action whose inputs, and those of all actions before it, are recorded. It is empty if the
+    microbatch's forward cannot be reached. Evaluation is left out: it changes no state, and is not recorded.
+    """
     program = job.program.instructions(job.schedule.owner(wanted.stage), range(start, job.steps))
     of_the_stage = (each for each in program if each.action.stage == wanted.stage)
     last = ENDS_MICROBATCH if job.schedule.trains(wanted.stage) else (Kind.FORWARD,)
@@ -285,7 +310,7 @@ def _outcome(
 
 @contextlib.contextmanager
 def _output_off() -> Iterator[None]:
-    """Drop what the user's code prints, and make `breakpoint()` do nothing."""
+    """Return a context that drops what the user's code prints, and in which `breakpoint()` does nothing."""
     before = sys.breakpointhook
     sys.breakpointhook = lambda *words, **options: None
     try:
