@@ -102,7 +102,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Reason why a microbatch is bad, in words; the action that failed; and whether it `raised` or gave a bad result."""
+    """Reason why a microbatch is bad, in words, and the action that failed: it `raised`, or gave a bad result."""
 
     format: str = FORMAT
     action: str
@@ -156,7 +156,7 @@ class RecordDirectory:
         return _read(path, Reason) if path.exists() else None
 
     def segments(self) -> list[tuple[int, Path]]:
-        """Return the files of messages, each with its first step, ascending. Of one step, the newest writer's is last."""
+        """Return the files of messages, each with its first step, ascending; of one step, the newest writer's last."""
         names = [(_NAME.fullmatch(path.name), path) for path in self.folder.glob("step-*")]
         found = sorted((int(name[1]), int(name[2]), path) for name, path in names if name)
         return [(begin, path) for begin, _, path in found]

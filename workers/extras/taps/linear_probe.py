@@ -40,8 +40,10 @@ _TESTED, _CHOSEN = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class ProbeRows:
-    """Rows that a probe is trained on, `fitted` and `chosen` with (the penalty), and `tested` on: bool [rows], each row
-    in one of the three."""
+    """Partition of the rows for a probe: bool [rows] each, with every row in exactly one of the three.
+
+    `fitted` rows train the probe, `chosen` rows choose its penalty, `tested` rows measure it.
+    """
 
     fitted: Tensor
     chosen: Tensor
@@ -49,13 +51,13 @@ class ProbeRows:
 
     @property
     def trained(self) -> Tensor:
-        """All that it is trained on: bool [rows]."""
+        """All rows that the final probe is trained on: bool [rows]."""
         return self.fitted | self.chosen
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeScore:
-    """Scores on the rows that were held back: the probe's, and that of guessing the same for all rows."""
+    """Score of a probe on the rows that were held back, the baseline of one guess for all rows, and the penalty `l2`."""
 
     score: float
     baseline: float
@@ -63,8 +65,13 @@ class ProbeScore:
 
 
 def probe_classes(features: Tensor, classes: Tensor, rows: ProbeRows) -> ProbeScore:
-    """`features`: float64 [rows, features]; `classes`: int64 [rows], from 0 on. Accuracies; the baseline is that of the
-    most frequent class."""
+    """Train a linear probe for classes, and return its accuracy. The baseline is the accuracy of the most frequent class.
+
+    Args:
+        features: float64 [rows, features].
+        classes: Class of each row, from 0 on: int64 [rows].
+        rows: Rows to train and to test on.
+    """
     count = int(classes.max()) + 1
 
     def fit(x: Tensor, y: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
@@ -76,8 +83,13 @@ def probe_classes(features: Tensor, classes: Tensor, rows: ProbeRows) -> ProbeSc
 
 
 def probe_numbers(features: Tensor, numbers: Tensor, rows: ProbeRows) -> ProbeScore:
-    """`features`: float64 [rows, features]; `numbers`: float64 [rows, numbers]. Shares of the variance, R^2; the
-    baseline is that of the mean."""
+    """Train a linear probe for numbers, and return its R^2: a share of the variance. The baseline is that of the mean.
+
+    Args:
+        features: float64 [rows, features].
+        numbers: float64 [rows, numbers].
+        rows: Rows to train and to test on.
+    """
 
     def fit(x: Tensor, y: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
         mean = y.mean(0)
@@ -114,7 +126,10 @@ def _standardizing(trained: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _logistic(x: Tensor, y: Tensor, classes: int, l2: float) -> Tensor:
-    """Weights float64 [features + 1, classes], the last row the biases, which are not penalized."""
+    """Return the weights of a logistic regression, float64 [features + 1, classes]; the last row is the biases.
+
+    Biases are not penalized.
+    """
     weights = torch.zeros(x.shape[1] + 1, classes, dtype=x.dtype, requires_grad=True)
     solver = torch.optim.LBFGS([weights], max_iter=_MOST_STEPS, tolerance_grad=1e-7, line_search_fn="strong_wolfe")
 
@@ -130,7 +145,10 @@ def _logistic(x: Tensor, y: Tensor, classes: int, l2: float) -> Tensor:
 
 
 def _ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:
-    """Weights float64 [features, numbers]; of more features than rows by a system of as many equations as rows."""
+    """Return the weights of a ridge regression, float64 [features, numbers].
+
+    With more features than rows, a system of as many equations as rows is solved in place of one for the features.
+    """
     count, width = x.shape
     wide = width > count
     products = x @ x.T if wide else x.T @ x
@@ -144,7 +162,7 @@ def _accuracy(found: Tensor, wanted: Tensor) -> float:
 
 
 def _explained(found: Tensor, wanted: Tensor) -> float:
-    """The share of the variance, of all numbers together; 0 where there is none."""
+    """Return the share of the variance that `found` explains, of all numbers together; 0 if there is no variance."""
     variance = (wanted - wanted.mean(0)).square().sum()
     return (1 - (wanted - found).square().sum() / variance).item() if variance > 0 else 0.0
 
@@ -158,8 +176,16 @@ class Pool(StrEnum):
 
 
 def features_of(layer: str, part: TappedMicrobatch, pool: Pool | None) -> Tensor:
-    """float64 [rows, features] of the layer's tensors of numbers with a fraction, side by side. Raises `TapsUnusable`
-    if there is none, or a number is not finite."""
+    """Return the features of a layer, float64 [rows, features]: its floating-point tensors side by side.
+
+    Args:
+        layer: Name of the layer, for errors.
+        part: Output of the layer for a microbatch.
+        pool: Treatment of further dimensions; None chooses by the number of dimensions.
+
+    Raises:
+        TapsUnusable: The layer returned no floating-point tensor with rows, or a number is not finite.
+    """
     rows = next((each.shape[0] for each in tensors_of(part.activations) if each.dim()), 0)
     usable = [each for each in tensors_of(part.activations) if each.is_floating_point() and each.shape[:1] == (rows,)]
     if not usable:
@@ -177,7 +203,7 @@ def features_of(layer: str, part: TappedMicrobatch, pool: Pool | None) -> Tensor
 
 
 def pooled(tensor: Tensor, pool: Pool | None) -> Tensor:
-    """[rows, features] of [rows, ...]; None: by its dimensions."""
+    """Return `tensor`, of shape [rows, ...], as [rows, features]. By default, `pool` follows from the dimensions."""
     if tensor.dim() <= 2:
         return tensor if tensor.dim() == 2 else tensor[:, None]
     match pool or (Pool.MEAN if tensor.dim() == 3 else Pool.FLATTEN):
@@ -190,7 +216,11 @@ def pooled(tensor: Tensor, pool: Pool | None) -> Tensor:
 
 
 def split_rows(samples: Tensor) -> ProbeRows:
-    """`samples`: the number of each row's sample, int64 [rows]."""
+    """Return the rows to train and to test on. All rows of a sample are in one part, the same in every run.
+
+    Args:
+        samples: Number of each row's sample, int64 [rows].
+    """
     numbers, places = distinct(samples)
     part = torch.tensor([_part(number) for number in numbers], dtype=torch.int64)[places]
     tested, chosen = part == _TESTED, part == _CHOSEN
@@ -198,7 +228,7 @@ def split_rows(samples: Tensor) -> ProbeRows:
 
 
 def distinct(values: Tensor) -> tuple[list[int], Tensor]:
-    """The different ones of `values`, int64 [rows], in ascending order; and the place of each row's among them."""
+    """Return the distinct numbers in `values`, int64 [rows], ascending; and each row's index among them, int64 [rows]."""
     found, places = torch.unique(values, return_inverse=True)
     return found.tolist(), places
 

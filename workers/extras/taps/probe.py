@@ -26,14 +26,19 @@ FEW = 30  # rows to test on, below which a score is coarse
 
 
 class ProbeRefused(StagelineError):
-    """No probe can be trained on what was tapped; the text says why."""
+    """Refusal to train a probe on tapped outputs; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeChoice:
-    """Choice of what is probed. `layers`: patterns of names; none: all that were tapped. `target`: which part of the
-    targets; None if they are one tensor. `pool`: None: by the dimensions of what a layer returns. `evaluation`: the
-    rows of evaluated batches, in place of those of training steps; None: training steps if any were tapped."""
+    """Choice of the layers, rows and targets that are probed.
+
+    Attributes:
+        layers: Patterns of layer names; empty for all tapped layers.
+        target: Name of a part of the targets; None if they are one tensor.
+        pool: Treatment of dimensions; None chooses by the number of dimensions of a layer's output.
+        evaluation: Use rows of evaluated batches, not of training steps; None uses training steps if any were tapped.
+    """
 
     layers: Sequence[str] = ()
     target: str | None = None
@@ -42,7 +47,7 @@ class ProbeChoice:
 
 
 class LayerProbe(msgspec.Struct, frozen=True):
-    """The probe of one layer, which has so many `features`; its scores on the rows that are held back for that."""
+    """Probe of one layer with `features` features, and its scores on the rows that are held back."""
 
     layer: str
     features: int
@@ -52,8 +57,11 @@ class LayerProbe(msgspec.Struct, frozen=True):
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Schema probe/1. `score` names what scores are: "accuracy", the share of rows whose class is right, or "r2", the
-    share of the variance. `samples` are the rows' samples, each once; None if the source did not tell them."""
+    """Report of the probes of a run, schema probe/1.
+
+    `score` names the scores: "accuracy" is the share of rows whose class is right, "r2" the share of the variance.
+    `samples` counts the distinct samples of the rows; None if the source did not tell them.
+    """
 
     schema: str = "probe/1"
     run: str
@@ -68,14 +76,22 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> LayerProbe:
-        """Return the layer with the best score, of equally good ones the first."""
+        """Layer with the best score; of equally good ones the first."""
         return max(self.layers, key=lambda each: each.score)
 
 
 def probe(taps: Taps, choice: ProbeChoice, began: Callable[[str], object] = lambda layer: None) -> ProbeReport:
-    """Probes the layers, one after the other; `began` is told each before its turn.
+    """Train a probe on each layer, one after the other.
 
-    Raises `NoTaps`, `TapsUnusable`, and `ProbeRefused` for targets and rows that no probe can be trained on.
+    Args:
+        taps: Tapped outputs of a run.
+        choice: Layers, rows and targets.
+        began: Called with each layer's name before its turn.
+
+    Raises:
+        NoTaps: No layer that was asked for was tapped.
+        TapsUnusable: Tapped outputs cannot be read or joined.
+        ProbeRefused: No probe can be trained on these targets or rows.
     """
     layers, evaluation = _layers(taps, choice.layers), _rows_to_use(taps, choice.evaluation)
     task: _Task | None = None
@@ -104,7 +120,7 @@ def probe(taps: Taps, choice: ProbeChoice, began: Callable[[str], object] = lamb
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Target of all layers' probes: `classes` many, None for numbers."""
+    """Target of all layers' probes, with `classes` classes; None for numbers."""
 
     targets: Tensor
     classes: int | None
@@ -112,6 +128,7 @@ class _Task:
     samples: int | None
 
     def score(self, features: Tensor) -> ProbeScore:
+        """Return the score of a probe on `features`, float64 [rows, features]."""
         probe_them = probe_numbers if self.classes is None else probe_classes
         return probe_them(features, self.targets, self.rows)
 
@@ -159,7 +176,7 @@ def _target(targets: Activations, name: str | None) -> Tensor:
 
 
 def _classes_or_numbers(targets: Tensor) -> tuple[Tensor, int | None]:
-    """Classes as int64 [rows] from 0 on, and their number; numbers as float64 [rows, numbers]."""
+    """Return classes from 0 on, int64 [rows], and their count; or numbers, float64 [rows, numbers], and None."""
     form = f"the targets are {str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
     flat = targets.flatten(1) if targets.dim() > 1 else targets[:, None]
     if targets.is_floating_point():

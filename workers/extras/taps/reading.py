@@ -21,11 +21,11 @@ _SHOWN = 3  # missing files that an error names
 
 
 class TapsUnusable(StagelineError):
-    """Tapped outputs cannot be read or joined; the text names the file or the layer, and the way out."""
+    """Failure to read or join tapped outputs; the text names the file or the layer, and the way out."""
 
 
 class NoTaps(TapsUnusable):
-    """The folder has nothing that was tapped."""
+    """Absence of tapped outputs in a folder, or of those that were asked for."""
 
     exit_code = ExitCode.USAGE
 
@@ -34,9 +34,9 @@ class NoTaps(TapsUnusable):
 class TappedMicrobatch:
     """Output of one layer for one microbatch of training step `step`, or of evaluated batch `step`.
 
-    `activations` are those of a layer that returns one tensor; otherwise a dict of its tensors by their places, such as
-    "[0]" or "['mask']". So are `targets`, None where there are none. `samples`: the numbers of its rows in the data,
-    int64 [rows]; None if the source did not tell them.
+    `activations` is a tensor if the layer returns one; otherwise a dict of its tensors by their places, such as "[0]"
+    or "['mask']". `targets` has the same form, or is None if there are none. `samples` are the numbers of the rows in
+    the data, int64 [rows]; None if the source did not tell them.
     """
 
     step: int
@@ -48,16 +48,17 @@ class TappedMicrobatch:
 
     @property
     def place(self) -> str:
-        """Return which microbatch it is, for people."""
+        """Name of the microbatch, for people."""
         return str(TapPlace(self.evaluation, self.step, self.microbatch))
 
 
 @dataclass(frozen=True, slots=True)
 class TappedLayer:
-    """Output of one layer for all rows that were tapped: those of step 0 first.
+    """Output of one layer for all rows that were tapped, in the order of steps.
 
-    `activations`, `samples` and `targets` as in `TappedMicrobatch`, [rows, ...]; of tensors in a dict, those whose
-    dimension 0 counts rows. `steps` and `microbatches` say where each row was: int64 [rows].
+    `activations`, `samples` and `targets` have the form that they have in `TappedMicrobatch`, with shape [rows, ...];
+    of tensors in a dict, those whose dimension 0 counts rows. `steps` and `microbatches` tell where each row was: int64
+    [rows].
     """
 
     name: str
@@ -69,9 +70,11 @@ class TappedLayer:
 
 
 def read_taps(run: str | Path) -> "Taps":
-    """Return what was tapped in the run whose folder is `run`; tensors are read when they are asked for.
+    """Return the tapped outputs of the run whose folder is `run`. Tensors are read when they are asked for.
 
-    Raises `NoTaps`, and `TapsUnusable` for files that are damaged or missing.
+    Raises:
+        NoTaps: The folder has no tapped outputs.
+        TapsUnusable: A file is damaged or missing.
     """
     folder = Path(run) / FOLDER
     try:
@@ -96,6 +99,7 @@ class Taps:
     """
 
     def __init__(self, run: Path, about: TapsAbout) -> None:
+        """List the files in the folder `run`. Raises `TapsUnusable` if the run has finished and files are missing."""
         self.run = run
         self.layers = tuple(layer.name for layer in about.layers)
         self.every = about.every
@@ -105,12 +109,20 @@ class Taps:
         self._places, self.unwritten = self._joined()
 
     def __repr__(self) -> str:
+        """Return the run's folder and the numbers of layers and microbatches."""
         return f"Taps({self.run}, {len(self.layers)} layers, {len(self._places)} microbatches)"
 
     def microbatches(self, layer: str, *, evaluation: bool = False) -> Iterator[TappedMicrobatch]:
-        """Yield the output of `layer`, microbatch by microbatch, in the order of steps; with `evaluation`, for the
-        evaluated batches in place of the training steps. Raises `TapsUnusable`, and for another layer's name
-        `NoTaps`."""
+        """Yield the output of `layer`, microbatch by microbatch, in the order of steps.
+
+        Args:
+            layer: Name of a tapped layer.
+            evaluation: Yield evaluated batches, not training steps.
+
+        Raises:
+            NoTaps: The layer was not tapped.
+            TapsUnusable: A file cannot be read, or its rows are not those of the samples.
+        """
         if layer not in self._of:
             raise NoTaps(f"layer {layer} was not tapped; {', '.join(self.layers)} were")
         for place in self._places:
@@ -118,11 +130,20 @@ class Taps:
                 yield self._microbatch(self._of[layer], place)
 
     def read(self, layer: str, *, evaluation: bool = False) -> TappedLayer:
-        """All rows of `layer`, likewise. Raises also if its shapes differ from microbatch to microbatch."""
+        """Return all rows of `layer`.
+
+        Args:
+            layer: Name of a tapped layer.
+            evaluation: Return rows of evaluated batches, not of training steps.
+
+        Raises:
+            NoTaps: The layer was not tapped, or nothing of it was stored.
+            TapsUnusable: A file cannot be read, or shapes differ from microbatch to microbatch.
+        """
         return joined(layer, list(self.microbatches(layer, evaluation=evaluation)))
 
     def count(self, *, evaluation: bool = False) -> int:
-        """Return how many microbatches there are to read."""
+        """Return how many microbatches can be read: of training steps, or with `evaluation` of evaluated batches."""
         return sum(place.evaluated is evaluation for place in self._places)
 
     def _microbatch(self, layer: TapLayer, place: TapPlace) -> TappedMicrobatch:
@@ -138,12 +159,16 @@ class Taps:
 
     @cached_property
     def _known(self) -> Mapping[TapPlace, tuple[Tensor | None, Activations | None]]:
-        """Return samples and targets of each microbatch."""
+        """Samples and targets of each microbatch."""
         read = {place: _read(self._folder / SAMPLES / place.file) for place in self._places}
         return {place: (found.get(SAMPLES), _under(TARGETS, found)) for place, found in read.items()}
 
     def _joined(self) -> tuple[list[TapPlace], int]:
-        """The microbatches that all files are there of, and how many others there are."""
+        """Return the microbatches that have all their files, and the number of other microbatches.
+
+        Raises:
+            TapsUnusable: Files are missing although the run has finished.
+        """
         folders = [self._folder / SAMPLES, *self._folders]
         there = {folder: _places_in(folder) for folder in folders}
         every = set().union(*there.values()) - self._skipped()
@@ -158,13 +183,18 @@ class Taps:
         return whole, len(every) - len(whole)
 
     def _skipped(self) -> set[TapPlace]:
-        """Bad microbatches that were left out of the training."""
+        """Return the bad microbatches that were left out of the training."""
         names = (path.name.split("-") for path in (self.run / skipping.FOLDER).glob("stage-*/[0-9]*"))
         return {TapPlace(False, int(step), int(microbatch)) for step, microbatch in names}
 
 
 def joined(layer: str, parts: Sequence[TappedMicrobatch]) -> TappedLayer:
-    """Microbatches of `layer` as one; at least one. Raises `TapsUnusable`."""
+    """Return the microbatches `parts` of `layer` as one.
+
+    Raises:
+        NoTaps: There is no microbatch.
+        TapsUnusable: Shapes differ from microbatch to microbatch.
+    """
     demand_some(layer, parts)
     rows = [_rows(part) for part in parts]
     activations = [_of_rows(part, count) for part, count in zip(parts, rows, strict=True)]
@@ -179,30 +209,30 @@ def joined(layer: str, parts: Sequence[TappedMicrobatch]) -> TappedLayer:
 
 
 def demand_some(layer: str, parts: Sequence[TappedMicrobatch]) -> None:
-    """Raise `NoTaps` if there are none."""
+    """Raise `NoTaps` if `parts`, the microbatches of `layer`, is empty."""
     if not parts:
         raise NoTaps(f"nothing of layer {layer} was stored there: no such step was reached, or taps.evaluation is off")
 
 
 def samples_of_all(parts: Sequence[TappedMicrobatch]) -> Tensor | None:
-    """The numbers of all rows; None if those of some are not known."""
+    """Return the sample numbers of all rows, int64 [rows]; None if a microbatch has none."""
     found = [part.samples for part in parts if part.samples is not None]
     return torch.cat(found) if len(found) == len(parts) else None
 
 
 def targets_of_all(parts: Sequence[TappedMicrobatch]) -> Activations | None:
-    """The targets of all rows; None if those of some are not known. Raises `TapsUnusable`."""
+    """Return the targets of all rows; None if a microbatch has none. Raises `TapsUnusable` if shapes differ."""
     found = [part.targets for part in parts if part.targets is not None]
     return _concatenated("the targets", found) if len(found) == len(parts) else None
 
 
 def tensors_of(activations: Activations) -> list[Tensor]:
-    """The tensors, in the order of their places."""
+    """Return the tensors of `activations`, in the order of their places."""
     return [activations] if isinstance(activations, Tensor) else list(activations.values())
 
 
 def _rows(part: TappedMicrobatch) -> int:
-    """Return how many rows a microbatch has: as its samples, or else its targets, say; or what its layer returned."""
+    """Return the number of rows of a microbatch: by its samples, or else its targets, or else its layer's output."""
     known = [] if part.samples is None else [part.samples]
     known += [] if part.targets is None else tensors_of(part.targets)
     return next((each.shape[0] for each in (*known, *tensors_of(part.activations)) if each.dim()), 0)
@@ -215,7 +245,7 @@ def _of_rows(part: TappedMicrobatch, rows: int) -> Activations:
 
 
 def _concatenated(name: str, trees: Sequence[Activations]) -> Activations:
-    """Along dimension 0; of dicts, the places that all have."""
+    """Return `trees` concatenated along dimension 0; of dicts, only the places that all have."""
     single = [each for each in trees if isinstance(each, Tensor)]
     if single and len(single) == len(trees):
         return _cat(name, single)
@@ -236,7 +266,7 @@ def _cat(name: str, tensors: list[Tensor]) -> Tensor:
 
 
 def _demand_rows(path: Path, found: Activations, samples: Tensor | None, targets: Activations | None) -> None:
-    """Check the rows of a layer that returns one tensor. Raises `TapsUnusable`."""
+    """Raise `TapsUnusable` if a layer's single tensor has other rows than its samples and targets."""
     counts = [] if samples is None else [samples.shape[0]]
     counts += [] if targets is None else [each.shape[0] for each in tensors_of(targets) if each.dim()]
     if len(set(counts)) > 1:
@@ -249,7 +279,7 @@ def _demand_rows(path: Path, found: Activations, samples: Tensor | None, targets
 
 
 def _under(name: str, found: Mapping[str, Tensor]) -> Activations | None:
-    """The tensors that are called `name`, or by a place in what is."""
+    """Return the tensors named `name`, or by a place in its tree; None if there are none."""
     if name in found:
         return found[name]
     return {key.removeprefix(name): each for key, each in sorted(found.items()) if _is_of(key, name)} or None

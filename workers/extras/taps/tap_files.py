@@ -32,29 +32,31 @@ _NAME = re.compile(r"(step|evaluation)-(\d+)-(\d+)\.safetensors")
 
 @dataclass(frozen=True, slots=True, order=True)
 class TapPlace:
-    """A microbatch of a training step, or of an evaluated batch, whose number is `step` then."""
+    """Microbatch of training step `step`, or, if `evaluated`, of evaluated batch `step`."""
 
     evaluated: bool
     step: int
     microbatch: int
 
     def __str__(self) -> str:
+        """Return the name of the microbatch, for people."""
         return f"microbatch {self.microbatch} of {_BATCHES[self.evaluated]} {self.step}"
 
     @property
     def file(self) -> str:
+        """Name of the microbatch's file."""
         return f"{_FILES[self.evaluated]}-{self.step}-{self.microbatch}.safetensors"
 
 
 class TapLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tapped layer, and the stage that computes it."""
+    """Tapped layer, and the stage that computes it."""
 
     name: str
     stage: int
 
 
 class TapsAbout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Content of `about.json`. `layers` are in the model's order."""
+    """Content of `about.json`. `layers` are in the model's order; steps that are divisible by `every` are tapped."""
 
     schema: Literal["taps/1"] = "taps/1"
     layers: tuple[TapLayer, ...]
@@ -64,7 +66,13 @@ class TapsAbout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def about(plan: Plan, layers: Mapping[int, tuple[str, ...]], microbatches: int) -> TapsAbout | None:
-    """Return what all workers write: `layers` are the names by stage, a step has so many `microbatches`."""
+    """Return the description that all workers write; None if the plan taps no layer.
+
+    Args:
+        plan: Plan of the run.
+        layers: Names of the tapped layers, by stage.
+        microbatches: Number of microbatches of a step.
+    """
     if plan.taps is None:
         return None
     listed = tuple(TapLayer(name, stage) for stage, names in sorted(layers.items()) for name in names)
@@ -72,16 +80,16 @@ def about(plan: Plan, layers: Mapping[int, tuple[str, ...]], microbatches: int) 
 
 
 def place_of(path: Path) -> TapPlace | None:
-    """Return which microbatch a file is of; None of a draft, or another file."""
+    """Return the microbatch that a file is of; None for a draft, or another file."""
     found = _NAME.fullmatch(path.name)
     return None if found is None else TapPlace(found[1] == "evaluation", int(found[2]), int(found[3]))
 
 
 def stage_folder(taps: Path, stage: int) -> Path:
-    """The folder of a stage's files."""
+    """Return the folder of a stage's files."""
     return taps / f"stage-{stage}"
 
 
 def named_tensors(name: str, tree: Tree) -> dict[str, Tensor]:
-    """The tensors of a tree by their names in a file; what is none is left out."""
+    """Return the tensors of `tree` by their names in a file, which begin with `name`. Other leaves are left out."""
     return {f"{name}{path}": leaf for path, leaf in leaves(tree) if isinstance(leaf, Tensor)}

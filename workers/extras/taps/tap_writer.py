@@ -42,18 +42,24 @@ log = structlog.get_logger()
 
 
 class TapFailed(WriteFailed):
-    """Tapped outputs could not be written; the text names the file and the reason."""
+    """Failure to write tapped outputs; the text names the file and the reason."""
 
 
 class TapWriter(WorkerFeature):
-    """Taps the stages of `executor`, one worker's, in the run whose folder is `run`.
-
-    `writer` writes the files; `progress` is told of waiting for the disk.
-    """
+    """Feature that taps the stages of one worker's `executor` and writes their outputs into the folder `run`."""
 
     name = "taps"
 
     def __init__(self, job: Job, executor: Executor, run: Path, writer: BackgroundWriter, progress: Progress) -> None:
+        """Create the feature.
+
+        Args:
+            job: Plan, model and data.
+            executor: Executor of the worker's stages.
+            run: Folder of the run.
+            writer: Writer of the files, in a thread of its own.
+            progress: Told while this worker waits for the disk.
+        """
         self._job, self._taps = job, job.plan.taps
         self._progress = progress
         self._executor = executor
@@ -64,13 +70,16 @@ class TapWriter(WorkerFeature):
         writer.grant(KEY, BACKLOG)
 
     def __enter__(self) -> Self:
+        """Have the folders made by the writer's thread."""
         self._writer.submit(self._prepare, what=f"write to {self._folder}")
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the writer without waiting."""
         self._writer.close(0.0)
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        """Return `compute`, wrapped so that the outputs of tapped layers, samples and targets are written."""
         if kind != Kind.FORWARD or not (stage.index in self._layers or stage.index == self._executor.last):
             return compute
 
@@ -86,7 +95,12 @@ class TapWriter(WorkerFeature):
         return tapped
 
     def finish(self) -> None:
-        """Waits until all is on the disk. Raises `TapFailed`, and what else the writer wrote fails with."""
+        """Wait until all files are on the disk.
+
+        Raises:
+            TapFailed: Not all was written in time, or a write failed. Failures of the writer's other files are raised,
+                too.
+        """
         self._demand(self._writer.flush(LONGEST_WRITE))
 
     def _has(self, instruction: Instruction) -> bool:
@@ -97,7 +111,7 @@ class TapWriter(WorkerFeature):
         return self._taps.has(instruction.step)
 
     def _put_layers(self, stage: Stage, compute: Compute, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        """Return what `compute` gives; put what the stage's tapped layers returned on the way."""
+        """Return the result of `compute`, and hand the outputs of the stage's tapped layers to the writer."""
         if stage.index not in self._layers:
             return compute(instruction, received)
         found: dict[str, Tensor] = {}
@@ -109,7 +123,7 @@ class TapWriter(WorkerFeature):
         return result
 
     def _put_samples(self, instruction: Instruction) -> None:
-        """Put rows and targets, on the last stage, which has the targets."""
+        """Hand rows and targets to the writer, on the last stage, which has the targets."""
         feed, executor = self._executor.feed, self._executor
         if instruction.action.stage != executor.last or feed is None:
             return
@@ -131,7 +145,7 @@ class TapWriter(WorkerFeature):
         self._writer.demand(done, LONGEST_WRITE, TapFailed)
 
     def _prepare(self) -> None:
-        """Makes the folders, without drafts that a killed worker left. Raises `TapFailed`."""
+        """Make the folders, and remove drafts that a killed worker left. Raises `TapFailed`."""
         stages = [stage for stage in self._executor.stages if stage in self._layers]
         folders = [stage_folder(self._folder, stage) for stage in stages]
         folders += [self._folder / SAMPLES] if self._executor.last in self._executor.stages else []
@@ -151,7 +165,7 @@ class TapWriter(WorkerFeature):
 
 
 def taps(place: WorkerPlace) -> TapWriter | None:
-    """Return the feature that taps the stages at `place`."""
+    """Return the feature that taps the stages of the worker at `place`; None if the plan taps no layer."""
     if place.job.plan.taps is None:
         return None
     return TapWriter(place.job, place.executor, place.folder, place.writer, place.progress)
@@ -167,13 +181,16 @@ def _collect(layers: Collection[str], found: dict[str, Tensor], layer: str, outp
 
 
 def _is_left_out(result: Tree) -> bool:
-    """Return True if the layers did not run: a bad microbatch is skipped, on the last stage with None for its loss;
-    or the script has the result of an evaluation already."""
+    """Return True if the layers did not run.
+
+    A bad microbatch is skipped, on the last stage with None for its loss; or the script has the result of an evaluation
+    already.
+    """
     return result is None or (isinstance(result, dict) and result == MARK) or is_emptied(result)
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a file in place of one that an earlier incarnation wrote, which has the same bytes."""
+    """Write a file. It replaces a file that an earlier incarnation wrote, which has the same bytes."""
     draft = draft_of(path)
     try:
         write_tensors(draft, tensors)
@@ -185,5 +202,5 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Row-major, on the CPU, in memory of their own."""
+    """Return row-major copies on the CPU, in memory of their own."""
     return {name: torch.empty(each.shape, dtype=each.dtype).copy_(each.detach()) for name, each in tensors.items()}
