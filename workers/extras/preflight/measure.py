@@ -127,7 +127,7 @@ class LayerRun:
         return self._executor.carry_out(self._job.program.instruction(0, Action(kind, self._index)), received)
 
     def _held(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return by name the bytes of weights, gradients and optimizer state after an update, and of trained parameters.
+        """Return by name the bytes of weights, gradients and optimizer state after an update, and of parameters that train.
 
         A tensor is named as in the first stage that has it, so tensors that layers share count once where these layers
         are in one stage.

@@ -66,7 +66,10 @@ class ReplayPath:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """Result of one action, described in `found`: `same` tells if it has the recorded bits, None if none are recorded."""
+    """Result of one action: a description in `found`, and whether it has the recorded bits.
+
+    `same` is None if none are recorded.
+    """
 
     action: str
     found: str

@@ -57,7 +57,7 @@ class ProbeRows:
 
 @dataclass(frozen=True, slots=True)
 class ProbeScore:
-    """Score of a probe on the rows that were held back, the baseline of one guess for all rows, and the penalty `l2`."""
+    """Score of a probe on the rows held back, the baseline of one guess for all rows, and the penalty `l2`."""
 
     score: float
     baseline: float
@@ -65,7 +65,7 @@ class ProbeScore:
 
 
 def probe_classes(features: Tensor, classes: Tensor, rows: ProbeRows) -> ProbeScore:
-    """Train a linear probe for classes, and return its accuracy. The baseline is the accuracy of the most frequent class.
+    """Train a linear probe for classes, and return its accuracy. The baseline is the share of the most frequent class.
 
     Args:
         features: float64 [rows, features].
@@ -228,7 +228,7 @@ def split_rows(samples: Tensor) -> ProbeRows:
 
 
 def distinct(values: Tensor) -> tuple[list[int], Tensor]:
-    """Return the distinct numbers in `values`, int64 [rows], ascending; and each row's index among them, int64 [rows]."""
+    """Return the distinct numbers of `values`, int64 [rows], ascending; and each row's index among them."""
     found, places = torch.unique(values, return_inverse=True)
     return found.tolist(), places
 
