@@ -37,9 +37,16 @@ Found = Callable[["CutAudit", Picture | None], object]
 
 @dataclass(frozen=True, slots=True)
 class AuditChoice:
-    """`cuts`: the numbers of the layers that would begin the second part (none: all). `steps` of training come first;
-    `sampled` rows are then looked at. `noise` is `AddNoise.share`; `clip` the part of the median norm of rows, before
-    the training, that `ClipRows` leaves."""
+    """Choice of what is audited.
+
+    Attributes:
+        cuts: Numbers of the layers that would begin the second part; empty for all.
+        steps: Steps of training before the audit.
+        sampled: Number of rows that are looked at.
+        defended: Audit each cut with each defence, too.
+        noise: `AddNoise.share`.
+        clip: Part of the median norm of rows before the training that `ClipRows` leaves.
+    """
 
     cuts: tuple[int, ...] = ()
     steps: int = 0
@@ -50,12 +57,12 @@ class AuditChoice:
 
 
 class CutAudit(msgspec.Struct, frozen=True):
-    """Findings on one cut. `layer` is the last before the cut, `features` the numbers of a row that cross it.
+    """Findings on one cut. `layer` is the last before the cut, `features` the number of values of a row that cross it.
 
-    `dependence` is the distance correlation, `by_chance` that of pairs that do not belong together; `linear` and
-    `network` are R^2 of decoders; `by_norm` and `by_direction` areas under the ROC curve, None without classes. `score`
-    is what the rows held out are measured by, after the training; None without any. `codec` is that of activations,
-    `codec_back` that of gradients.
+    `dependence` is the distance correlation, `by_chance` the correlation of pairs that do not belong together. `linear`
+    and `network` are R^2 of decoders. `by_norm` and `by_direction` are areas under the ROC curve, None without classes.
+    `score` is the metric or loss of the rows held out after the training, None without any. `codec` is the codec of
+    activations, `codec_back` that of gradients.
     """
 
     cut: int
@@ -74,8 +81,10 @@ class CutAudit(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """Findings on all cuts; decoders were trained on `trained` rows and measured on `tested`. `measure` names
-    `CutAudit.score`, None if no rows are held out."""
+    """Findings on all cuts; decoders were trained on `trained` rows and measured on `tested` rows.
+
+    `measure` names the metric or loss of `CutAudit.score`; None if no rows are held out.
+    """
 
     schema: str
     steps: int
@@ -86,7 +95,7 @@ class AuditReport(msgspec.Struct, frozen=True):
 
 
 def png(pixels: Tensor) -> bytes:
-    """The file of an image, uint8 [height, width, 3] for red, green and blue."""
+    """Return the PNG file of an image, uint8 [height, width, 3] for red, green and blue."""
     height, width, _ = pixels.shape
     lines = b"".join(b"\0" + bytes(line.contiguous().flatten().tolist()) for line in pixels)  # 0: not filtered
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, three colours
@@ -96,8 +105,14 @@ def png(pixels: Tensor) -> bytes:
 
 
 def sheet(lines: list[Tensor], size: int = 64) -> Tensor:
-    """Images in lines, each [images, 1 or 3 channels, height, width] from 0 to 1, as one: uint8 [height, width, 3],
-    white between them. Each image is enlarged by the whole number that brings it nearest to `size` pixels."""
+    """Return images in lines as one image: uint8 [height, width, 3], with white between them.
+
+    Each image is enlarged by the whole number that brings it nearest to `size` pixels.
+
+    Args:
+        lines: Images of each line, [images, 1 or 3 channels, height, width], from 0 to 1.
+        size: Wanted size of an image, in pixels.
+    """
     count, _, height, width = lines[0].shape
     times = max(1, round(size / max(height, width)))
     tall, wide = height * times + EDGE, width * times + EDGE
@@ -116,9 +131,12 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """`batch`, of whose rows the first `trained` are known to the one who looks. `wanted`, float32 [rows, channels,
-    height, width] or [rows, features], is what is decoded; `distances`, float64 [rows, rows], are those of the inputs
-    (`centred_distances`); `classes`, int64 [rows], are the targets, None where those are something else."""
+    """Rows for an audit. The first `trained` rows of `batch` are known to the observer of the cut.
+
+    `wanted` is what is decoded, float32 [rows, channels, height, width] or [rows, features]. `distances` are those of
+    the inputs by `centred_distances`, float64 [rows, rows]. `classes` are the targets, int64 [rows]; None if targets
+    are not classes.
+    """
 
     batch: Batch
     trained: int
@@ -128,7 +146,16 @@ class SampledRows:
 
     @classmethod
     def of(cls, source: Source, count: int, origin: str) -> Self:
-        """The first `count` rows of the first epoch, or all. Raises `DataError`, which names `origin`, for too few."""
+        """Return the first `count` rows of the first epoch, or all if there are fewer.
+
+        Args:
+            source: Source of the data.
+            count: Number of rows.
+            origin: Name of the source, for errors.
+
+        Raises:
+            DataError: There are fewer than `LEAST` rows.
+        """
         batch = _first(source, count)
         inputs, targets = batch
         found = rows(batch)
@@ -145,7 +172,7 @@ class SampledRows:
 
     @property
     def tested(self) -> Tensor:
-        """Return what is decoded of the rows that are not known."""
+        """What is decoded of the rows that are not known."""
         return self.wanted[self.trained :]
 
 
@@ -160,7 +187,7 @@ def _first(source: Source, count: int) -> Batch:
 
 
 def _images(inputs: Tree) -> Tensor:
-    """float32 [rows, channels, height, width] of a single tensor of images, else [rows, features]."""
+    """Return a single tensor of images as float32 [rows, channels, height, width], other inputs as [rows, features]."""
     match tensors(inputs):
         case [one] if one.dim() == 4 and one.is_floating_point():
             return one.float()
@@ -169,10 +196,18 @@ def _images(inputs: Tree) -> Tensor:
 
 
 def audit(plan: Plan, choice: AuditChoice, found: Found = lambda cut, picture: None) -> AuditReport:
-    """Audit the cuts of `plan`. `found` is told each with its picture: the originals, what the linear decoder told of
-    them, and what the network did; None where inputs are no images.
+    """Audit the cuts of `plan`, and return the findings on all of them.
 
-    Raises `ModelRefused`, `DataError` or `PlanRefused` for what cannot be trained or measured.
+    Args:
+        plan: Plan whose model is trained and audited on this machine.
+        choice: Cuts, steps, rows and defences.
+        found: Called with the findings on each cut and a picture: the originals, the images that the linear decoder
+            gives, and those that the network gives. The picture is None if inputs are not images.
+
+    Raises:
+        ModelRefused: The model cannot be trained or measured, or has no such cut.
+        DataError: The data cannot be read, or have too few rows.
+        PlanRefused: The model cannot be cut as the plan says.
     """
     whole = _in_one_stage(plan)
     source = load_source(whole)
@@ -188,7 +223,7 @@ def audit(plan: Plan, choice: AuditChoice, found: Found = lambda cut, picture: N
 
 
 def _in_one_stage(plan: Plan) -> Plan:
-    """Return the plan with the model in one stage: the audit cuts it itself."""
+    """Return the plan with the model in one stage: the audit cuts the model itself."""
     model = plan.model.model_copy(update={"cut": None, "stages": None, "balance": "parameters", "stage_memory": None})
     return plan.model_copy(update={"model": model, "workers": (), "stage": None})
 
@@ -196,8 +231,11 @@ def _in_one_stage(plan: Plan) -> Plan:
 def _trained(
     plan: Plan, whole: Plan, source: Source, sample: SampledRows, choice: AuditChoice
 ) -> Iterator[tuple[AuditedModel, str]]:
-    """The model cut at each place, without a defence and with each, and the defence's name. Where it is cut changes
-    nothing of what it learns with neither defence nor codec: then it is trained once for all cuts."""
+    """Yield the trained model cut at each place, without a defence and with each defence, and the defence's name.
+
+    Without defence and codec, the place of the cut changes nothing of what the model learns. Then it is trained once
+    for all cuts.
+    """
     plain = AuditedModel(whole)
     if not plan.queues.lossy:
         plain.train(source, choice.steps)
@@ -218,7 +256,7 @@ def _cuts(choice: AuditChoice, layers: int) -> tuple[int, ...]:
 
 
 def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) -> list[tuple[str, nn.Module | None]]:
-    """Return defences by name; the first is none. Norms are those before the training."""
+    """Return defences by name; the first is none. Norms are measured before the training."""
     if not choice.defended:
         return [("none", None)]
     norm = choice.clip * float(AuditedModel(plan).cut_before(cut).features(sample.batch[0]).norm(dim=1).median())
@@ -233,7 +271,7 @@ def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) ->
 def _told(
     model: AuditedModel, defence: str, sample: SampledRows, score: float | None
 ) -> tuple[CutAudit, Picture | None]:
-    """Return what is told of the rows that are not known, and the picture of that."""
+    """Return the findings on the rows that are not known, and the picture of them."""
     crossing, gradients = model.crossing(sample.batch)
     distances = sample.distances, centred_distances(crossing)
     features = decoders.scaled(crossing, sample.trained)

@@ -27,12 +27,19 @@ LOSSLESS = CutCodecs()
 
 
 class AuditedModel:
-    """The model of `plan`, which has one stage, as the factory makes it. What its code raises becomes
-    `ModelRefused`."""
+    """Model of a plan that has one stage, as the factory makes it, cut at a place of choice.
+
+    An error that the model's code raises becomes `ModelRefused`.
+    """
 
     cut, layer, _what = 0, "", "the audit"
 
     def __init__(self, plan: Plan) -> None:
+        """Make the model of `plan`, without a cut.
+
+        Raises:
+            ModelRefused: The model or its loss cannot be made.
+        """
         (part,) = build_segments(plan)
         part.load()
         self._plan, self._layers, self._names, self._loss = plan, part.layers, part.names, loss_of(plan)
@@ -41,11 +48,17 @@ class AuditedModel:
 
     @property
     def layers(self) -> int:
-        """Return how many there are."""
+        """Number of layers."""
         return len(self._layers)
 
     def cut_before(self, layer: int, defence: nn.Module | None = None, codecs: CutCodecs = LOSSLESS) -> Self:
-        """Return the same layers with a cut before one of them, with a defence and codecs there."""
+        """Return a model of the same layers with a cut before one of them.
+
+        Args:
+            layer: Number of the layer after the cut, from 1 on.
+            defence: Layer that changes what crosses the cut; None for none.
+            codecs: Codecs of what crosses the cut.
+        """
         found = copy(self)
         found.cut, found.layer, found.codecs = layer, self._names[layer - 1], codecs
         found._what = f"the audit of cut {layer}, after layer {found.layer},"
@@ -53,12 +66,12 @@ class AuditedModel:
         return found
 
     def features(self, inputs: Tree) -> Tensor:
-        """Return what crosses the cut: float32 [rows, features]."""
+        """Return what crosses the cut for `inputs`: float32 [rows, features]."""
         with torch.no_grad():
             return side_by_side(self._ran(self._below, _own(inputs)), rows(inputs), self._what)
 
     def train(self, source: Source, steps: int) -> None:
-        """Train by the plan's optimizer, batch by batch. Leaves the layers in evaluation mode."""
+        """Train `steps` batches of `source` with the plan's optimizer. The layers are left in evaluation mode."""
         torch.manual_seed(self._plan.run.seed)
         every = {id(each): each for layer in self._layers for each in layer.parameters() if each.requires_grad}
         optimizer = optimizer_of(self._plan)([*every.values()]) if every else None
@@ -79,7 +92,7 @@ class AuditedModel:
         return features, side_by_side(gradients, rows(inputs), self._what)
 
     def score(self) -> float:
-        """The plan's first metric, or the loss, over the rows that it holds out."""
+        """Return the plan's first metric, or the loss if it has none, over the rows that the plan holds out."""
         metric = next(iter(metrics_of(self._plan).values()), None)
         total, count = 0.0, 0
         with torch.no_grad():
@@ -98,8 +111,10 @@ class AuditedModel:
         return inputs if self._defends_gradients else self._defended(inputs)
 
     def _arrived(self, sent: Tree) -> Tree:
-        """Return what the layers above are given. The defence of gradients comes after the codec: its sender is
-        there."""
+        """Return what the layers above the cut are given.
+
+        The defence of gradients comes after the codec: the sender of gradients is there.
+        """
         arrived = self.codecs.passed(sent)
         return self._defended(arrived) if self._defends_gradients else arrived
 
@@ -138,7 +153,16 @@ class AuditedModel:
 
 
 def side_by_side(tree: Tree, count: int, what: str) -> Tensor:
-    """All tensors of numbers with a fraction, float32 [rows, features]. Raises `ModelRefused` if there is none."""
+    """Return the floating-point tensors of `tree` side by side, float32 [rows, features].
+
+    Args:
+        tree: Tensors, of which those count whose dimension 0 is `count`.
+        count: Number of rows.
+        what: Subject of the error's text.
+
+    Raises:
+        ModelRefused: There is no such tensor.
+    """
     usable = [each for each in tensors(tree) if each.is_floating_point() and each.shape[:1] == (count,)]
     if not usable:
         raise ModelRefused(f"{what} found no tensor of numbers with a fraction whose dimension 0 counts the rows")
@@ -150,5 +174,5 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _own(inputs: Tree) -> Tree:
-    """A layer may write to what it is given."""
+    """Return copies of `inputs`: a layer may write to its input."""
     return map_tensors(torch.clone, inputs)

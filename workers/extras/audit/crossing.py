@@ -1,4 +1,4 @@
-"""Changes to what crosses a cut: the codecs of its queues, and layers beside it that make it tell less.
+"""Changes to what crosses a cut: the codecs of its queues, and defences, which are layers beside it.
 
     activation --> forward codec --> what the layers above are given
     what the layers below are given <-- backward codec <-- its gradient
@@ -32,27 +32,33 @@ from stageline.pipeline.tree import Tree, map_tensors
 
 @dataclass(frozen=True, slots=True)
 class CutCodecs:
-    """Codecs of activations, and of the gradients that come back, by the plan's names."""
+    """Codecs of activations and of the gradients that come back, by the plan's names."""
 
     forward: str = "lossless"
     backward: str = "lossless"
 
     @property
     def lossless(self) -> bool:
+        """True if neither direction loses anything."""
         return self.forward == self.backward == "lossless"
 
     def passed(self, tree: Tree) -> Tree:
-        """Return activations as they arrive. Their gradients come back as they would."""
+        """Return `tree` as it arrives after the forward codec. In backward, gradients pass the backward codec."""
         if self.lossless:
             return tree
         return map_tensors(lambda each: _Passed.apply(each, self) if each.is_floating_point() else each, tree)  # type: ignore[no-untyped-call]
 
 
 def codecs_at(plan: Plan, cuts: Iterable[int]) -> dict[int, CutCodecs]:
-    """Return the codecs at each of the `cuts`, numbers of the layers above them. Makes the model where a queue has a
-    codec of its own.
+    """Return the codecs at each of `cuts`. The model is made if some queue has a codec of its own.
 
-    Raises `ModelRefused` or `PlanRefused` if that cannot be made or cut.
+    Args:
+        plan: Plan with the codecs of its queues.
+        cuts: Numbers of the layers above the cuts.
+
+    Raises:
+        ModelRefused: The model cannot be made.
+        PlanRefused: The model cannot be cut as the plan says.
     """
     given = plan.queues.codec
     named = isinstance(given, dict) and any("-" in name for name in given)
@@ -61,7 +67,7 @@ def codecs_at(plan: Plan, cuts: Iterable[int]) -> dict[int, CutCodecs]:
 
 
 def _codecs(plan: Plan, above: int | None) -> CutCodecs:
-    """Return the codecs at the cut below the stage `above`; None: at a cut that the plan does not have."""
+    """Return the codecs at the cut below the stage `above`; None stands for a cut that the plan does not have."""
     below = None if above is None else above - 1
     return CutCodecs(plan.queues.codec_of("forward", above), plan.queues.codec_of("backward", below))
 
@@ -84,44 +90,49 @@ def _delivered(tensor: Tensor, codec: str) -> Tensor:
 
 
 class AddNoise(nn.Module):
-    """Adds normal noise, whose deviation is `share` of that of all numbers of its input. Raises `ValueError` for a
-    share that is not above 0."""
+    """Layer that adds normal noise with the deviation of its input's numbers, times `share`."""
 
     def __init__(self, share: float) -> None:
+        """Create the layer. Raises `ValueError` if `share` is not above 0."""
         super().__init__()
         self.share = _positive("share", share)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, ...], floating; the same shape and dtype."""
+        """Return `x` with noise. `x` is floating, [rows, ...]; shape and dtype stay the same."""
         return x + self.share * x.detach().std(correction=0) * torch.randn_like(x)
 
     def extra_repr(self) -> str:
+        """Return the share, for `repr`."""
         return f"{self.share:g}"
 
 
 class ClipRows(nn.Module):
-    """Scales rows whose Euclidean norm is above `norm` down to it. Raises `ValueError` for one that is not above 0."""
+    """Layer that scales rows whose Euclidean norm is above `norm` down to it."""
 
     def __init__(self, norm: float) -> None:
+        """Create the layer. Raises `ValueError` if `norm` is not above 0."""
         super().__init__()
         self.norm = _positive("norm", norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, ...], floating; the same shape and dtype."""
+        """Return `x` with clipped rows. `x` is floating, [rows, ...]; shape and dtype stay the same."""
         norms = x.detach().flatten(1).norm(dim=1).reshape(-1, *[1] * (x.dim() - 1))
         clipped: Tensor = x * (self.norm / norms.clamp(min=self.norm))
         return clipped
 
     def extra_repr(self) -> str:
+        """Return the norm, for `repr`."""
         return f"{self.norm:g}"
 
 
 class EqualNormGradients(nn.Module):
-    """Identity whose backward gives each row's gradient the mean norm of the microbatch's rows; one of zeros stays
-    so."""
+    """Identity whose backward scales each row's gradient to the mean norm of the microbatch's rows.
+
+    A gradient of zeros stays zeros.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, ...], floating; the same tensor's values."""
+        """Return the values of `x`, which is floating, [rows, ...]."""
         found: Tensor = _EqualNorm.apply(x)  # type: ignore[no-untyped-call]
         return found
 

@@ -42,8 +42,10 @@ FARTHEST = 10.0  # standard deviations
 
 
 def small(inputs: Tensor) -> Tensor:
-    """Return what is decoded: images, [rows, channels, height, width], at 32 x 32 pixels at most; other inputs as they
-    are."""
+    """Return the inputs as they are decoded: images with at most 32 x 32 pixels.
+
+    Images are [rows, channels, height, width]; other inputs keep their shape. The result is float32.
+    """
     if inputs.dim() != 4:
         return inputs.float()
     height, width = inputs.shape[2:]
@@ -51,10 +53,11 @@ def small(inputs: Tensor) -> Tensor:
 
 
 def scaled(features: Tensor, trained: int) -> Tensor:
-    """float32 [rows, features]: standardized by the first `trained` rows, and reduced to their main components.
+    """Return `features` standardized by the first `trained` rows, and reduced to their main components.
 
-    A feature that is constant in those rows is 0 in all, and none is farther than `FARTHEST` from the mean: a unit that
-    hardly varies in them would make the decoders fail for a row in which it does.
+    The result is float32 [rows, features]. A feature that is constant in those rows is 0 in all rows, and no value is
+    farther than `FARTHEST` from the mean: a unit that hardly varies in those rows would make the decoders fail for a
+    row in which it does.
     """
     mean, deviation = features[:trained].mean(0), features[:trained].std(0, correction=0)
     least = 1e-6 * deviation.max().clamp(min=1e-30)
@@ -68,8 +71,13 @@ def scaled(features: Tensor, trained: int) -> Tensor:
 
 
 def decoded_linearly(features: Tensor, inputs: Tensor, trained: int) -> Tensor:
-    """The inputs of the rows after the first `trained`, told by a ridge regression on those. Both float32 [rows, ...];
-    the result as `inputs`."""
+    """Return the inputs of the rows after the first `trained`, decoded by a ridge regression on the first ones.
+
+    Args:
+        features: Values that cross the cut, float32 [rows, features].
+        inputs: Inputs, float32 [rows, ...]. Only the first `trained` are used.
+        trained: Number of rows whose inputs are known.
+    """
     wanted = inputs.flatten(1)
     fitted = trained - trained // 5
 
@@ -88,9 +96,17 @@ def decoded_linearly(features: Tensor, inputs: Tensor, trained: int) -> Tensor:
 
 
 def decoded_by_network(features: Tensor, inputs: Tensor, trained: int, seed: int = 0) -> Tensor:
-    """Return the inputs that a small network tells, as `decoded_linearly` does. It is seeded, and trained for as
-    many epochs as are best for the last fifth of the trained rows when it learns from the others. The default
-    generator is left as it was."""
+    """Return the inputs of the rows after the first `trained`, decoded by a small network trained on the first ones.
+
+    The network is trained for as many epochs as are best for the last fifth of the trained rows when it learns from the
+    others. The default random generator is left as it was.
+
+    Args:
+        features: Values that cross the cut, float32 [rows, features].
+        inputs: Inputs, float32 [rows, ...]. Only the first `trained` are used.
+        trained: Number of rows whose inputs are known.
+        seed: Seed of the network.
+    """
     with torch.random.fork_rng(devices=[]):
         mean, known = inputs[:trained].mean(0), features[:trained]
         wanted = inputs[:trained] - mean
@@ -100,7 +116,7 @@ def decoded_by_network(features: Tensor, inputs: Tensor, trained: int, seed: int
 
 
 def _best_epochs(features: Tensor, wanted: Tensor, fitted: int, seed: int) -> int:
-    """Give up after `PATIENCE` epochs that were not better."""
+    """Return the number of epochs with the least error. Stop after `PATIENCE` epochs that were not better."""
     missed: list[float] = []
     for network in _epochs(features[:fitted], wanted[:fitted], seed):
         missed.append(float(mse_loss(_told(network, features[fitted:], wanted.shape[1:]), wanted[fitted:])))
@@ -110,7 +126,7 @@ def _best_epochs(features: Tensor, wanted: Tensor, fitted: int, seed: int) -> in
 
 
 def _epochs(features: Tensor, wanted: Tensor, seed: int) -> Iterator[nn.Module]:
-    """The network before its training, and after each epoch."""
+    """Yield the network before its training, and after each epoch."""
     torch.manual_seed(seed)
     network = _network(features.shape[1], wanted.shape[1:])
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
@@ -136,8 +152,15 @@ def _told(network: nn.Module, features: Tensor, shape: torch.Size) -> Tensor:
 
 
 def explained(found: Tensor, wanted: Tensor, guess: Tensor) -> float:
-    """R^2: the share of the squared distance from `guess` that `found` removes; 1 is all, below 0 is worse than the
-    guess."""
+    """Return R^2: the share of the squared distance from `guess` that `found` removes.
+
+    1 is all of it; a value below 0 is worse than the guess. Without any distance the result is 0.
+
+    Args:
+        found: Decoded values.
+        wanted: True values, of the same shape.
+        guess: Values to compare with, broadcast to that shape.
+    """
     missed, total = (wanted - found).square().sum(), (wanted - guess).square().sum()
     return float(1 - missed / total) if total > 0 else 0.0
 
@@ -162,20 +185,22 @@ def _network(features: int, shape: torch.Size) -> nn.Sequential:
 
 
 def distance_correlation(x: Tensor, y: Tensor) -> float:
-    """Return the distance correlation of `x`, [rows, m], and `y`, [rows, n], of any floating dtype: from 0 to 1. 0
-    if one does not vary."""
+    """Return the distance correlation of `x` and `y`, from 0 to 1; 0 if one of them does not vary.
+
+    `x` is [rows, m], `y` is [rows, n], both of any floating dtype.
+    """
     return correlation(centred_distances(x), centred_distances(y))
 
 
 def centred_distances(rows: Tensor) -> Tensor:
-    """A of rows [rows, m]: float64 [rows, rows]."""
+    """Return the centred distances A of `rows`, [rows, m]: float64 [rows, rows]."""
     distances = torch.cdist(rows.float() - rows.float().mean(0), rows.float() - rows.float().mean(0)).double()
     distances.fill_diagonal_(0)  # as it is but for rounding
     return distances - distances.mean(0) - distances.mean(1, keepdim=True) + distances.mean()
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """The distance correlation, of what `centred_distances` gives."""
+    """Return the distance correlation of two results of `centred_distances`, from 0 to 1."""
     scale = ((a * a).mean() * (b * b).mean()).sqrt()
     return float(((a * b).mean().clamp(min=0) / scale).sqrt()) if scale > 0 else 0.0
 
@@ -186,15 +211,29 @@ def by_chance(a: Tensor, b: Tensor) -> float:
 
 
 def told_by_norm(gradients: Tensor, labels: Tensor) -> float | None:
-    """`gradients` [rows, features], `labels` int64 [rows]. The larger of the area and 1 less it, since the one who
-    looks may know which class has the larger norms; None if no class can be told from others."""
+    """Return how well the norms of gradients tell labels: an area under the ROC curve, the mean over classes.
+
+    Of each class, the larger of the area and 1 minus the area counts: an observer may know which class has the larger
+    norms. None if no class can be told from others.
+
+    Args:
+        gradients: Gradients at the cut, [rows, features].
+        labels: Class of each row, int64 [rows].
+    """
     norms = gradients.double().norm(dim=1)
     return _mean_over_classes(labels, lambda mine: _either(area(norms, mine)))
 
 
 def told_by_direction(gradients: Tensor, labels: Tensor) -> float | None:
-    """Score labels by the cosine with the gradient of the first row of each class, which is not scored. Arguments
-    and result as of `told_by_norm`."""
+    """Return how well the directions of gradients tell labels: an area under the ROC curve, the mean over classes.
+
+    Rows are scored by the cosine with the gradient of the first row of a class, which itself is not scored. None if no
+    class can be told from others.
+
+    Args:
+        gradients: Gradients at the cut, [rows, features].
+        labels: Class of each row, int64 [rows].
+    """
     directions = normalize(gradients.double(), dim=1)
 
     def of_class(mine: Tensor) -> float:
@@ -206,8 +245,14 @@ def told_by_direction(gradients: Tensor, labels: Tensor) -> float | None:
 
 
 def area(scores: Tensor, positive: Tensor) -> float:
-    """The area under the ROC curve: how often a `positive` row (bool [rows]) has a higher score than another, equal
-    scores counting half."""
+    """Return the area under the ROC curve: how often a positive row has a higher score than another row.
+
+    Equal scores count half.
+
+    Args:
+        scores: Score of each row, [rows].
+        positive: True for positive rows, bool [rows].
+    """
     ranks = scores.argsort().argsort().double()
     _, places = torch.unique(scores, return_inverse=True)
     count = torch.bincount(places).double()
@@ -221,7 +266,10 @@ def _either(found: float) -> float:
 
 
 def _mean_over_classes(labels: Tensor, told: Callable[[Tensor], float], least: int = 1) -> float | None:
-    """Return the mean over the classes with `least` rows, and as many of other classes."""
+    """Return the mean of `told` over the classes with at least `least` rows; None if there is no such class.
+
+    Classes without rows of another class are left out, too.
+    """
     masks = [labels == each for each in torch.unique(labels)]
     found = [told(mine) for mine in masks if mine.sum() >= least and (~mine).any()]
     return sum(found) / len(found) if found else None

@@ -39,14 +39,24 @@ def export_file(weights: StoredWeights, target: Path) -> None:
 
 
 def export_stages(weights: StoredWeights, target: Path) -> None:
-    """Write a folder with a file for each stage. Raises `WeightsUnusable`, `OSError`."""
+    """Write a folder with a safetensors file for each stage. Raises `WeightsUnusable`, `OSError`."""
     named = {f"stage-{stage}.safetensors": weights.names_in(part) for stage, part in enumerate(weights.files)}
     export_folder(target, lambda draft: write_shards(draft, weights, named))
 
 
 def export_transformers(weights: StoredWeights, target: Path, config: Mapping[str, object], most: int) -> None:
-    """A folder for `from_pretrained`, with shards of at most `most` bytes, or of one entry. Raises `WeightsUnusable`,
-    `OSError`."""
+    """Write a folder for `from_pretrained`.
+
+    Args:
+        weights: Weights to write.
+        target: Folder, which must not exist.
+        config: Content of `config.json`.
+        most: Bytes of a shard at most; a larger entry has a shard of its own.
+
+    Raises:
+        WeightsUnusable: The folder exists, or the weights cannot be read or written in this form.
+        OSError: The folder cannot be written.
+    """
 
     def write(draft: Path) -> None:
         shards = shards_of({name: weights.size(name) for name in weights.places}, most)
@@ -61,8 +71,12 @@ def export_transformers(weights: StoredWeights, target: Path, config: Mapping[st
 
 
 def export_dcp(weights: StoredWeights, target: Path) -> None:
-    """A folder for `torch.distributed.checkpoint.load`. Its metadata is a pickle, as torch writes it. Raises
-    `WeightsUnusable`, `OSError`."""
+    """Write a folder for `torch.distributed.checkpoint.load`. Its metadata is a pickle, as torch writes it.
+
+    Raises:
+        WeightsUnusable: The folder exists, or the weights cannot be read.
+        OSError: The folder cannot be written.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # slow to import
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -75,8 +89,11 @@ def export_dcp(weights: StoredWeights, target: Path) -> None:
 
 
 def export_folder(target: Path, write: Callable[[Path], None]) -> None:
-    """Has a draft of the folder `target` written; then that is its name. Raises `WeightsUnusable` if there is something
-    already, and what `write` raises."""
+    """Have `write` fill a draft of the folder `target`, then rename the draft.
+
+    Raises:
+        WeightsUnusable: `target` exists already. Errors of `write` are raised, too.
+    """
     require_absent(target)
     make_folder(target.parent)
     draft = draft_of(target)
@@ -90,8 +107,13 @@ def export_folder(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_shards(folder: Path, weights: StoredWeights, shards: Mapping[str, Sequence[str]]) -> None:
-    """Write a file for each of `shards`, names of entries by the files' names, and their index; one file's entries are
-    in memory at a time."""
+    """Write a file for each of `shards`, and their index. The entries of one file are in memory at a time.
+
+    Args:
+        folder: Folder of the files.
+        weights: Weights to write.
+        shards: Names of entries by name of the file.
+    """
     for file, names in shards.items():
         write_tensors(folder / file, weights.read(names))
     sizes = {name: weights.size(name) for names in shards.values() for name in names}
@@ -99,8 +121,15 @@ def write_shards(folder: Path, weights: StoredWeights, shards: Mapping[str, Sequ
 
 
 def write_index(folder: Path, shards: Mapping[str, Collection[str]], size: int) -> None:
-    """Write which file has which entry, and how many bytes all have. `shards`: names of entries by the files'
-    names. The format names one file for each entry; which others have it too is noted beside."""
+    """Write an index that tells which file has which entry, and the bytes of all entries.
+
+    The format names one file for each entry; other files that have the entry, too, are noted beside.
+
+    Args:
+        folder: Folder of the files.
+        shards: Names of entries by name of the file.
+        size: Bytes of all entries.
+    """
     places: dict[str, str] = {}
     copies: dict[str, list[str]] = {}
     for file, names in shards.items():
@@ -114,7 +143,7 @@ def write_index(folder: Path, shards: Mapping[str, Collection[str]], size: int) 
 
 
 def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """The entries in their order, in groups of at most `most` bytes, or of one entry. `sizes` in bytes."""
+    """Return the entries in their order, in groups of at most `most` bytes, or of one entry. `sizes` are bytes."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -127,8 +156,12 @@ def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write row-major tensors, none in the memory of another; when this returns, they are on the disk. Raises
-    `WeightsUnusable`, `OSError`."""
+    """Write row-major tensors, none in the memory of another, to `file`. On return they are on the disk.
+
+    Raises:
+        WeightsUnusable: The form cannot hold the tensors.
+        OSError: The file cannot be written.
+    """
     try:
         save_file(dict(tensors), file, _FORMAT)
     except SafetensorError as error:
@@ -140,5 +173,6 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def require_absent(target: Path) -> None:
+    """Raise `WeightsUnusable` if there is something at `target` already."""
     if target.exists() or target.is_symlink():
         raise WeightsUnusable(f"{target} is there already, and is not overwritten: name another place, or remove it")

@@ -52,7 +52,7 @@ class _Begin(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a tensor: where it begins in each dimension, its shape and dtype, and the files that have it."""
+    """Part of a tensor: its first index in each dimension, its shape and dtype, and the files that have it."""
 
     offsets: Ints
     shape: Ints
@@ -61,6 +61,7 @@ class Slice:
 
     @property
     def ends(self) -> Ints:
+        """Index after the last in each dimension."""
         return tuple(map(sum, zip(self.offsets, self.shape, strict=True)))
 
 
@@ -69,9 +70,15 @@ class SlicedWeights(StoredWeights):
 
     @cached_property
     def forms(self) -> Mapping[str, Form]:
+        """Dtype and shape of each whole tensor. Raises `WeightsUnusable` if slices do not tile a tensor."""
         return {name: self._form(name, slices) for name, slices in self._slices.items()}
 
     def read(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return the tensors `names`, put together from their slices.
+
+        Raises:
+            WeightsUnusable: A file cannot be read, or files with the same slice differ.
+        """
         return {name: self._assembled(name) for name in names}
 
     def _form(self, name: str, slices: Sequence[Slice]) -> Form:
@@ -121,7 +128,7 @@ class SlicedWeights(StoredWeights):
 
 
 def overlapping(slices: Sequence[Slice]) -> tuple[Slice, Slice] | None:
-    """Two of the slices of a tensor that have a place in common, if there are any."""
+    """Return two slices of a tensor that have a place in common; None if there are none."""
     near: list[Slice] = []  # those that have not ended, in dimension 0, where the next begins
     for each in sorted(slices, key=lambda part: part.offsets):
         near = [other for other in near if other.ends[0] > each.offsets[0]]
@@ -134,7 +141,11 @@ def overlapping(slices: Sequence[Slice]) -> tuple[Slice, Slice] | None:
 
 
 def slices_in(file: Path) -> Mapping[str, _Begin] | None:
-    """Return where the tensors of a file begin, if they are slices. Raises `WeightsUnusable`."""
+    """Return where the tensors of a file begin, by name; None if the file has whole tensors.
+
+    Raises:
+        WeightsUnusable: The file cannot be read, or its metadata are damaged.
+    """
     with _opened(file) as opened:
         text = (opened.metadata() or {}).get(_SLICES)
     try:
@@ -166,7 +177,11 @@ def _opened(file: Path) -> Any:
 
 
 def foreign_weights(path: Path) -> StoredWeights:
-    """The weights at `path`. Raises `WeightsUnusable`."""
+    """Return the weights at `path`, a file or a folder.
+
+    Raises:
+        WeightsUnusable: There are no weights, or files have different tensors of one name.
+    """
     if not path.exists():
         raise WeightsUnusable(f"{path} does not exist: name a file or folder of weights")
     if path.suffix in TORCH and not path.is_dir():
@@ -189,15 +204,18 @@ class TorchWeights(StoredWeights):
 
     @cached_property
     def places(self) -> Mapping[str, Path]:
+        """File of each entry."""
         return dict.fromkeys(self.forms, self.files[0])
 
     @cached_property
     def forms(self) -> Mapping[str, Form]:
+        """Dtype and shape of each entry. Raises `WeightsUnusable`."""
         with _refused():
             found = tensor_files.forms_in(self.files[0], set(tensor_files.names_in(self.files[0])))
             return {name: (dtype, shape) for name, (shape, dtype) in found.items()}
 
     def read(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return copies of the entries `names`, row-major. Raises `WeightsUnusable`."""
         with _refused(), tensor_files.values_in(self.files[0]) as values:
             return {name: values(name, ...).clone(memory_format=torch.contiguous_format) for name in names}
 
@@ -228,7 +246,7 @@ def _files_in(folder: Path) -> tuple[Path, ...]:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """A context whose `ModelRefused` is that of files: no plan is concerned."""
+    """Return a context that turns `ModelRefused` into `WeightsUnusable`: the fault is in files, not in a plan."""
     try:
         yield
     except ModelRefused as refused:
@@ -236,8 +254,10 @@ def _refused() -> Iterator[None]:
 
 
 def _demand_equal(weights: StoredWeights) -> None:
-    """Raise `WeightsUnusable` for a name under which two files have different tensors. Stages that share a parameter
-    have a copy each."""
+    """Raise `WeightsUnusable` if two files have different tensors of one name.
+
+    The same tensor may be in several files: stages that share a parameter have a copy each.
+    """
     for name in weights.places:
         first, *others = weights.files_with(name)
         for file in others:
@@ -246,9 +266,23 @@ def _demand_equal(weights: StoredWeights) -> None:
 
 
 def import_stages(weights: StoredWeights, source: Path, plan: Plan, target: Path) -> None:
-    """Write the folder `target`, from the `weights` at `source`, as a stage of `plan` reads them: by the names of the
-    model or those that transformers has for it, and compared before anything is written. One stage is in memory at a
-    time. Raises `ModelRefused`, `WeightsUnusable`, `OSError`."""
+    """Write the folder `target` with the weights, cut for the stages of `plan`.
+
+    Entries have the model's names, or those that transformers has for the model. All are checked before anything is
+    written. One stage is in memory at a time.
+
+    Args:
+        weights: Weights to import.
+        source: Path that they come from.
+        plan: Plan whose stages will read them.
+        target: Folder, which must not exist.
+
+    Raises:
+        ModelRefused: The model cannot be made, or has other weights.
+        PlanRefused: The model has another number of stages than the plan says.
+        WeightsUnusable: The folder exists, or the weights cannot be read.
+        OSError: The folder cannot be written.
+    """
 
     def write(draft: Path) -> None:
         merged = draft / _MERGED
@@ -267,14 +301,14 @@ def import_stages(weights: StoredWeights, source: Path, plan: Plan, target: Path
 
 
 def _reading(plan: Plan, source: Path) -> Plan:
-    """The plan whose stages all read `source`."""
+    """Return the plan with all stages reading `source`."""
     workers = tuple(each.model_copy(update={"weights": None}) for each in plan.workers)
     model = plan.model.model_copy(update={"weights": source.absolute()})
     return plan.model_copy(update={"model": model, "workers": workers})
 
 
 def _write(folder: Path, part: Segment, sizes: dict[str, int]) -> list[str]:
-    """Write a stage's file, and the bytes of its entries into `sizes`; return their names."""
+    """Write a stage's file, and add the bytes of its entries to `sizes`. Return the names of the entries."""
     part.load()
     made: dict[int, torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}

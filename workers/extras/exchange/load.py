@@ -53,8 +53,15 @@ log = structlog.get_logger()
 
 
 def planned(source: CheckpointSource, place: Path | None = None) -> Plan:
-    """The run's plan, whose file is `place` (or the folder that it is in); by default that of the command which has
-    begun the run. Raises `ModelRefused` if the model is an object of a script, or the code is not there."""
+    """Return the run's plan, with the file that names its code.
+
+    Args:
+        source: Checkpoints of the run.
+        place: File of the plan, or its folder. By default the file that the run was begun with.
+
+    Raises:
+        ModelRefused: The model is an object of a script, or the code is not there.
+    """
     plan = source.plan
     if is_of_script(plan.model.factory):
         raise ModelRefused(
@@ -75,8 +82,10 @@ def _file_at(place: Path) -> Path:
 
 
 def _former_file(source: CheckpointSource) -> Path:
-    """The file of the plan that the run was begun with. A relative name begins where the run's folder of runs does, or
-    here. Raises `ModelRefused`."""
+    """Return the file of the plan that the run was begun with. Raises `ModelRefused` if it is not here.
+
+    A relative name is looked up from the folder that the run was begun in, then from the current one.
+    """
     try:
         owner = read_owner(source.folder)
     except ValueError:
@@ -95,14 +104,17 @@ def _former_file(source: CheckpointSource) -> Path:
 
 
 def _former_folder(source: CheckpointSource) -> Path:
-    """The folder that the run was begun in, as far as `run.dir` tells."""
+    """Return the folder that the run was begun in, as far as `run.dir` tells."""
     runs = source.plan.run.dir
     return source.folder.resolve().parent if runs.is_absolute() else source.folder.resolve().parents[len(runs.parts)]
 
 
 def _demand_code(source: CheckpointSource) -> None:
-    """Puts the folder of a script's files first on the import path. Raises `ModelRefused` if it is not here, or they
-    have changed since the run."""
+    """Put the folder of a script's files first on the import path.
+
+    Raises:
+        ModelRefused: The files are not here, or have changed since the run.
+    """
     code = read_code(source.folder)
     if code is None or not code.files:
         return
@@ -122,8 +134,10 @@ def _demand_code(source: CheckpointSource) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunModel:
-    """The model of the run called `run`: what its factory `made`, and the `module` that has the `weights`, which is the
-    same but where the factory returns `Layers` or a list of stages. `plan` names the place of its code, if it has any.
+    """Model of the run named `run`, with its weights.
+
+    `made` is the result of the model's factory. `module` has the `weights`; it is the same object unless the factory
+    returns `Layers` or a list of stages. `plan` names the place of the model's code, if there is one.
     """
 
     run: str
@@ -139,7 +153,7 @@ class RunModel:
 
     @property
     def layer_names(self) -> list[str]:
-        """The names of the layers, in order."""
+        """Names of the layers, in order."""
         return [name for part in _uncut(self.made) for name in part.names]
 
 
@@ -151,17 +165,24 @@ def load(
     step: int | None = None,
     ema: bool = False,
 ) -> torch.nn.Module:
-    """The unsplit model of the run in the folder `run`, in evaluation mode, on the CPU, with the weights that the run
-    ended with, or those of its newest complete checkpoint; or of the checkpoint of `step`. With `ema`, the averages of
-    the weights, which `optimizer.ema_decay` keeps.
+    """Return the unsplit model of a run, in evaluation mode, on the CPU.
 
-    The plan's factory makes the model, as in the run; `plan` is the plan's file or folder, where the one that the run
-    was begun with is not here any more. With `model`, that module gets the weights, and is returned: a run of a script
-    has no factory that could be called here. Parameters are trained or frozen as the plan says. Of a factory that
-    returns `Layers`, the result is their model; of one that returns a list of stages, an `nn.Sequential` of them.
+    The weights are those that the run ended with, or those of its newest complete checkpoint. Parameters are trained or
+    frozen as the plan says.
 
-    Raises `NoSuchRun` if `run` is not the folder of one, `ModelRefused` if there is no model to be made or it has other
-    weights, and `WeightsUnusable` if there are none yet, or no averages, or they are damaged.
+    Args:
+        run: Folder of the run.
+        model: Module that gets the weights and is returned; for a run of a script, which has no factory to call. By
+            default the plan's factory makes the model, as in the run. If it returns `Layers`, the result is their
+            model; if it returns a list of stages, an `nn.Sequential` of them.
+        plan: File of the plan or its folder, if the file that the run was begun with is not here any more.
+        step: Step of the checkpoint. By default the end of the run, or the newest checkpoint.
+        ema: Load the averages of the weights, which `optimizer.ema_decay` keeps.
+
+    Raises:
+        NoSuchRun: `run` is not the folder of a run.
+        ModelRefused: The model cannot be made, or has other weights.
+        WeightsUnusable: There are no weights yet, or no averages, or they are damaged.
     """
     folder = Path(run)
     if not runs.is_run(folder):
@@ -182,8 +203,22 @@ def run_model(
     ema: bool = False,
     tell: Callable[[str], object] = log.warning,
 ) -> RunModel:
-    """`load`, with what else is known of it. `tell` is told if a run that goes on has deleted a checkpoint meanwhile.
-    Raises `NoCheckpoint` and `SnapshotDamaged`, too."""
+    """Return a run's model as `load` does, with its plan and stored weights.
+
+    Args:
+        folder: Folder of the run.
+        model: Module that gets the weights; None has the plan's factory make it.
+        place: File of the plan, or its folder.
+        step: Step of the checkpoint; None takes the newest.
+        ema: Load the averages of the weights.
+        tell: Called if a run that goes on has deleted the checkpoint that was being read.
+
+    Raises:
+        NoCheckpoint: The run has no such checkpoint.
+        SnapshotDamaged: A snapshot is damaged.
+        ModelRefused: The model cannot be made, or has other weights.
+        WeightsUnusable: There are no averages, or weights cannot be read.
+    """
     source = source_in(folder)
     plan = planned(source, place) if model is None else source.plan
     made = _made(plan) if model is None else model
@@ -195,7 +230,7 @@ def run_model(
 
 
 def _made(plan: Plan) -> Any:
-    """Return the model that the plan's factory makes under the run's seed; this process's random state is as before."""
+    """Return the model that the plan's factory makes under the run's seed. Random generators are left as they were."""
     make = factory_of(plan)
     with generators_kept(torch.device("cpu")):
         torch.manual_seed(plan.run.seed)
@@ -203,14 +238,16 @@ def _made(plan: Plan) -> Any:
 
 
 def _uncut(made: Any, trainable: Sequence[str] | None = None) -> list[Segment]:
-    """Return the model as one stage, or as the list of stages that it is; only what `trainable` names is trained
-    from now on. Raises `ModelRefused`."""
+    """Return the model as one stage, or as the list of stages that it is. Raises `ModelRefused`.
+
+    With `trainable`, only parameters that it names are trained from now on.
+    """
     stages = None if isinstance(made, list | tuple) else 1
     return cut_model(made, None, stages, trainable, accept_difference=True)  # no layer of it is called
 
 
 def _module_of(made: Any) -> torch.nn.Module:
-    """Raises `ModelRefused` for what is no model."""
+    """Return `made` as one module. Raises `ModelRefused` if it is not a model."""
     match made:
         case torch.nn.Module():
             return made
@@ -227,7 +264,7 @@ def _origin(plan: Plan, model: Any) -> str:
 
 
 def _fill(module: torch.nn.Module, origin: str, source: CheckpointSource, weights: StoredWeights) -> None:
-    """Sets the weights of `module`; one file's are in memory at a time."""
+    """Set the weights of `module`. The weights of one file are in memory at a time."""
     late = {name: place for name, place in unset_buffers([("", module)]).items() if name in weights.forms}
     if faults := _misfits(module, weights, late):
         raise ModelRefused(
@@ -245,14 +282,17 @@ def _fill(module: torch.nn.Module, origin: str, source: CheckpointSource, weight
 
 
 def _misfits(module: torch.nn.Module, weights: StoredWeights, late: Collection[str]) -> list[str]:
-    """Return wrong names, or else wrong shapes and dtypes. The model takes those of `late` as they are."""
+    """Return texts about wrong names, or else about wrong shapes and dtypes.
+
+    Entries in `late` are taken as they are.
+    """
     here = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     forms = {name: (shape, dtype) for name, (dtype, shape) in weights.forms.items()}
     return list(misnamed(here, forms, {}, {*here, *late})) or list(misformed(here, forms))
 
 
 def _demand_result(module: torch.nn.Module, source: CheckpointSource, weights: StoredWeights) -> None:
-    """Raises `WeightsUnusable` if a finished run ended with other weights than `module` has now."""
+    """Raise `WeightsUnusable` if a finished run ended with other weights than `module` has now."""
     result = runs.result_in(source.folder)
     if result is None or weights.step != result.steps:
         return
@@ -265,17 +305,30 @@ def _demand_result(module: torch.nn.Module, source: CheckpointSource, weights: S
 
 
 def planned_layouts(plan: Plan) -> Sequence[StageLayout]:
-    """The stages of the plan's model. Raises `ModelRefused`, or `PlanRefused` if it has others than the plan says."""
+    """Return the layouts of the stages of the plan's model.
+
+    Raises:
+        ModelRefused: The model cannot be made or cut.
+        PlanRefused: The model has other stages than the plan says.
+    """
     segments = build_segments(plan)
     plan.resolved(len(segments))
     return layouts_of(segments, optimizer_of(plan), groups_of(plan))
 
 
 def layout_change(plan: Plan, folder: Path, step: int | None) -> Recut:
-    """Return the change from the checkpoint of `step` of the run in `folder`, by default the newest that all stages
-    have here, to `plan`.
+    """Return the change of a checkpoint's stages to those of `plan`.
 
-    Raises `NoCheckpoint`, `PlanRefused`, also for a plan that changes nothing, `ModelRefused`, or `SnapshotDamaged`.
+    Args:
+        plan: Plan with the new stages.
+        folder: Folder of the run.
+        step: Step of the checkpoint; None takes the newest that all stages have here.
+
+    Raises:
+        NoCheckpoint: The run has no such checkpoint.
+        PlanRefused: The plan cannot work, or changes nothing.
+        ModelRefused: The model cannot be made.
+        SnapshotDamaged: A snapshot is damaged.
     """
     source = source_in(folder)
     found = source.step_of(step)
@@ -299,12 +352,12 @@ def _contents(plan: Plan, source: CheckpointSource, stages: set[int]) -> Mapping
 
 
 def _forms(layout: StageLayout) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """Return the forms of a stage's entries. Those of buffers are not known."""
+    """Return dtype and shape of a stage's entries by name. Those of buffers are not known."""
     return {name: layout.forms.get(name, ("", ())) for name in layout.entries}
 
 
 def read_configuration(path: Path) -> Mapping[str, object]:
-    """Read a configuration file, or the config.json in a folder. Raises `WeightsUnusable`."""
+    """Return the settings in a configuration file, or in the config.json of a folder. Raises `WeightsUnusable`."""
     file = path / CONFIG if path.is_dir() else path
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -316,14 +369,20 @@ def read_configuration(path: Path) -> Mapping[str, object]:
 
 
 def planned_configuration(plan: Plan) -> Mapping[str, object]:
-    """Return the configuration of the model that the plan's factory returns. Raises `ModelRefused`, or
-    `WeightsUnusable` if it has none."""
+    """Return the configuration of the model that the plan's factory returns.
+
+    Raises:
+        ModelRefused: The model cannot be made.
+        WeightsUnusable: The model has no configuration of transformers.
+    """
     return configuration_of(factory_of(plan)(), f'model.factory = "{plan.model.factory}"')
 
 
 def configuration_of(model: object, origin: str) -> Mapping[str, object]:
-    """Return the configuration of `model`, which comes from `origin`. Raises `WeightsUnusable` if it is not of
-    transformers."""
+    """Return the transformers configuration of `model`, which comes from `origin`.
+
+    Raises `WeightsUnusable` without one.
+    """
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_json_string"):
         raise WeightsUnusable(

@@ -24,22 +24,25 @@ _ATTEMPTS = 10  # to read a checkpoint before it is deleted
 
 
 class WeightsUnusable(StagelineError):
-    """Weights cannot be read, or not be written there; the text names the file."""
+    """Failure to read or write weights; the text names the file."""
 
     exit_code = ExitCode.USAGE
 
 
 class RunMovedOn(WeightsUnusable):
-    """A run that goes on has deleted a snapshot while it was read."""
+    """Deletion of a snapshot by a run that goes on, while the snapshot was read."""
 
     def __init__(self, snapshot: Path) -> None:
+        """Create the error for the folder of the deleted `snapshot`."""
         super().__init__(f"the run has moved on and deleted {snapshot}, which was being read: it has newer checkpoints")
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The weights in `files`, the parts of one model in their order; what is in `averages` stands in place of theirs.
-    `title` says what they are, for people; those of a run are of so many `step`s."""
+    """Weights of one model in `files`, one for each part, in order. Entries in `averages` replace theirs.
+
+    `title` names the weights for people; weights of a run are those after `step` steps.
+    """
 
     title: str
     files: tuple[Path, ...]
@@ -58,26 +61,26 @@ class StoredWeights:
         return {name: form for forms in self._forms.values() for name, form in forms.items()}
 
     def read(self, names: Collection[str]) -> dict[str, torch.Tensor]:
-        """The entries `names`, row-major and in memory of their own. Raises `WeightsUnusable`, `MemoryError`."""
+        """Return the entries `names`, row-major and in memory of their own. Raises `WeightsUnusable`, `MemoryError`."""
         found: dict[str, torch.Tensor] = {}
         for file in dict.fromkeys(self.places[name] for name in names):
             found |= self.read_from(file, [name for name in names if self.places[name] == file])
         return {name: found[name] for name in names}
 
     def read_from(self, file: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
-        """Return the entries `names` of one of the files."""
+        """Return the entries `names` of `file`, row-major. Raises `WeightsUnusable`, `MemoryError`."""
         try:
             return read_tensors(file, set(names), packed=True)
         except (OSError, ValueError) as error:
             raise _unreadable(file, error) from error
 
     def size(self, name: str) -> int:
-        """Return the bytes of an entry."""
+        """Return the number of bytes of an entry."""
         dtype, shape = self.forms[name]
         return torch.Size(shape).numel() * dtype.itemsize
 
     def names_in(self, file: Path) -> list[str]:
-        """The entries of one of the files."""
+        """Return the names of the entries in one of `files`."""
         return list(self._forms[file])
 
     def averages_in(self, file: Path) -> dict[str, torch.Tensor]:
@@ -85,7 +88,7 @@ class StoredWeights:
         return self.read_from(file, list(_forms_in(file)))
 
     def files_with(self, name: str) -> list[Path]:
-        """The files that have an entry of that name."""
+        """Return the files that have an entry called `name`."""
         return [file for file, forms in self._forms.items() if name in forms]
 
     @cached_property
@@ -94,17 +97,25 @@ class StoredWeights:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return True if two tensors are of one form and have the same bits."""
+    """Return True if two tensors have the same shape, dtype and bits."""
     alike = (one.shape, one.dtype) == (other.shape, other.dtype)
     return alike and torch.equal(_bytes(one), _bytes(other))
 
 
 def weights_in(folder: Path, step: int | None, *, ema: bool = False) -> StoredWeights:
-    """Return the verified weights of the checkpoint of `step`, by default the newest that all stages have; of a
-    finished run without snapshots, those that it ended with. With `ema`, their averages.
+    """Return the verified weights of a checkpoint, or those that a finished run without snapshots ended with.
 
-    Raises `WeightsUnusable` if there are no averages, `NoCheckpoint`, `SnapshotDamaged`, `RunMovedOn`, or `OSError` for
-    a fault that may pass.
+    Args:
+        folder: Folder of the run.
+        step: Step of the checkpoint; None takes the newest that all stages have.
+        ema: Return the averages of the weights.
+
+    Raises:
+        WeightsUnusable: There are no averages.
+        NoCheckpoint: There is no such checkpoint.
+        SnapshotDamaged: A snapshot is damaged.
+        RunMovedOn: The run has deleted the checkpoint meanwhile.
+        OSError: A fault that may pass.
     """
     source = source_in(folder)
     if step is None and not source.present:
@@ -128,10 +139,17 @@ def take_weights(
     *,
     ema: bool = False,
 ) -> StoredWeights:
-    """Calls `use` with what `weights_in` finds, and returns it. If the run deletes the newest checkpoint meanwhile,
-    `tell` gets that, and the newest by then is used.
+    """Call `use` with the weights that `weights_in` finds, and return them.
 
-    Raises what `weights_in` and `use` do.
+    If the run deletes the newest checkpoint while it is used, the newest one by then is used, up to ten attempts in
+    all. Errors of `weights_in` and `use` are raised.
+
+    Args:
+        folder: Folder of the run.
+        step: Step of the checkpoint; None takes the newest that all stages have.
+        use: Reads the weights.
+        tell: Called with a line for people if a checkpoint was deleted.
+        ema: Take the averages of the weights.
     """
     for _ in range(_ATTEMPTS - 1) if step is None else ():
         try:
@@ -145,8 +163,11 @@ def take_weights(
 
 
 def _stored(of: str, step: int | None, files: Sequence[Path], averages: Sequence[Path], *, ema: bool) -> StoredWeights:
-    """Return the weights `of` a run at `step`; with `ema` their `averages`, which not every stage has. Raises
-    `WeightsUnusable` if none has."""
+    """Return the weights of `of` at `step`; with `ema` their averages, which not every stage has.
+
+    Raises:
+        WeightsUnusable: No stage has averages.
+    """
     if not ema:
         return StoredWeights(f"the weights of {of}", tuple(files), step)
     found = tuple(filter(Path.exists, averages))

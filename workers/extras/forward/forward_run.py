@@ -46,21 +46,22 @@ Tell = Callable[[str], object]  # takes a line for people
 
 
 def temporary_run_folder() -> OwnedFolder:
-    """Return the folder of a run that is only wanted while its command lasts. Raises `OSError`."""
+    """Return the folder of a run that lasts only as long as its command. Raises `OSError`."""
     return OwnedFolder(PREFIX, partial(shutil.rmtree, ignore_errors=True))
 
 
 class ForwardFailed(StagelineError):
-    """The stages could not compute a batch; the text names the stage, the layer, what it is and what it was given."""
+    """Failure of the stages to compute a batch; the text names the stage, the layer, its definition and its input."""
 
     def __init__(self, reason: str, exit_code: int) -> None:
+        """Create the error with the exit code of the command."""
         super().__init__(reason)
         self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Result of an evaluation: the mean loss and metrics over so many `rows`."""
+    """Result of an evaluation: the mean loss and metrics over `rows` rows."""
 
     rows: int
     loss: float | None
@@ -68,11 +69,7 @@ class Measured:
 
 
 class ForwardRun(AbstractContextManager["ForwardRun"]):
-    """The stages of `model` as workers: processes, or "inline" in this one. `loss` and `metrics` are for `evaluate`.
-    `tell` is told if a worker is lost and replaced.
-
-    Raises `ModelRefused`, `PlanRefused`, `CannotFork` or `ForwardFailed` if they do not start.
-    """
+    """Stages of a model as workers that run forward only: processes, or "inline" in this one."""
 
     def __init__(
         self,
@@ -83,6 +80,17 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         metrics: Mapping[str, Metric] | None = None,
         tell: Tell = lambda line: None,
     ) -> None:
+        """Start the workers: processes, or "inline" in this process.
+
+        Args:
+            model: Model of the run, and its plan.
+            workers: Processes, or "inline".
+            loss: Loss for `evaluate`.
+            metrics: Metrics for `evaluate`, by name.
+            tell: Called with a line for people if a worker is lost and replaced.
+
+        Raises `ModelRefused`, `PlanRefused`, `CannotFork` or `ForwardFailed` if the workers do not start.
+        """
         self._model, self._titles, self._tell = model, list(metrics or ()), tell
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_run_folder()).path
@@ -93,12 +101,17 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
             self._stack = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
+        """Stop the workers and remove their folder."""
         self._stack.close()
         self._tell_news()  # of the last moments, too
 
     def predictions(self, batches: Iterable[Tree]) -> Iterator[Tree]:
-        """Yield the model's output in evaluation mode for each of the `batches`, in order. A batch may have any
-        number of rows. Raises `ForwardFailed`, and `DataError` for a batch that cannot be cut into microbatches."""
+        """Yield the model's output in evaluation mode for each of `batches`, in order.
+
+        A batch may have any number of rows.
+
+        Raises `ForwardFailed`, and `DataError` for a batch that cannot be cut into microbatches.
+        """
         sizes: deque[int] = deque()
 
         def filled() -> Iterator[Batch]:
@@ -112,14 +125,17 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
             yield output if size >= self._least else _first(output, size, self._least)
 
     def evaluate(self, batches: Iterable[Batch]) -> Measured:
-        """Raises as `predictions` does."""
+        """Return the mean loss and metrics over `batches`, pairs of inputs and targets.
+
+        Raises as `predictions` does.
+        """
         sums = total(self._replies(CallKind.EVALUATE, map(_demanded, batches)))
         count = sums["rows"]
         metrics = {title: sums[name] / count for title, name in zip(self._titles, self._names, strict=True)}
         return Measured(int(count), sums["loss"] / count if "loss" in sums else None, metrics)
 
     def _replies(self, kind: CallKind, batches: Iterable[Batch]) -> Iterator[Replies]:
-        """Yield the replies to calls, of which at most `AHEAD` are under way."""
+        """Yield the replies to calls, of which at most `UNDER_WAY` are under way."""
         waiting: deque[tuple[Tree, Future[Replies]]] = deque()
         for inputs, targets in batches:
             self._check(inputs, 1)
@@ -142,7 +158,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
 
     @contextmanager
     def _explained(self, inputs: Tree) -> Iterator[None]:
-        """A context whose errors of the model name the layer, what it is, and the batch of these `inputs`."""
+        """Return a context whose errors of the model name the layer, its definition, and the batch `inputs`."""
         try:
             yield
         except (RunFailed, ComputeFailed) as error:
@@ -153,8 +169,10 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
 
 
 def with_rows(batch: Tree, least: int) -> Tree:
-    """A batch with fewer rows than microbatches has its last row once more for each that would be empty, which some
-    models do not take; one without rows stays as it is."""
+    """Return a batch with at least `least` rows: the last row is repeated for those that are missing.
+
+    Some models do not take the empty microbatches that there would be otherwise. A batch without rows stays as it is.
+    """
     count = rows(batch)
     lacking = least - count
     if not count or lacking <= 0:
@@ -163,7 +181,7 @@ def with_rows(batch: Tree, least: int) -> Tree:
 
 
 def _first(output: Tree, size: int, least: int) -> Tree:
-    """Return the first `size` rows of the output for `least` rows."""
+    """Return the first `size` rows of an output for `least` rows."""
     return map_tensors(lambda tensor: tensor[:size] if tensor.shape[:1] == (least,) else tensor, output)
 
 
@@ -175,7 +193,10 @@ def _begun(options: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
 
 
 def _options(model: RunModel, folder: Path, workers: Workers, loss: Loss, metrics: list[Metric]) -> LineCall:
-    """Evaluation is the same on every schedule; no update is made, so neither optimizer nor snapshots are needed."""
+    """Return the options of a run for evaluation.
+
+    Evaluation is the same on every schedule. No update is made, so neither optimizer nor snapshots are needed.
+    """
     cut, stages = model.plan.model.cut, model.plan.model.stages
     plan = model.plan.without_replicas()
     return LineCall(
@@ -204,6 +225,7 @@ class NoOptimizer:
     """Stand-in for an optimizer where nothing is trained."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
+        """Create an optimizer with one group of parameters."""
         self.param_groups = [{"params": list(parameters)}]
 
     def step(self) -> None: ...
@@ -211,6 +233,7 @@ class NoOptimizer:
     def zero_grad(self) -> None: ...
 
     def state_dict(self) -> dict[str, object]:
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None: ...
@@ -226,8 +249,10 @@ def _demanded(batch: Batch) -> Batch:
 
 
 def _unlike(plan: Plan, workers: Workers) -> dict[str, object]:
-    """The devices and threads of workers that have others than worker 0. Raises `ModelRefused` if they are inline: bits
-    follow from both."""
+    """Return settings with the devices and threads of workers that have others than worker 0.
+
+    Raises `ModelRefused` if there are any and `workers` is "inline": bits follow from both.
+    """
     first, *others = plan.workers
     found: dict[str, object] = {}
     for number, each in enumerate(others, 1):
@@ -242,7 +267,7 @@ def _unlike(plan: Plan, workers: Workers) -> dict[str, object]:
 
 
 def _codecs(plan: Plan) -> dict[str, object]:
-    """Return the settings by which queues between stages lose the same as in the run."""
+    """Return the settings that give queues between stages the codecs of the run, which lose the same bits."""
     match plan.queues.codec:
         case None:
             return {}
@@ -253,7 +278,7 @@ def _codecs(plan: Plan) -> dict[str, object]:
 
 
 def _described(module: torch.nn.Module, name: str) -> str:
-    """The layer as torch prints it, if that is one line, else its class."""
+    """Return the layer as torch prints it if that is one line, else its class."""
     try:
         layer = module.get_submodule(name)
     except AttributeError:  # a parameter, or a part of the forward
@@ -264,8 +289,11 @@ def _described(module: torch.nn.Module, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Data and metrics of an evaluation; None stands for those of the plan. `dataset` and `source` name others in
-    the plan's words, of which at most one is given: all rows of the dataset, or those that the source holds out."""
+    """Data and metrics of an evaluation; None stands for those of the plan.
+
+    `dataset` and `source` name other data in the plan's words; at most one is given. All rows of the dataset are
+    evaluated, or those that the source holds out.
+    """
 
     dataset: str | None = None
     source: str | None = None
@@ -274,7 +302,10 @@ class Wanted:
 
 
 def plan_with(plan: Plan, wanted: Wanted) -> Plan:
-    """The plan with what is `wanted`. Raises `DataError` if it has no data of its own, and none is named."""
+    """Return the plan with the data and metrics that are `wanted`.
+
+    Raises `DataError` if the run is a script's, so that its plan has no data, and none are named.
+    """
     changes: dict[str, Any] = {} if wanted.batch_size is None else {"batch_size": wanted.batch_size}
     if wanted.dataset is not None:
         changes |= {"dataset": wanted.dataset, "source": None, "held_out": None, "shuffle": False}
@@ -294,8 +325,10 @@ def plan_with(plan: Plan, wanted: Wanted) -> Plan:
 
 
 def batches_of(plan: Plan, wanted: Wanted) -> Iterator[Batch]:
-    """The batches of `plan_with(plan, wanted)`, cut as the run's own evaluation cuts them. Raises `ModelRefused`, and
-    `DataError` if there are none."""
+    """Return the batches of the plan's data to evaluate on, cut as the run's own evaluation cuts them.
+
+    All rows count if `wanted` names a dataset, else those held out. Raises `ModelRefused`, and `DataError` without any.
+    """
     source = load_source(plan)
     if wanted.dataset is not None:
         return map(source.batch, range(source.steps_per_epoch))
@@ -306,20 +339,28 @@ def batches_of(plan: Plan, wanted: Wanted) -> Iterator[Batch]:
 
 
 def loss_of(plan: Plan) -> Loss:
-    """Raises `ModelRefused`."""
+    """Return the plan's loss function. Raises `ModelRefused` if it cannot be loaded."""
     return load_function(plan.model.loss, base_folder(plan), "model.loss")
 
 
 def metrics_of(plan: Plan) -> Mapping[str, Metric]:
-    """Return the metrics by the names that the run's result has. Raises `ModelRefused`."""
+    """Return the metrics by the names that the run's result has. Raises `ModelRefused` if one cannot be loaded."""
     names = plan.model.metrics
     made: list[Callable[..., Any]] = [load_function(name, base_folder(plan), "model.metrics") for name in names]
     return dict(zip(plan.metric_names, made, strict=True))
 
 
 def evaluate_run(model: RunModel, wanted: Wanted, workers: Workers, tell: Tell) -> tuple[str, Measured]:
-    """Evaluate, and return the name of the data in the plan's words, and the result. Raises what `ForwardRun`,
-    `load_source` and `load_function` do."""
+    """Evaluate a run's model, and return the name of the data in the plan's words, and the result.
+
+    Args:
+        model: Model of the run, and its plan.
+        wanted: Data and metrics.
+        workers: Processes, or "inline".
+        tell: Called with a line for people if a worker is lost and replaced.
+
+    Raises what `ForwardRun`, its `evaluate`, `plan_with`, `batches_of`, `loss_of` and `metrics_of` raise.
+    """
     plan = plan_with(model.plan, wanted)
     loss, metrics, batches = loss_of(plan), metrics_of(plan), batches_of(plan, wanted)
     with ForwardRun(model, workers, loss=loss, metrics=metrics, tell=tell) as run:
@@ -329,9 +370,18 @@ def evaluate_run(model: RunModel, wanted: Wanted, workers: Workers, tell: Tell) 
 def predict_rows(
     model: RunModel, inputs: Inputs, target: Path, batch_size: int | None, workers: Workers, tell: Tell
 ) -> Mapping[str, str]:
-    """Writes to `target` what `model` returns for `inputs`, row by row, in batches of `batch_size` rows (None: the
-    plan's). Returns what it returned besides tensors, by names. Raises what `ForwardRun` does, `DataError`, `OSError`;
-    then there is no such file."""
+    """Write the model's outputs for `inputs` to a file. Return what was left out by name: outputs that are no tensors.
+
+    Args:
+        model: Model of the run, and its plan.
+        inputs: Rows of inputs.
+        target: File to write; it does not exist after an error.
+        batch_size: Rows of a batch; None takes the plan's.
+        workers: Processes, or "inline".
+        tell: Called with a line for people if a worker is lost and replaced.
+
+    Raises what `ForwardRun` and its `predictions` raise, `DataError` for outputs that cannot be joined, and `OSError`.
+    """
     size = batch_size or model.plan.data.batch_size
     outputs = JoinedOutputs()
     with ForwardRun(model, workers, tell=tell) as run:

@@ -42,7 +42,7 @@ _Found = dict[str, tuple[Read, tuple[int, ...]]]  # by name, with the shape
 
 
 def numpy(path: Path) -> Any:
-    """The module, wanted for the file at `path`. Raises `DataError` if it is not installed."""
+    """Return the module numpy, to read or write the file at `path`. Raises `DataError` if it is not installed."""
     try:
         return import_module("numpy")
     except ImportError as error:
@@ -54,17 +54,20 @@ def numpy(path: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The tensors of a file: how to read rows of each, by name. All have so many `rows`."""
+    """Tensors of a file, all with `rows` rows: for each name, a function that reads some of its rows."""
 
     reads: Mapping[str, Read]
     rows: int
 
     def batches(self, size: int) -> Iterator[Tree]:
-        """All rows in order, `size` in each batch, and the rest in the last; without rows, one batch of none."""
+        """Return all rows in order, `size` in each batch, and the rest in the last.
+
+        Without rows there is one empty batch.
+        """
         return (self._batch(low, high) for low, high in self._ranges(size))
 
     def sizes(self, size: int) -> Iterator[int]:
-        """Return how many rows each of these batches has."""
+        """Return how many rows each batch of `batches(size)` has."""
         return (high - low for low, high in self._ranges(size))
 
     def _ranges(self, size: int) -> Iterator[tuple[int, int]]:
@@ -82,7 +85,11 @@ class Inputs:
 
 
 def open_inputs(path: Path) -> Inputs:
-    """Raise `DataError` for what cannot be read, or tensors without a common number of rows."""
+    """Return the inputs in the file at `path`.
+
+    Raises:
+        DataError: The file cannot be read, has no tensor, or has tensors without a common number of rows.
+    """
     if path.suffix not in INPUTS:
         raise DataError(f"{path} cannot be read as inputs: expected a file of {', '.join(INPUTS)}")
     if not path.is_file():
@@ -138,7 +145,11 @@ def _of_array(path: Path, name: str, array: Any) -> Read:
 
 
 def _csv(path: Path) -> Any:
-    """Raise `ValueError` with the line that is no row of numbers, and for a file without rows."""
+    """Return the numbers of a file, float32 [rows, columns].
+
+    Raises:
+        ValueError: A line is not a row of numbers (the text tells which), or there is no row.
+    """
     try:
         with warnings.catch_warnings(action="ignore"):  # of a file without rows
             found = numpy(path).loadtxt(path, delimiter=",", dtype="float32", ndmin=2)
@@ -150,9 +161,13 @@ def _csv(path: Path) -> Any:
 
 
 def demand_writable(path: Path) -> None:
-    """Check, before anything is computed, that predictions can be written to `path`; make its folder. Raises
-    `DataError` for another form, or one that needs a package that is not installed, `WeightsUnusable` for a file
-    that is there, `OSError` where no file can be made."""
+    """Check, before anything is computed, that predictions can be written to `path`; make its folder.
+
+    Raises:
+        DataError: The suffix is not supported, or needs a package that is not installed.
+        WeightsUnusable: There is a file already.
+        OSError: No file can be made there.
+    """
     if path.suffix not in OUTPUTS:
         raise DataError(f"predictions are not written to {path}: expected a file of {' or '.join(OUTPUTS)}")
     require_absent(path)
@@ -165,7 +180,16 @@ def demand_writable(path: Path) -> None:
 
 
 def write_outputs(path: Path, outputs: Mapping[str, torch.Tensor]) -> None:
-    """Raise `DataError` if a .npy file cannot hold them, `OSError`."""
+    """Write predictions to `path`, whole or not at all.
+
+    Args:
+        path: File to write; its suffix chooses the form.
+        outputs: Row-major tensors by name.
+
+    Raises:
+        DataError: A .npy file cannot hold them: there are several, or numpy lacks the dtype.
+        OSError: The file cannot be written.
+    """
     make_folder(path.absolute().parent)
     draft = draft_of(path)
     try:
@@ -182,11 +206,16 @@ class JoinedOutputs:
     """Outputs of the model for batch after batch, joined by rows, in memory."""
 
     def __init__(self) -> None:
+        """Create an empty collection."""
         self._parts: dict[str, list[torch.Tensor]] = {}
         self.left_out: dict[str, str] = {}  # by name: values that are no tensors
 
     def add(self, output: Tree, rows: int) -> None:
-        """The `output` for a batch of so many rows. Raises `DataError` if it cannot be joined with those before."""
+        """Add the output for a batch of `rows` rows.
+
+        Raises:
+            DataError: The output has no tensor, or cannot be joined with earlier outputs.
+        """
         tensors = dict(self._tensors(output))
         if not tensors:
             raise DataError(f"the model returned no tensor, but {describe(output)}: there is nothing to write")
@@ -197,7 +226,7 @@ class JoinedOutputs:
             self._parts.setdefault(name, []).append(tensor)
 
     def joined(self) -> dict[str, torch.Tensor]:
-        """Row-major, by names."""
+        """Return the joined outputs by name, row-major."""
         return {name: torch.cat(parts).contiguous() for name, parts in self._parts.items()}
 
     def _tensors(self, output: Tree) -> Iterator[tuple[str, torch.Tensor]]:
@@ -222,7 +251,7 @@ class JoinedOutputs:
 
 
 def flattened(tree: Tree, name: str = "") -> Iterator[tuple[str, Tree]]:
-    """The leaves of a tree by dotted names."""
+    """Yield the leaves of `tree` by dotted names, which begin with `name`."""
     match tree:
         case dict():
             branches: Sequence[tuple[object, Tree]] = list(tree.items())

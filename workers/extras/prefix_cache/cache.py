@@ -42,9 +42,19 @@ _THERE = 1 << 32  # added to the checksum of a sample that is there
 
 
 class RowFile:
-    """`rows` is uint8 [count, size]; a new file has zeros. Raises `OSError`."""
+    """File of rows, mapped into memory: `rows` is uint8 [count, size]."""
 
     def __init__(self, path: Path, count: int, size: int) -> None:
+        """Open the file, or make it with zeros. The system reserves the space on the disk.
+
+        Args:
+            path: Path of the file.
+            count: Number of rows.
+            size: Bytes of a row.
+
+        Raises:
+            OSError: The file cannot be opened, or there is no room on the disk.
+        """
         wanted = max(1, count * size)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
@@ -58,15 +68,15 @@ class RowFile:
         self._bytes = memoryview(self._memory)
 
     def row(self, number: int) -> memoryview:
-        """The bytes of a row."""
+        """Return the bytes of row `number`."""
         return self._bytes[number * self.size : (number + 1) * self.size]
 
     def sync(self) -> None:
-        """Return once all that was written before survives a power failure. For any thread. Raises `OSError`."""
+        """Return once all earlier writes survive a power failure. Any thread may call it. Raises `OSError`."""
         os.fsync(self._file)
 
     def close(self) -> None:
-        """The memory stays until no tensor uses it."""
+        """Close the file. Its memory stays until no tensor uses it."""
         os.close(self._file)
 
 
@@ -78,15 +88,11 @@ def _take_space(file: int, size: int) -> None:
 
 
 class PrefixCacheFailed(ComputeFailed):
-    """The output of the frozen first stages cannot be kept, or is not there."""
+    """Failure to keep the output of the frozen first stages, or to read it back."""
 
 
 class PrefixCache:
-    """The rows of `samples` samples, in `folder`, which nothing else writes to. `parts` say what they follow from.
-
-    `note` gets the fault while there is no room for it on the disk, and `wait` waits so many seconds before the next
-    attempt.
-    """
+    """Rows of `samples` samples in a folder, which no other process writes to."""
 
     def __init__(
         self,
@@ -98,6 +104,16 @@ class PrefixCache:
         note: Note = lambda fault: None,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
+        """Create a cache without rows, to be filled by `keep` or `open`.
+
+        Args:
+            folder: Folder of the files.
+            numbering: Gives the samples of each microbatch.
+            samples: Number of samples.
+            parts: Keys of the plan that the rows follow from, and their values.
+            note: Called with the fault while there is no room on the disk.
+            wait: Waits for a number of seconds before the next attempt.
+        """
         self.folder = folder
         self._note = note
         self._wait = wait
@@ -112,8 +128,16 @@ class PrefixCache:
         self._unsaved = False
 
     def keep(self, step: int, microbatch: int, received: Tree) -> None:
-        """Copy the rows of a microbatch. Raises `PrefixCacheFailed` if they have another form than those before, or
-        if there is no room for them on the disk."""
+        """Copy the rows of a microbatch into the cache.
+
+        Args:
+            step: Step of the microbatch.
+            microbatch: Number of the microbatch.
+            received: Output of the frozen stages: tensors of shape [rows, ...].
+
+        Raises:
+            PrefixCacheFailed: The rows have another form than earlier ones, or there is no room for them on the disk.
+        """
         samples = self._numbering.microbatch(step, microbatch)
         structure, parts = flatten(received, LIMITS.depth)[0], tensors(received)
         if not len(samples):
@@ -127,8 +151,15 @@ class PrefixCache:
         self._unsaved = True
 
     def rows(self, step: int, microbatch: int) -> Tree:
-        """Return what `keep` was given, of the samples of this microbatch, in memory of its own. Raises
-        `PrefixCacheFailed` if one is not there."""
+        """Return the kept rows of a microbatch's samples, as the tree that `keep` was given, in memory of its own.
+
+        Args:
+            step: Step of the microbatch.
+            microbatch: Number of the microbatch.
+
+        Raises:
+            PrefixCacheFailed: A sample is not in the cache.
+        """
         samples = self._numbering.microbatch(step, microbatch)
         header = self._header
         if header is None or not self._marks.index_select(0, samples).all():
@@ -145,8 +176,10 @@ class PrefixCache:
         return unflatten(header.structure, found)
 
     def sync(self) -> None:
-        """Return once all that was kept before survives a power failure. For any thread. May be repeated after it
-        has raised `OSError`."""
+        """Return once all rows that were kept before survive a power failure.
+
+        Any thread may call it. It may be repeated after it has raised `OSError`.
+        """
         if not self._unsaved:
             return
         self._unsaved = False  # first: what is kept meanwhile is for the next time
@@ -158,8 +191,11 @@ class PrefixCache:
             raise
 
     def open(self, steps: int) -> str:
-        """Continue with the rows of the first `steps` steps that are there. Return why that cannot be, "" if it can.
-        Reads every byte."""
+        """Continue with the rows on the disk of the first `steps` steps. Reads every byte.
+
+        Returns:
+            Why the rows cannot be used; "" if they can.
+        """
         try:
             header = read_header(self.folder)
             if wrong := difference(header, self._parts, self._samples):
@@ -172,7 +208,7 @@ class PrefixCache:
         return self._damage(steps)
 
     def clear(self) -> None:
-        """Forget all rows. Raises `PrefixCacheFailed`."""
+        """Forget all rows, and remove the folder. Raises `PrefixCacheFailed` if it cannot be removed."""
         self._close()
         try:
             if self.folder.exists():
@@ -181,7 +217,7 @@ class PrefixCache:
             raise PrefixCacheFailed(f"the prefix cache {self.folder} cannot be removed: {reason_of(error)}") from None
 
     def _damage(self, steps: int) -> str:
-        """Return what is wrong with the rows of the first `steps` steps."""
+        """Return what is wrong with the rows of the first `steps` steps; "" if they are intact."""
         samples = {each for batch in self._numbering.batches(steps) for each in batch.tolist()}
         absent = sum(not self._marks[each] for each in samples)
         if absent:
@@ -220,7 +256,7 @@ class PrefixCache:
             )
 
     def _begin(self, header: CacheHeader) -> None:
-        """Take space on the disk for all rows. A full disk is waited for."""
+        """Take space on the disk for all rows. Wait while the disk is full."""
         size = header.row_bytes * header.samples
         what = f"take {size} bytes for {header.samples} samples in {self.folder}"
         try:
@@ -254,7 +290,7 @@ class PrefixCache:
 
 
 def _require_sizes(folder: Path, sizes: dict[str, int], samples: int) -> None:
-    """Raise `ValueError` for a file that is not as long as it was made, `OSError` for one that is not there."""
+    """Raise `ValueError` for a file with another length than it was made with, `OSError` for a missing file."""
     for name, size in sizes.items():
         found, wanted = (folder / name).stat().st_size, max(1, samples * size)
         if found != wanted:
@@ -272,7 +308,7 @@ def _listed(leaves: Iterable[CachedLeaf]) -> str:
 
 
 def require_numbering(found: Numbering | None) -> Numbering:
-    """Raise `DataError` if neither the data nor the broker says which samples a batch has."""
+    """Return `found`. Raise `DataError` if it is None: neither the data nor the broker gives the samples of a batch."""
     if found is None:
         raise DataError("neither the data nor the broker says which samples a batch has")
     return found

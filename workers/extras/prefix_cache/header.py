@@ -37,7 +37,7 @@ class CachedLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def type(self) -> torch.dtype:
-        """Raise `ValueError` if there is none of that name."""
+        """The dtype, as torch's object. Raises `ValueError` if torch has none of that name."""
         found = getattr(torch, self.dtype, None)
         if not isinstance(found, torch.dtype):
             raise ValueError(f"torch has no dtype {self.dtype!r}")
@@ -45,16 +45,20 @@ class CachedLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of a row."""
+        """Number of bytes of a row."""
         return self.type.itemsize * torch.Size(self.shape).numel()
 
     def __str__(self) -> str:
+        """Return dtype and shape, for people: "float32 [rows, 768]"."""
         return f"{self.dtype} [rows{''.join(f', {size}' for size in self.shape)}]"
 
 
 class CacheHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`parts`: the plan's keys that its rows follow from; `samples`: how many rows its files have room for; `structure`
-    is that of a message's payload, of which `leaves` are the tensors."""
+    """Header of a cache.
+
+    `parts` are the plan's keys that its rows follow from; `samples` is the number of rows that its files have room for;
+    `structure` is that of a message's payload, whose tensors are `leaves`.
+    """
 
     format: str = FORMAT
     parts: dict[str, Any]
@@ -64,6 +68,7 @@ class CacheHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def row_bytes(self) -> int:
+        """Number of bytes of a sample's rows in all files."""
         return sum(leaf.bytes for leaf in self.leaves)
 
 
@@ -73,8 +78,10 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parts_of(plan: Plan, first_layer: int) -> dict[str, Any]:
-    """The plan's keys that the rows follow from, and the layer before which they are taken. With a codec something is
-    lost wherever the model is cut."""
+    """Return the plan's keys that the rows follow from, and the layer before which the rows are taken.
+
+    With lossy codecs the cut is one of these keys: a codec loses something wherever the model is cut.
+    """
     found = counted(plan.as_mapping())
     of_cuts = _OF_CUTS if plan.queues.lossy else ()
     wanted = {key: value for key, value in found.items() if _is_part(key) or f"{key}.".startswith(of_cuts)}
@@ -82,14 +89,14 @@ def parts_of(plan: Plan, first_layer: int) -> dict[str, Any]:
 
 
 def write_header(folder: Path, header: CacheHeader) -> None:
-    """Write the header; when this returns, it is on the disk. Raises `OSError`."""
+    """Write the header into `folder`; on return it is on the disk. Raises `OSError`."""
     data = msgspec.json.encode(header)
     sealed = _Sealed(msgspec.Raw(data), sha256(data).hexdigest())
     write_file(folder / NAME, msgspec.json.encode(sealed) + b"\n")
 
 
 def read_header(folder: Path) -> CacheHeader:
-    """Raise `OSError`, `ValueError` if it is damaged."""
+    """Return the header in `folder`. Raises `OSError` if it cannot be read, `ValueError` if it is damaged."""
     try:
         sealed = msgspec.json.decode((folder / NAME).read_bytes(), type=_Sealed)
         if sha256(sealed.header).hexdigest() != sealed.sha256:
@@ -100,7 +107,13 @@ def read_header(folder: Path) -> CacheHeader:
 
 
 def difference(header: CacheHeader, parts: dict[str, Any], samples: int) -> str:
-    """Return why the rows of another cache are not those of this run; "" if they are."""
+    """Return why the rows of another cache are not those of this run; "" if they are.
+
+    Args:
+        header: Header of the other cache.
+        parts: Keys of the plan that the rows of this run follow from.
+        samples: Number of samples of this run.
+    """
     if header.format != FORMAT:
         return f"it is of format {header.format!r}, this stageline reads {FORMAT!r}"
     for key in sorted(header.parts.keys() | parts.keys()):

@@ -37,9 +37,19 @@ log = structlog.get_logger()
 def compute_again(
     job: Job, worker: int, steps: int, stages: Mapping[int, Stage], reason: str
 ) -> Iterator[tuple[tuple[int, int], Tree]]:
-    """Step and microbatch, and what leaves the frozen first stages, of each microbatch of the first `steps` steps.
+    """Yield the output of the frozen first stages for each microbatch of the first `steps` steps, after its place.
 
-    `stages` are those that `worker` has already. Raises `PrefixCacheFailed`, which begins with the `reason`.
+    The place is a pair of step and microbatch.
+
+    Args:
+        job: Plan, model and data.
+        worker: Number of this worker, for errors.
+        steps: Number of steps.
+        stages: Stages that this worker has already, by number.
+        reason: Why the cache cannot be used, for errors.
+
+    Raises:
+        PrefixCacheFailed: The data, the weights or the model of the frozen stages are not available here.
     """
     try:
         yield from _computed(job, steps, stages)
@@ -86,15 +96,17 @@ def _threads_kept() -> Iterator[None]:
 
 
 class PrefixCaching(WorkerFeature):
-    """Keeps what comes from the frozen first stages, and gives it again, around the forwards of the stage `first`."""
+    """Feature that keeps and replays the output of the frozen first stages, around forwards of the stage `first`."""
 
     name = "prefix cache"
 
     def __init__(self, cache: PrefixCache, first: int) -> None:
+        """Create the feature for `first`, the first stage that trains."""
         self._cache = cache
         self._first = first
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        """Return `compute`, wrapped for forwards of the first stage that trains: marked rows are kept or replayed."""
         if stage.index != self._first or kind != Kind.FORWARD:
             return compute
 
@@ -109,19 +121,23 @@ class PrefixCaching(WorkerFeature):
         return with_rows
 
     def settle(self, stage: int) -> None:
+        """Return once all rows that were kept are on the disk."""
         self._cache.sync()
 
     def cached_input(self, instruction: Instruction) -> Tree:
+        """Return the replayed rows for a forward of the first stage that trains; None for other instructions."""
         if instruction.action.stage != self._first or CacheUse.REPLAYED not in instruction.op.marks:
             return None
         return self._cache.rows(instruction.step, instruction.action.microbatch)
 
 
 def prefix_cache(place: WorkerPlace) -> PrefixCaching | None:
-    """Return the cache as the worker at `place` needs it; None if it needs none. Takes long if the cache is lost.
+    """Return the cache for the worker at `place`; None if that worker needs none. Takes long if the cache is lost.
 
-    Raises `PrefixCacheFailed` if it cannot be made, `DataError` or `ModelRefused` if the data that say which samples a
-    batch has cannot be read.
+    Raises:
+        PrefixCacheFailed: The cache cannot be made.
+        DataError: The data that give the samples of a batch cannot be read.
+        ModelRefused: The data source cannot be made.
     """
     job, replayed_from, first = place.job, place.job.replayed_from, place.job.schedule.first_trainable
     if replayed_from is None or first not in job.schedule.placement[place.worker]:

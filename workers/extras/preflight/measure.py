@@ -127,10 +127,10 @@ class LayerRun:
         return self._executor.carry_out(self._job.program.instruction(0, Action(kind, self._index)), received)
 
     def _held(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return by name the bytes of weights, gradients and optimizer state after an update, and of parameters that train.
+        """Return the bytes that the layer holds after an update, and the bytes of its trained parameters, both by name.
 
-        A tensor is named as in the first stage that has it, so tensors that layers share count once where these layers
-        are in one stage.
+        Held are weights, gradients and the optimizer's state. A tensor is named as in the first stage that has it, so
+        tensors that layers share count once where these layers are in one stage.
         """
         parameters = with_gradients(self._stage)
         self._carry_out(Kind.UPDATE, [])
