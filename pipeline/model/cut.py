@@ -1,4 +1,4 @@
-"""Makes the plan's model and cuts it into stages."""
+"""Making of the plan's model, and its cutting into stages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,11 +25,15 @@ from .ties import with_own_copies
 
 
 def build_segments(plan: Plan) -> list[Segment]:
-    """Makes the model with the plan's factory, under the plan's seed, and cuts it into stages. If the plan says where
-    weights are, they have no memory before `Segment.load`; no file is opened here.
+    """Make the model with the plan's factory, under the plan's seed, and cut it into stages.
 
-    Raises `PlanRefused` if where to cut has yet to be measured. Raises `ModelRefused`: the factory is missing or fails,
-    how to cut what it returns is not known, the cut does not fit it, or two stages would share a buffer.
+    If the plan says where weights are, the weights have no memory before `Segment.load`; no file is opened here.
+
+    Raises:
+        PlanRefused: Where to cut has yet to be measured.
+        ModelRefused: The factory is missing or fails, how to cut its model is not known, the cut does not fit the
+            model,
+            or two stages would share a buffer.
     """
     plan.demand_cut()
     base = base_folder(plan).absolute()  # before user code may change the current folder
@@ -56,8 +60,20 @@ def make_segments(
     stored: bool = False,
     accept_difference: bool = False,
 ) -> tuple[Any, list[Segment]]:
-    """What `make` returns under `seed`, and its stages as `cut_model` makes them. If its weights are `stored` in files,
-    its parameters have no memory. Raises `ModelRefused`."""
+    """Return the model that `make` returns under `seed`, and its stages as `cut_model` makes them.
+
+    Args:
+        make: Makes the model.
+        seed: Seed of torch's random numbers.
+        cut: As for `cut_model`.
+        stages: As for `cut_model`.
+        trainable: As for `cut_model`.
+        stored: True if the weights are in files; the model's parameters have no memory then.
+        accept_difference: As for `cut_model`.
+
+    Raises:
+        ModelRefused: The model cannot be made or cut.
+    """
     if not stored:
         torch.manual_seed(seed)
         model = make()
@@ -72,7 +88,14 @@ def make_segments(
 
 
 def with_stored_weights(plan: Plan, model: Any, segments: Sequence[Segment], base: Path) -> list[Segment]:
-    """The stages of `model`, with where the plan says that their weights are; its paths begin at the folder `base`."""
+    """Return the stages of `model`, each with the place of its weights if the plan names one.
+
+    Args:
+        plan: The plan.
+        model: The model that the stages were cut from.
+        segments: The stages.
+        base: Folder that the plan's paths start from.
+    """
     if not plan.loads_weights:
         return list(segments)
     parts = _parts_of_all(segments)
@@ -94,12 +117,18 @@ def cut_model(
     *,
     accept_difference: bool = False,
 ) -> list[Segment]:
-    """Cuts `model` into stages: before each layer in `cut`, numbers or names, or into `stages` of about equal parameter
-    count. Only parameters whose names match a pattern of `trainable` are trained; None: those that require a gradient.
+    """Cut `model` into stages.
 
-    `model` is an `nn.Sequential`, a model of a known family, `Layers`, or a list with one module for each stage. With
-    `accept_difference`, a traced model is cut though its layers compute something other than its forward. Raises
-    `ModelRefused`.
+    Args:
+        model: An `nn.Sequential`, a model of a known family, `Layers`, or a list with one module for each stage.
+        cut: Numbers or names of the layers before which to cut; None or "auto" cuts into `stages` stages of about equal
+            parameter count.
+        stages: Number of stages, if `cut` does not give it.
+        trainable: Patterns of names of parameters; only these are trained. None: those that require a gradient.
+        accept_difference: True to cut a traced model though its layers compute something other than its forward.
+
+    Raises:
+        ModelRefused: The model cannot be cut so.
     """
     if isinstance(model, Layers) and model.difference and not accept_difference:
         raise ModelRefused(model.difference)
@@ -135,7 +164,11 @@ def cut_model(
 
 
 def first_trainable(segments: Sequence[Segment]) -> int:
-    """The first stage that trains; stages below it run forward only. Raises `ModelRefused` if none trains."""
+    """Return the number of the first stage that trains. Stages below it run forward only.
+
+    Raises:
+        ModelRefused: No stage trains.
+    """
     for part in segments:
         if part.trainable:
             return part.index
@@ -147,13 +180,13 @@ def first_trainable(segments: Sequence[Segment]) -> int:
 
 
 def frozen_stages(segments: Sequence[Segment]) -> tuple[int, ...]:
-    """Those above the first that trains of which nothing is trained."""
+    """Return the indexes of stages after the first trainable one that have no trainable parameter."""
     first = first_trainable(segments)
     return tuple(part.index for part in segments if part.index > first and not part.trainable)
 
 
 def _with_titles(model: Any, layers: Sequence[torch.nn.Module], segments: Sequence[Segment]) -> list[Segment]:
-    """The segments, each with the numbers and the names of its parameters in `model.named_parameters()`."""
+    """Return the segments, each with the numbers and names of its parameters in `model.named_parameters()`."""
     whole = model if isinstance(model, torch.nn.Module) else torch.nn.ModuleList(layers)
     parameters = model.parameters if isinstance(model, Layers) else dict(whole.named_parameters())
     known = {id(parameter): (number, name) for number, (name, parameter) in enumerate(parameters.items())}
@@ -181,7 +214,7 @@ def _refuse_impossible_cuts(segments: Sequence[Segment]) -> None:
 
 
 def _refuse_other_state(segments: Sequence[Segment]) -> None:
-    """Raises `ModelRefused` for an entry of `state_dict()` that is no tensor: it would have to be pickled."""
+    """Raise `ModelRefused` for an entry of `state_dict()` that is no tensor, since it would have to be pickled."""
     for part in segments:
         for name, value in part.weights.items():
             if not isinstance(value, torch.Tensor):

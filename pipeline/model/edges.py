@@ -1,4 +1,4 @@
-"""Lists the layers of a model, and decides before which of them it is cut: by number, by name, or by size."""
+"""The layers of a model, and the layers before which it is cut: by number, by name, or by size."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,7 +23,20 @@ _NamedLayers = tuple[list[str], list[torch.nn.Module]]
 
 
 def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, stages: int | None) -> list[int]:
-    """The number of each stage's first layer, and at the end the number of layers. Raises `ModelRefused`."""
+    """Return the number of each stage's first layer, and at the end the number of layers.
+
+    Args:
+        names: Names of the layers, in order.
+        layers: The layers.
+        cut: Numbers or names of the layers with which stages 1, 2, ... begin; None or text cuts by size, and
+            `EACH_LAYER`
+            before every layer.
+        stages: Number of stages for a cut by size; None is 1.
+
+    Raises:
+        ModelRefused: A layer in `cut` is not known, is the first, or is not after the one before; or there are more
+            stages than layers.
+    """
     if cut == EACH_LAYER:
         return list(range(len(layers) + 1))
     if cut is None or isinstance(cut, str):
@@ -36,7 +49,7 @@ def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, 
 
 
 def _number(place: int | str, names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Sequence[int | str]) -> int:
-    """The number of the layer that a stage begins with."""
+    """Return the number of the layer that a stage begins with."""
     number = place if isinstance(place, int) else _of_name(place, names, layers, cut)
     if not 0 < number < len(layers):
         which = f"{number} is out of range" if isinstance(place, int) else f"{place} is the first layer"
@@ -51,7 +64,7 @@ def _places(layers: int) -> str:
 
 
 def _of_name(name: str, names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Sequence[int | str]) -> int:
-    """The layer of that name, or the first one in the module of that name."""
+    """Return the number of the layer called `name`, or of the first layer in the module called so."""
     within = [number for number, each in enumerate(names) if each == name or each.startswith(f"{name}.")]
     if within:
         return within[0]
@@ -68,15 +81,16 @@ def _of_name(name: str, names: Sequence[str], layers: Sequence[torch.nn.Module],
 
 
 def _modules(layer: torch.nn.Module, name: str) -> set[str]:
-    """The names in the unsplit model of the modules in a layer."""
+    """Return the names, in the unsplit model, of the modules in a layer."""
     found = ((part, key) for part, module in parts_of(layer, name) for key, _ in module.named_modules())
     return {joined(part, key) if key else part for part, key in found}
 
 
 def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
-    """The edges of `stages` contiguous parts whose largest has as few parameters as possible; the earliest such cuts.
+    """Return the edges of `stages` contiguous parts whose largest has as few parameters as possible.
 
-    A layer counts one more than its parameters, so that layers without any are spread too.
+    Of several such cuts it is the earliest. A layer counts one more than its parameters, so that layers without any are
+    spread too.
     """
     if not 0 < stages <= len(layers):
         raise ModelRefused(
@@ -87,9 +101,17 @@ def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
 
 
 def layers_of(model: object, cut: Cut) -> _NamedLayers:
-    """The names of the layers of `model`, and the layers; `cut` may name some. Raises `ModelRefused` for a model of
-    which it is not known how to cut it, for what a call of it does that calls of its layers do not, and for a name of
-    which it is known why no layer begins there."""
+    """Return the names of the layers of `model`, and the layers.
+
+    Args:
+        model: The model.
+        cut: The wished cut, which may name layers.
+
+    Raises:
+        ModelRefused: How to cut the model is not known; a call of the model does more than calls of its layers; or
+            `cut`
+            has a name of which it is known why no layer begins there.
+    """
     if isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward:
         return _children(model)
     listed = model if isinstance(model, Layers) else known_layers(model) if isinstance(model, torch.nn.Module) else None

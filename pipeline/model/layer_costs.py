@@ -1,4 +1,4 @@
-"""Decides where a model is cut by the costs of its layers, so that stages are balanced and have room in memory.
+"""Cuts of a model by the costs of its layers, so that stages are balanced and have room in memory.
 
 weights 5 1 1 1 4, 3 stages:   5 | 1 1 | 1 4      edges [0, 1, 3, 5]
 
@@ -22,8 +22,15 @@ InFlight = Callable[[int], Sequence[int] | None]  # by the number of stages: mic
 
 
 def best_partition(layers: int, stages: int, cost: Cost) -> list[int] | None:
-    """The edges of `stages` parts of which the dearest costs least; of several such, always the same. None if there are
-    none that are allowed."""
+    """Return the edges of `stages` parts of which the dearest costs least; None if no partition is allowed.
+
+    Of several such partitions it is always the same one.
+
+    Args:
+        layers: Number of layers.
+        stages: Number of parts.
+        cost: Cost of a stage with a range of layers; None if the range is not allowed.
+    """
     best: dict[int, _Found] = {0: (0, [0])}
     for stage in range(stages):
         last = stage == stages - 1
@@ -34,7 +41,7 @@ def best_partition(layers: int, stages: int, cost: Cost) -> list[int] | None:
 
 
 def _best_before(best: dict[int, _Found], stage: int, end: int, cost: Cost) -> _Found | None:
-    """The best way to divide the layers before `end` into one more stage than `best` does."""
+    """Return the best way to divide the layers before `end` into one more stage than `best` does."""
     ways = (
         (max(before, own), [*edges, end])
         for begin, (before, edges) in best.items()
@@ -46,7 +53,14 @@ def _best_before(best: dict[int, _Found], stage: int, end: int, cost: Cost) -> _
 
 
 def can_divide(layers: int, stages: int, fits: Callable[[int, int, int], bool]) -> bool:
-    """Whether there are `stages` parts that all fit. A part of what fits in a stage fits in it, too."""
+    """Return True if the layers can be divided into `stages` parts that all fit.
+
+    Args:
+        layers: Number of layers.
+        stages: Number of parts.
+        fits: Called with a stage and the edges of its layers. A part of a range that fits in a stage must fit in it
+            too.
+    """
     ends = {0}
     for stage in range(stages):
         most = layers - (stages - stage - 1)
@@ -55,23 +69,27 @@ def can_divide(layers: int, stages: int, fits: Callable[[int, int, int], bool]) 
 
 
 def _fitting(begin: int, most: int, fits: Callable[[int], bool]) -> Iterator[int]:
-    """Where a part from `begin` on that fits can end."""
+    """Yield the ends of the parts that begin at `begin` and fit."""
     return takewhile(fits, range(begin + 1, most + 1))
 
 
 def by_weight(weights: Sequence[int]) -> Cost:
-    """What a stage costs whose layers cost `weights`."""
+    """Return the cost function of stages whose layers cost `weights`."""
     before = [0, *accumulate(weights)]
     return lambda stage, begin, end: before[end] - before[begin]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one layer costs.
+    """The costs of one layer.
 
-    `parameters`: how many. `nanoseconds`: its forward and backward of a microbatch. Bytes: `held` all the time, by
-    name: weights, gradients, the optimizer's state; of them `trained` is kept in versions in asynchronous mode; `saved`
-    by one microbatch, and its `output`, by numbers of memory.
+    Attributes:
+        parameters: Number of parameters.
+        nanoseconds: Time of the layer's forward and backward of a microbatch.
+        held: Bytes held all the time, by name: weights, gradients and the optimizer's state.
+        trained: Bytes, among those held, that asynchronous mode keeps in versions, by name.
+        saved: Bytes that one microbatch saves for backward, by number of memory.
+        output: Bytes of the layer's output, by number of memory.
     """
 
     parameters: int
@@ -84,8 +102,15 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class CutWish:
-    """How many stages, what is balanced, and the bytes that a stage may take; None: any. `stashes`: asynchronous,
-    with a version of the weights for each microbatch in flight; with `delays`, one version besides the newest."""
+    """The wishes for a cut.
+
+    Attributes:
+        stages: Number of stages.
+        balance: The cost that is balanced.
+        limit: Bytes that a stage may take; None for any number.
+        stashes: True in asynchronous mode with a version of the weights for each microbatch in flight.
+        delays: True with one version of the weights besides the newest.
+    """
 
     stages: int
     balance: Balance = "parameters"
@@ -95,9 +120,16 @@ class CutWish:
 
 
 def chosen_edges(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> list[int]:
-    """The number of each stage's first layer, and at the end the number of layers: the best cut among those that fit.
+    """Return the number of each stage's first layer and, at the end, the number of layers, for the best cut that fits.
 
-    Raises `ModelRefused` if none does, with what the stages would take at least.
+    Args:
+        costs: Costs of the layers.
+        wish: The wishes for the cut.
+        in_flight: Returns, for a number of stages, the most microbatches that each stage holds; None if the schedule is
+            not for this number.
+
+    Raises:
+        ModelRefused: No cut fits; the error has the memory that the stages would take at least.
     """
     if not 0 < wish.stages <= len(costs):
         raise ModelRefused(
@@ -119,12 +151,12 @@ def chosen_edges(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight)
 
 
 def _weight(cost: LayerCost, balance: Balance) -> int:
-    """One more than there are, so that layers that cost nothing are spread too."""
+    """Return one more than the cost of a layer, so that layers that cost nothing are spread too."""
     return 1 + (cost.nanoseconds if balance == "time" else cost.parameters)
 
 
 def _memory(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> Cost:
-    """The bytes of a stage, as a plan's estimate counts them."""
+    """Return the function of the bytes that a stage takes, counted as a plan's estimate counts them."""
     peaks = in_flight(wish.stages) or [1] * wish.stages
     ranges = LayerRanges(costs)
     stashed = [peak * wish.stashes for peak in peaks[: wish.stages - 1]]
@@ -138,14 +170,20 @@ def _memory(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> C
 
 
 class LayerRanges:
-    """What ranges of layers hold: by the first layer, those that end after it, as far as they were asked for."""
+    """The memory that ranges of layers hold, computed once for each first layer that is asked for."""
 
     def __init__(self, costs: Sequence[LayerCost]) -> None:
+        """Make the ranges of the layers with these costs."""
         self._costs = costs
         self._known: dict[int, list[tuple[int, int, int]]] = {}
 
     def bytes(self, begin: int, end: int) -> tuple[int, int, int]:
-        """Of all weights with what belongs to them, of those that are trained, and of a microbatch's activations."""
+        """Return the bytes of the layers from `begin` up to `end`.
+
+        Returns:
+            Bytes of all weights with what belongs to them, of the trained among these, and of a microbatch's
+                activations.
+        """
         if begin not in self._known:
             self._known[begin] = self._from(begin)
         return self._known[begin][end - begin - 1]
@@ -164,7 +202,7 @@ class LayerRanges:
 
 
 def _added(known: dict[object, int], more: Mapping[object, int]) -> int:
-    """Adds to `known` what it lacks, and returns the bytes of that."""
+    """Add to `known` the entries of `more` that it lacks, and return their bytes."""
     new = {key: size for key, size in more.items() if key not in known}
     known.update(new)
     return sum(new.values())
@@ -186,8 +224,10 @@ def _refusal(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight, lim
 
 
 def _stages_that_fit(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight, limit: int) -> int | None:
-    """The next larger number, or else the next smaller one; None if there is none, or the schedule is for the wished
-    number alone."""
+    """Return the next larger number of stages that fits, or else the next smaller one.
+
+    Returns None if there is none, or the schedule is for the wished number alone.
+    """
     numbers = (*range(wish.stages + 1, len(costs) + 1), *range(wish.stages - 1, 0, -1))
     return next((stages for stages in numbers if _fit(costs, stages, wish, in_flight, limit)), None)
 

@@ -1,4 +1,4 @@
-"""Loads what the plan names: objects from the user's own files, or by dotted names.
+"""Loading of what the plan names: objects from the user's own files, or by dotted names.
 
 User code is loaded by file path under a module name of its own, so that a user's `pipeline.py` never shadows another
 module. Its folder comes last on the import path, so that the file can import its neighbours.
@@ -31,16 +31,28 @@ _LISTED = 12  # names in an error
 
 
 def factory_of(plan: Plan) -> Callable[[], Any]:
-    """Return a call of the plan's factory, with its options. Raises `ModelRefused`, also when it is called."""
+    """Return a function that calls the plan's factory with its options.
+
+    Raises:
+        ModelRefused: The factory cannot be loaded. The returned function raises it if the factory fails.
+    """
     factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
     return partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
 
 
 def load_object(reference: str, base: Path, key: str) -> Any:
-    """Imports the object `file.py:name` (the file relative to the folder `base`) or `package.module.name`. What
-    `script:name` names is there already: it is an object of the script that this process was forked from.
+    """Import the object `file.py:name` or `package.module.name`, or return the object `script:name`.
 
-    `key` is the plan's key that holds `reference`, for errors. Raises `ModelRefused`.
+    An object of a script is there already: this process was forked from the script.
+
+    Args:
+        reference: The name of the object.
+        base: Folder that the file is relative to.
+        key: The plan's key that holds `reference`, for errors.
+
+    Raises:
+        ModelRefused: There is no such object, its file or module cannot be loaded, or loading it has changed torch's
+            default device.
     """
     if is_of_script(reference):
         return script_object(reference, key)
@@ -62,7 +74,7 @@ def load_object(reference: str, base: Path, key: str) -> Any:
 
 
 def _callables(module: ModuleType, name: str) -> str:
-    """What `module` has to call: all names, or where they are many, those nearest to `name`."""
+    """Return text that lists what `module` has to call: all names, or the nearest to `name` where there are many."""
     there = sorted(each for each, value in vars(module).items() if callable(value) and not each.startswith("_"))
     if len(there) > _LISTED:
         return f"Its names include {near(name, there)}."
@@ -70,7 +82,18 @@ def _callables(module: ModuleType, name: str) -> str:
 
 
 def call(function: Callable[..., Any], key: str, **options: Any) -> Any:
-    """Calls a user's factory. Raises `ModelRefused`, which names the user's line, if the factory raises anything."""
+    """Call a user's factory and return what it makes.
+
+    Args:
+        function: The factory.
+        key: The plan's key and value that name it, for errors.
+        **options: Keyword arguments for the factory.
+
+    Raises:
+        ModelRefused: The factory raises anything, and the error names the user's line; or it has changed torch's
+            default
+            device.
+    """
     try:
         made = function(**options)
     except BaseException as error:  # user code may raise anything; the cause is chained
@@ -82,8 +105,10 @@ def call(function: Callable[..., Any], key: str, **options: Any) -> Any:
 
 
 def demand_default_device(of: str) -> None:
-    """Raises `ModelRefused` if user code, which `of` names, has changed torch's default device: the memory for messages
-    and snapshots would be made there too."""
+    """Raise `ModelRefused` if user code, which `of` names, has changed torch's default device.
+
+    The memory for messages and snapshots would be made on that device too.
+    """
     if (device := torch.get_default_device()).type != "cpu":
         raise ModelRefused(
             f"{of}: torch's default device is {device.type} afterwards (torch.set_default_device), where messages "
@@ -93,7 +118,16 @@ def demand_default_device(of: str) -> None:
 
 
 def load_function(reference: str, base: Path, key: str) -> Callable[..., Any]:
-    """Imports a function, or makes an object of a class such as `torch.nn.BCELoss`. Raises `ModelRefused`."""
+    """Import a function, or make an object of a class such as `torch.nn.BCELoss`.
+
+    Args:
+        reference: The name of the function or class, as `load_object` takes it.
+        base: Folder that files are relative to.
+        key: The plan's key that holds `reference`, for errors.
+
+    Raises:
+        ModelRefused: The object cannot be loaded, or cannot be called.
+    """
     found = load_object(reference, base, key)
     made = call(found, key) if isinstance(found, type) else found
     if not callable(made):
@@ -118,7 +152,7 @@ def _load_feature(plan: Plan, reference: str) -> Feature:
 
 
 def demand_features(plan: Plan) -> None:
-    """Raise `PlanRefused` for what the plan's features refuse of it, and what `load_features` raises."""
+    """Raise `PlanRefused` if a feature of the plan refuses the plan; raise what `load_features` raises."""
     wrong: list[PlanError] = []
     for feature in load_features(plan):
         with naming(feature, "refuses()"):
@@ -128,8 +162,11 @@ def demand_features(plan: Plan) -> None:
 
 
 def load_source(plan: Plan) -> Source:
-    """Makes the plan's data source; where the plan has another for targets, of both. Raises `ModelRefused` if that
-    fails, or if one does not implement `Source`."""
+    """Make the plan's data source; with `data.targets`, one that takes its targets from a second source.
+
+    Raises:
+        ModelRefused: A source cannot be made, or does not implement `Source`.
+    """
     inputs = load_inputs(plan)
     if plan.data.targets is None:
         return inputs
@@ -140,14 +177,14 @@ def load_source(plan: Plan) -> Source:
 
 
 def load_inputs(plan: Plan) -> Source:
-    """Makes the source whose inputs the first stage is given. Raises `ModelRefused`, as `load_source` does."""
+    """Make the source of the first stage's inputs. Raises `ModelRefused` if it fails or is no `Source`."""
     if plan.data.dataset is not None:
         return _load_loader(plan)
     return _load_source(plan, "data.source", plan.data.source or "")
 
 
 def load_targets(plan: Plan) -> Source:
-    """Makes the source that `data.targets` names. Raises `ModelRefused`, as `load_source` does."""
+    """Make the source that `data.targets` names. Raises `ModelRefused` if it fails or is no `Source`."""
     return _load_source(plan, "data.targets", plan.data.targets or "")
 
 
@@ -169,7 +206,7 @@ def _load_source(plan: Plan, name: str, reference: str) -> Source:
 
 
 def _load_loader(plan: Plan) -> Loader:
-    """The plan's datasets as a source. Raises `ModelRefused`."""
+    """Return the plan's datasets as a source. Raises `ModelRefused`."""
     data, base = plan.data, base_folder(plan)
     target, collate = data.target, data.collate
     function = isinstance(target, str) and is_reference(target)
@@ -189,7 +226,7 @@ def _load_loader(plan: Plan) -> Loader:
 
 
 def _load_dataset(plan: Plan, name: str, reference: str | None) -> Any:
-    """A dataset, or what a function or class returns when it is called with `data.options`."""
+    """Return a dataset, or what a function or class returns when it is called with `data.options`."""
     if reference is None:
         return None
     key = f'data.{name} = "{reference}"'
@@ -204,8 +241,10 @@ def _load_dataset(plan: Plan, name: str, reference: str | None) -> Any:
 
 
 def code_of(plan: Plan) -> list[str]:
-    """What `load_object` executes for `plan`, each once: files by their absolute path, modules by their name. The
-    objects of a script are there already."""
+    """Return what `load_object` executes for `plan`, each once: files by absolute path, modules by name.
+
+    Objects of a script are left out, since they are there already.
+    """
     found = (
         str((base_folder(plan) / file).resolve()) if colon else reference.rpartition(".")[0]
         for _, reference in references_of(plan)
@@ -216,7 +255,7 @@ def code_of(plan: Plan) -> list[str]:
 
 
 def references_of(plan: Plan) -> list[tuple[str, str]]:
-    """All that `plan` names for `load_object`, each with its key."""
+    """Return each key of `plan` that names an object for `load_object`, with the name."""
     data, scheduler = plan.data, plan.lr_scheduler
     target = data.target if isinstance(data.target, str) and is_reference(data.target) else None
     named = [
@@ -237,12 +276,12 @@ def references_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text that may name something else too names an object in a file or a package."""
+    """Return True if `text`, which may name something else too, names an object in a file or a package."""
     return ":" in text or "." in text
 
 
 def base_folder(plan: Plan) -> Path:
-    """The folder that file names in the plan are relative to: the plan file's, or the current one."""
+    """Return the folder that file names in the plan are relative to: the plan file's, or the current one."""
     return plan.file.parent if plan.file else Path()
 
 

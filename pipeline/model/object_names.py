@@ -26,7 +26,15 @@ def is_of_script(reference: str) -> bool:
 
 
 def script_object(reference: str, key: str) -> Any:
-    """The object that `reference` names; `key` is the plan's key that holds it. Raises `ModelRefused`."""
+    """Return the object of a script that `reference` names.
+
+    Args:
+        reference: Name that begins with `PREFIX`.
+        key: The plan's key that holds `reference`, for errors.
+
+    Raises:
+        ModelRefused: This process was not forked from the script that has the object.
+    """
     name = reference.removeprefix(PREFIX)
     if name not in OBJECTS:
         raise ModelRefused(
@@ -37,7 +45,7 @@ def script_object(reference: str, key: str) -> Any:
 
 
 def torch_name(value: Any) -> str | None:
-    """The public name of a class or function of torch; None if it has none."""
+    """Return the public name of a class or function of torch; None if it has none."""
     name = getattr(value, "__name__", "")
     found = (f"{module}.{name}" for module in TORCH if getattr(import_module(module), name or "_", None) is value)
     return next((each for each in found if is_torch_name(each)), None)
@@ -53,8 +61,10 @@ def is_torch_name(reference: str) -> bool:
 
 
 def defines(module: Any, name: str) -> bool:
-    """Return True if `module` itself defines what it has under `name`: another's function that it imports does not
-    count."""
+    """Return True if `module` itself defines the class or function that it has under `name`.
+
+    A function of another module that it imports does not count.
+    """
     value = getattr(module, name, None)
     return (
         callable(value)

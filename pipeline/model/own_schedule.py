@@ -1,4 +1,4 @@
-"""A schedule that a function of the user's lists: `schedule.name = "mine.py:reverse"`.
+"""Schedules that a user's function lists: `schedule.name = "mine.py:reverse"`.
 
     def reverse(placement, microbatches):      the stages of each worker, and how many microbatches a step has
         return [["0F0", ...], ["1F0", ...]]    for each worker its actions, in order
@@ -33,6 +33,11 @@ def read_plan(
     path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str, str] = MappingProxyType({})
 ) -> "plans.Plan":
     """Read a plan as `pipeline.plan.read_plan` does, and call the function that lists its schedule, if one does.
+
+    Args:
+        path: The TOML file, or a folder that has a stageline.toml.
+        sets: Arguments of `--set`, `section.key=value`; they overrule `environment`.
+        environment: Variables STAGELINE_SECTION__KEY; they overrule the file.
 
     Raises:
         PlanRefused: The plan is wrong, or the rows of the function are no sound schedule.
@@ -77,7 +82,7 @@ def rows_by(function: Any, plan: "plans.Plan") -> list[str]:
 
 
 def _within_time(function: Callable[[], Any]) -> Any:
-    """Return what `function` returns, or raise what it raises. Raises `TimeoutError` if it goes on after `LONGEST`."""
+    """Return what `function` returns, or raise what it raises; raise `TimeoutError` after `LONGEST`."""
     made: Future[Any] = Future()
 
     def run() -> None:

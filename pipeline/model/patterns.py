@@ -1,4 +1,4 @@
-"""Matches the plan's patterns with the names in a cut model.
+"""Matches of the plan's patterns with the names in a cut model.
 
 model.trainable    ["encoder.layer.40.*"]      parameters that are trained; all others are frozen
 optimizer.groups   [{match = ["*.bias"]}]      parameters that get settings of the optimizer
@@ -23,12 +23,12 @@ from .segment import Segment
 
 
 def groups_of(plan: Plan) -> tuple[ParameterGroup, ...]:
-    """As stages take them."""
+    """Return the plan's groups of parameters, as stages take them."""
     return tuple(map(_group, plan.optimizer.groups or ()))
 
 
 def demand_matched(plan: Plan, segments: Sequence[Segment]) -> None:
-    """Raises `PlanRefused` for a pattern that matches no parameter of the model."""
+    """Raise `PlanRefused` for a pattern in `optimizer.groups` that matches no parameter of the model."""
     names = list(dict.fromkeys(title for part in segments for title in part.titles.values()))
     for place, group in enumerate(groups_of(plan)):
         for pattern in unmatched(group.match, names):
@@ -47,7 +47,7 @@ def _group(given: Mapping[str, object]) -> ParameterGroup:
 
 
 def demand_recomputable(plan: Plan, segments: Sequence[Segment]) -> None:
-    """Raises `PlanRefused` for a pattern that matches no layer and no module that a layer calls."""
+    """Raise `PlanRefused` for a pattern of recomputation that matches no layer and no module that a layer calls."""
     tables = {f"stage.{name}": table.recompute for name, table in (plan.stage or {}).items()}
     wanted = {"memory": None if plan.memory is None else plan.memory.recompute, **tables}
     wrong: list[PlanError] = []
@@ -65,9 +65,10 @@ def _reasons(patterns: Sequence[str], parts: Sequence[Segment]) -> Iterator[str]
 
 
 def tapped_layers(plan: Plan, segments: Sequence[Segment]) -> dict[int, tuple[str, ...]]:
-    """The names of the tapped layers, by stage, in the model's order; stages without any are left out.
+    """Return the names of the tapped layers, by stage, in the model's order; stages without any are left out.
 
-    Raises `PlanRefused` for a pattern that matches no layer.
+    Raises:
+        PlanRefused: A pattern matches no layer.
     """
     if plan.taps is None:
         return {}
@@ -87,12 +88,16 @@ def _hint(pattern: str, names: Sequence[str]) -> str:
 
 
 def train_only(segments: Sequence[Segment], patterns: Sequence[str]) -> None:
-    """Sets `requires_grad` of each parameter: True if one of its names in the unsplit model matches one of `patterns`
-    (as `fnmatch.fnmatchcase` has them: `*` matches dots too), False otherwise. One that has several names, since
-    several layers use it, is trained if any of them matches.
+    """Set `requires_grad` of each parameter: True if a name of it in the unsplit model matches a pattern, else False.
 
-    Raises `ModelRefused` for a pattern that matches nothing, and for parameters that cannot be trained; nothing has
-    changed then.
+    A parameter that several layers use has several names, and is trained if any of them matches.
+
+    Args:
+        segments: The stages of the model.
+        patterns: Patterns as `fnmatch.fnmatchcase` has them: `*` matches dots too.
+
+    Raises:
+        ModelRefused: A pattern matches nothing, or a parameter cannot be trained. Nothing has changed then.
     """
     named = [(name, parameter) for part in segments for name, parameter in _named_parameters(part)]
     matching = {id(each): (name, each) for name, each in named if matches(name, patterns)}

@@ -1,4 +1,4 @@
-"""Makes the stage that a plan wants of a segment: with its optimizer, learning rate scheduler and loss."""
+"""Making of the stage that a plan wants of a segment: with its optimizer, learning rate scheduler and loss."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -40,11 +40,24 @@ def make_stage(
     mesh: "DeviceMesh | None",
     offload: Offload,
 ) -> Stage:
-    """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last. Reads its
-    weights, if they are in files. An epoch has `epoch` steps. With a `mesh` of processes, its layers are split over
-    these; what it has in files is moved by `offload`.
+    """Make the stage that computes `part`, with the plan's optimizer, and read its weights if they are in files.
 
-    Raises `ModelRefused`, and `PlanRefused` for an optimizer that cannot compute of parts.
+    Args:
+        plan: The plan.
+        part: The stage's part of the model.
+        last: True for the last stage, which gets the plan's loss.
+        device: Name of the device on which the stage lives, as torch has it.
+        stash_weights: As for `StageSettings`.
+        delay_weights: As for `StageSettings`.
+        epoch: Number of steps in an epoch.
+        mesh: Processes over which the stage's layers are split; None for one process.
+        offload: Moves the stage's tensors to files and back.
+
+    Raises:
+        ModelRefused: The device cannot be used, or the weights, the optimizer, the scheduler or the loss cannot be
+            made.
+        FeatureRefused: The plan's features cannot be in their order.
+        PlanRefused: The optimizer cannot compute of parts of parameters.
     """
     base, scheduler = base_folder(plan), plan.lr_scheduler
     _demand_device(device, part.index)
@@ -78,7 +91,13 @@ def make_stage(
 
 
 def optimizer_of(plan: Plan) -> OptimizerFactory:
-    """Makes the plan's optimizer of a stage's parameters. Raises `ModelRefused`, as does what it returns."""
+    """Return a function that makes the plan's optimizer of a stage's parameters.
+
+    Raises:
+        ModelRefused: The factory cannot be loaded. The returned function raises it if the factory fails, or does not
+            return
+            an optimizer.
+    """
     return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
 
 
@@ -104,7 +123,7 @@ def _demand_device(device: str, stage: int) -> None:
 
 
 def _demand_options(factory: Callable[..., Any], section: OptimizerPlan | LrSchedulerPlan, table: str) -> None:
-    """Raises `ModelRefused` for an option that `factory` does not take, with those that it takes."""
+    """Raise `ModelRefused` for an option that `factory` does not take; the error names the options that it takes."""
     try:
         taken = list(inspect.signature(factory).parameters.values())[1:]  # the first: parameters, or an optimizer
     except (TypeError, ValueError):  # it has no signature: the call tells
@@ -123,7 +142,10 @@ def _demand_options(factory: Callable[..., Any], section: OptimizerPlan | LrSche
 def _made(
     section: OptimizerPlan | LrSchedulerPlan, table: str, base: Path, needed: Sequence[str]
 ) -> Callable[[Any], Any]:
-    """Calls the factory of a table of the plan. Raises `ModelRefused` for what does not have all that is `needed`."""
+    """Return a function that calls the factory in a table of the plan.
+
+    The function raises `ModelRefused` if the result lacks an attribute in `needed`.
+    """
     factory = load_object(section.factory, base, f"{table}.factory")
 
     def make(argument: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A stage's part of the unsplit model, and the stage that computes it."""
+"""Parts of the unsplit model, one for each stage, and the stages that compute them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,12 +19,21 @@ from .stage_weights import StageWeights
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One stage's part of the unsplit model: its layers, their names there, and the number of the first layer.
+    """A stage's part of the unsplit model.
 
-    If its weights are `stored` in files, its parameters have no memory before `load`. `shared` are parameters that are
-    trained and that other stages use too, with a copy each; `copies` are the names of what an earlier stage has, each
-    with that in the first stage. `order` has the number of each parameter among those of the unsplit model, by name,
-    and `titles` its name among those: stages that share one may call it otherwise.
+    Attributes:
+        index: Number of the stage.
+        first_layer: Number of the first layer in the model.
+        names: Names of the layers in the model.
+        layers: The layers.
+        shared: Parameters that are trained and that other stages use too, each stage with a copy.
+        copies: Names of the parameters that an earlier stage has too, each with its name in the first such stage.
+        stored: Place of the weights in files; None if they are in memory. Parameters in files have no memory before
+            `load`.
+        order: Number of each parameter among those of the unsplit model, by name.
+        titles: Name of each parameter among those of the unsplit model, by name: stages that share a parameter may call
+            it
+            otherwise.
     """
 
     index: int
@@ -38,49 +47,55 @@ class Segment:
     titles: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises `ModelRefused` if the files do not have the stage's weights. Reads no more than their headers."""
+        """Raise `ModelRefused` if the files do not have the stage's weights. Reads only the headers of the files."""
         if self.stored is not None:
             self.stored.check(self.parts)
 
     @property
     def check_inputs(self) -> BatchCheck:
-        """Raises `DataError` for a batch's inputs that the stage, as the first one, is known not to take in so many
-        microbatches. It keeps no weights in memory."""
+        """Function that raises `DataError` if the stage, as the first one, cannot take a batch in so many microbatches.
+
+        It keeps no weights in memory.
+        """
         first = self.layers[0]
         return first.check_inputs if isinstance(first, BoundLayer) else BoundLayer.check_inputs
 
     @property
     def refuses_inputs(self) -> bool:
-        """Whether there are any that `check_inputs` refuses."""
+        """True if `check_inputs` refuses any inputs."""
         return self.check_inputs is not BoundLayer.check_inputs
 
     def load(self) -> None:
-        """Reads the stage's weights, if they are in files. Raises `ModelRefused`."""
+        """Read the stage's weights, if they are in files. Raises `ModelRefused`."""
         if self.stored is not None:
             self.stored.load(self.parts)
 
     def unload(self) -> None:
-        """Gives the memory of weights that are in files back; `load` reads them again."""
+        """Give back the memory of weights that are in files; `load` reads them again."""
         if self.stored is not None:
             self.stored.unload(self.parts)
 
     @property
     def trainable(self) -> bool:
+        """True if a parameter of the stage requires a gradient."""
         return any(p.requires_grad for layer in self.layers for p in layer.parameters())
 
     @property
     def parameters(self) -> int:
-        """How many numbers its parameters have; what layers share counts once, for the first stage that uses it."""
+        """Number of elements in the stage's parameters.
+
+        A parameter that several layers share counts once, for the first stage that uses it.
+        """
         return sum(each.numel() for each in self._own_parameters)
 
     @property
     def trained(self) -> int:
-        """How many of these are trained."""
+        """Number of elements in the stage's parameters that are trained, each parameter counted as in `parameters`."""
         return sum(each.numel() for each in self._own_parameters if each.requires_grad)
 
     @property
     def _own_parameters(self) -> list[torch.nn.Parameter]:
-        """Each once, without those that an earlier stage has."""
+        """The stage's parameters, each once, without those that an earlier stage has."""
         weights = self.variables
         borrowed = {id(weights[name]) for name in self.copies}
         every = {id(each): each for layer in self.layers for each in layer.parameters()}
@@ -88,28 +103,28 @@ class Segment:
 
     @property
     def weight_names(self) -> frozenset[str]:
-        """The entries of the unsplit model's `state_dict` that are the stage's."""
+        """Names of the entries of the unsplit model's `state_dict` that belong to the stage."""
         return frozenset(self.weights)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The same, with their tensors."""
+        """Entries of the unsplit model's `state_dict` that belong to the stage: tensors by name, without gradients."""
         return {joined(name, key): tensor for name, part in self.parts for key, tensor in part.state_dict().items()}
 
     @property
     def variables(self) -> dict[str, torch.Tensor]:
-        """The same, the parameters and buffers themselves."""
+        """Parameters and buffers that belong to the stage, by their names in the unsplit model's `state_dict`."""
         found = ((name, part.state_dict(keep_vars=True)) for name, part in self.parts)
         return {joined(name, key): tensor for name, state in found for key, tensor in state.items()}
 
     @property
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters and buffers, by their names in the unsplit model; each layer's once."""
+        """The parameters and buffers, with their names in the unsplit model; once for each layer."""
         for name, layer in zip(self.names, self.layers, strict=True):
             yield from named_state(layer, name)
 
     def layer_with(self, parameter: str) -> str:
-        """The name of the first layer that has what is called `parameter` in the unsplit model."""
+        """Return the name of the first layer that has `parameter`, named as in the unsplit model."""
         return next(
             name
             for name, layer in zip(self.names, self.layers, strict=True)
@@ -123,13 +138,13 @@ class Segment:
         settings: StageSettings = StageSettings(),  # noqa: B008  # frozen
         features: Sequence[Feature] = (),
     ) -> Stage:
-        """Return the stage that computes it.
+        """Return the stage that computes the segment.
 
         Args:
-            optimizer: As a `Stage` takes it.
-            loss: Likewise.
-            settings: Likewise, without the names, the order and the titles, which the segment knows.
-            features: Likewise.
+            optimizer: Optimizer factory, as a `Stage` takes it.
+            loss: Loss, as a `Stage` takes it.
+            settings: Settings as a `Stage` takes them, without names, order and titles, which the segment adds.
+            features: Features, as a `Stage` takes them.
         """
         return Stage(
             self.layers,
@@ -144,15 +159,22 @@ class Segment:
 
     @property
     def parts(self) -> list[tuple[str, torch.nn.Module]]:
-        """The modules of the unsplit model that have the stage's state, by their names there."""
+        """The modules of the unsplit model that have the stage's state, with their names there."""
         return [part for name, layer in zip(self.names, self.layers, strict=True) for part in parts_of(layer, name)]
 
 
 def layouts_of(
     segments: Sequence[Segment], optimizer: OptimizerFactory, groups: Sequence[ParameterGroup] = ()
 ) -> list[StageLayout]:
-    """Of all stages of a model. `optimizer` is called with each stage's parameters, in their `groups`. Raises what that
-    raises, and as `make_optimizer` does."""
+    """Return the layouts of all stages of a model.
+
+    Raises what `optimizer` raises, and what `make_optimizer` raises.
+
+    Args:
+        segments: The stages.
+        optimizer: Called with each stage's parameters, in their groups, to learn their order.
+        groups: Groups of parameters with settings of the optimizer.
+    """
     twins = _twins(segments)
     return [_layout(part, optimizer, groups, twins) for part in segments]
 
@@ -188,7 +210,10 @@ def _form(tensor: torch.Tensor) -> Form:
 
 
 def _twins(segments: Sequence[Segment]) -> dict[str, tuple[str, ...]]:
-    """The names that one parameter of the unsplit model has, by each of them; stages that share it have copies."""
+    """Return, for each name of a parameter that has several names in the unsplit model, all its names.
+
+    Stages that share a parameter have copies of it; these count as one parameter.
+    """
     found: dict[str | int, list[str]] = {}
     for part in segments:
         titles = {here: title for title, here in part.shared.own.items()}

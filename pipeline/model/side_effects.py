@@ -1,4 +1,4 @@
-"""Finds modules of torch that do more than compute a sample's outputs from that sample.
+"""Modules of torch that do more than compute a sample's outputs from that sample.
 
 counts statistics     replicas of a stage, each with its own, would come to differ
 draws, or looks at    the outputs differ each time or in another batch, so a prefix cache cannot keep them by sample
@@ -24,7 +24,10 @@ _EVAL = "call eval() on it in model.factory"
 
 
 def demand_replicable(plan: Plan, segments: Sequence[Segment]) -> None:
-    """Raises `PlanRefused` if a stage with replicas has such a module, or stages share parameters beside it."""
+    """Raise `PlanRefused` if a stage with replicas has a module that counts statistics, or any stages share parameters.
+
+    Only plans with replicas are refused.
+    """
     plan.demand_none(
         PlanError(f"stage.{part.index}.replicas", reason)
         for part in segments
@@ -57,7 +60,10 @@ def _modules(part: Segment) -> Iterator[tuple[str, nn.Module]]:
 
 
 def impure_modules(segments: Sequence[Segment]) -> Iterator[str]:
-    """Each with its name in the unsplit model, what it does, and the way out."""
+    """Yield a text for each module whose outputs do not follow from a sample alone.
+
+    The text has the module's name in the unsplit model, what the module does, and the way out.
+    """
     for part in segments:
         for title, each in _modules(part):
             if reason := _reason(each):
@@ -65,7 +71,7 @@ def impure_modules(segments: Sequence[Segment]) -> Iterator[str]:
 
 
 def _reason(module: nn.Module) -> str:
-    """Why what it gives does not follow from a sample alone; "" if it does, as far as is known."""
+    """Return why the outputs of `module` do not follow from a sample alone; "" if they do, as far as is known."""
     match module:
         case _DropoutNd() if module.training and module.p > 0:
             return f"is in training mode and draws with p = {module.p:g}; {_EVAL}"

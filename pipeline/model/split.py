@@ -1,4 +1,4 @@
-"""Which modules of a stage a group of processes splits, as the plan's table [stage.N] has it, and which it cannot."""
+"""Splitting of a stage over a group of processes, as the plan's table [stage.N] has it, and checks that this works."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ _BY_NUMBER = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", 
 
 
 def demand_splits(plan: Plan, segments: Sequence[Segment]) -> None:
-    """Raises `PlanRefused`, with all that is wrong, if stages cannot be split as the plan wants it."""
+    """Raise `PlanRefused`, with all reasons, if stages cannot be split as the plan wants it."""
     plan.demand_none(
         PlanError(f"stage.{part.index}.{key}", reason)
         for part in segments
@@ -34,7 +34,13 @@ def demand_splits(plan: Plan, segments: Sequence[Segment]) -> None:
 
 
 def demand_splittable(optimizer: torch.optim.Optimizer | None, plan: Plan, stage: int) -> None:
-    """Raises `PlanRefused` for an optimizer that does not update each number of a parameter by itself."""
+    """Raise `PlanRefused` for an optimizer that does not update each number of a parameter by itself.
+
+    Args:
+        optimizer: The optimizer of the stage; None if the stage trains nothing.
+        plan: The plan.
+        stage: Number of the stage.
+    """
     kinds = tuple(getattr(torch.optim, name) for name in _BY_NUMBER)
     if optimizer is not None and not isinstance(optimizer, kinds):
         table = plan.stage_plan(stage)
@@ -46,7 +52,7 @@ def demand_splittable(optimizer: torch.optim.Optimizer | None, plan: Plan, stage
 
 
 def styles_of(part: Segment, styles: Mapping[str, str] | None) -> dict[str, tuple[torch.nn.Module, str]]:
-    """The modules that the patterns of `styles` match, each with its style, by their names in the unsplit model."""
+    """Return the modules that patterns of `styles` match, each with its style, by their names in the unsplit model."""
     found = _splittable(part)
     return {
         name: (module, style)
@@ -56,7 +62,14 @@ def styles_of(part: Segment, styles: Mapping[str, str] | None) -> dict[str, tupl
 
 
 def split(part: Segment, plan: Plan, mesh: "DeviceMesh", device: torch.device) -> None:
-    """Splits the layers of `part`, which have their weights, over the processes of `mesh`."""
+    """Split the layers of `part`, whose weights are loaded, over the processes of `mesh`.
+
+    Args:
+        part: The stage's part of the model.
+        plan: The plan, which says how to split the stage.
+        mesh: The processes.
+        device: Device to which the layers are moved first.
+    """
     from stageline.pipeline.stage.splitting import shard_layers, split_by_styles
 
     for layer in part.layers:
@@ -69,7 +82,13 @@ def split(part: Segment, plan: Plan, mesh: "DeviceMesh", device: torch.device) -
 
 
 def watch_draws(part: Segment, plan: Plan, device: torch.device) -> None:
-    """From now on, the layers of `part` raise for random numbers that are drawn for what is split."""
+    """Make the layers of `part` raise, from now on, if random numbers are drawn for a split module.
+
+    Args:
+        part: The stage's part of the model.
+        plan: The plan, which says which modules are split.
+        device: Device of the stage.
+    """
     from stageline.pipeline.stage.draws import DrawWatch
 
     found = styles_of(part, plan.stage_plan(part.index).styles)
@@ -77,7 +96,7 @@ def watch_draws(part: Segment, plan: Plan, device: torch.device) -> None:
 
 
 def _reasons(part: Segment, styles: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:
-    """What is wrong, each with its key."""
+    """Yield each reason why `part` cannot be split, with its key in the table [stage.N]."""
     if part.shared:
         yield "shard" if styles is None else "tensor", "it shares parameters with another stage; cut both into one"
     if styles is None:
@@ -111,8 +130,10 @@ def _styles(name: str, styles: Mapping[str, str]) -> list[str]:
 
 
 def _splittable(part: Segment) -> dict[str, torch.nn.Module]:
-    """The linear and embedding layers of the stage, by their names in the unsplit model; without that of torch's
-    MultiheadAttention, which takes its weights and does not call it."""
+    """Return the linear and embedding layers of the stage, by their names in the unsplit model.
+
+    The linear layer of torch's MultiheadAttention is left out: its weights are used without a call of it.
+    """
     modules = ((joined(name, path), each) for name, of in part.parts for path, each in of.named_modules())
     return {
         name.rstrip("."): module
@@ -122,7 +143,7 @@ def _splittable(part: Segment) -> dict[str, torch.nn.Module]:
 
 
 def _shared_in(part: Segment, names: Collection[str]) -> list[str]:
-    """Those of the modules called `names` of whose parameters another module has one."""
+    """Return those of `names` whose modules have a parameter that another module has too."""
     every = {id(module): module for _, of in part.parts for module in of.modules()}
     uses = Counter(id(each) for module in every.values() for each in module.parameters(recurse=False))
     modules = _splittable(part)
@@ -130,7 +151,7 @@ def _shared_in(part: Segment, names: Collection[str]) -> list[str]:
 
 
 def _why_not_one(parameters: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Why torch cannot shard a layer with these parameters, by name; "" if it can."""
+    """Return why torch cannot shard a layer with these parameters, given by name; "" if it can."""
     dtypes: dict[torch.dtype, str] = {}
     for name, parameter in parameters:
         if not parameter.is_contiguous():

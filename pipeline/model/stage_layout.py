@@ -1,4 +1,4 @@
-"""The layout of a stage of a cut model, by the unsplit model's names, as a value that crosses between processes.
+"""Layouts of the stages of a cut model, by the unsplit model's names, as values that cross between processes.
 
 cut = [2]        stage 0: 0.weight 0.bias          stage 1: 2.weight 2.bias 4.weight 4.bias
 cut = [1, 4]     stage 0: 0.weight 0.bias          stage 1: 2.weight 2.bias          stage 2: 4.weight 4.bias
@@ -14,12 +14,17 @@ Form = tuple[str, tuple[int, ...]]  # dtype without "torch.", shape
 
 
 class StageLayout(msgspec.Struct, frozen=True):
-    """Stage number `stage`, of the layers `layers`.
+    """The layout of a stage; all names are those of the unsplit model.
 
-    `entries` are the names of its part of the model's `state_dict`; `buffers` those that this leaves out. `modules` are
-    the modules that have them. `forms` are those of its parameters. `groups` are the names of the parameters in each
-    group of its optimizer, None without one. `twins`: of a name, all names in the model of the same parameter, if there
-    are several.
+    Attributes:
+        stage: Number of the stage.
+        layers: Names of its layers.
+        modules: Names of the modules that have its entries.
+        entries: Names of the stage's part of the model's `state_dict`.
+        buffers: Names of the buffers that the `state_dict` leaves out.
+        forms: Dtype and shape of each parameter.
+        groups: Names of the parameters in each group of the stage's optimizer; None without an optimizer.
+        twins: For each name of a parameter with several names in the model, all its names.
     """
 
     stage: int
@@ -32,7 +37,7 @@ class StageLayout(msgspec.Struct, frozen=True):
     twins: Mapping[str, tuple[str, ...]]
 
     def named(self, name: str) -> tuple[str, ...]:
-        """Under which names the entry `name` may be stored."""
+        """Return the names under which the entry `name` may be stored, `name` first."""
         return (name, *(each for each in self.twins.get(name, ()) if each != name))
 
     def depth(self, name: str) -> int:
@@ -40,6 +45,6 @@ class StageLayout(msgspec.Struct, frozen=True):
         return max((len(each) for each in self.modules if name.startswith(f"{each}.")), default=0)
 
     def layers_of(self, names: Sequence[str]) -> list[str]:
-        """The layers in which the entries `names` are, as far as their names tell."""
+        """Return the layers that have the entries `names`, or all layers of the stage if the names do not tell."""
         within = [layer for layer in self.layers if any(name.startswith(f"{layer}.") for name in names)]
         return within or list(self.layers)

@@ -1,4 +1,4 @@
-"""The weights of a stage, where they are and how they get into its modules.
+"""Weights of a stage: where they are, and how they get into the stage's modules.
 
 made without memory       [meta]  [meta]  [meta]
 check                     names, shapes and dtypes, of the headers of the files alone
@@ -47,8 +47,10 @@ Parts = Sequence[tuple[str, torch.nn.Module]]  # modules of the unsplit model, b
 
 
 def made_without_memory(make: Callable[[], Made], seed: int) -> tuple[Made, Made | None]:
-    """Return what `make` returns under `seed`; and, if it has drawn random numbers, what it returns under another
-    seed."""
+    """Return what `make` returns under `seed`, with parameters on the meta device; and a second such model or None.
+
+    The second model is made under another seed, if `make` has drawn random numbers.
+    """
     torch.manual_seed(seed)
     before = torch.default_generator.get_state()
     with _parameters_on_meta():
@@ -60,8 +62,14 @@ def made_without_memory(make: Callable[[], Made], seed: int) -> tuple[Made, Made
 
 
 def demand_known(parts: Iterable[tuple[str, torch.nn.Module]], again: Iterable[tuple[str, torch.nn.Module]]) -> None:
-    """Raise `ModelRefused` for a tensor that no file has, and that the factory cannot compute: it follows from
-    parameters, or differs in a model made `again`. `parts` are modules by their names in the unsplit model."""
+    """Raise `ModelRefused` for a tensor that no file has and that the factory cannot compute.
+
+    Such a tensor follows from parameters, or differs between the two models.
+
+    Args:
+        parts: Modules of the model by their names in the unsplit model.
+        again: Modules of a model that was made again, under another seed.
+    """
     parts = list(parts)
     for name, buffer in _unsaved_buffers(parts):
         if buffer.is_meta:
@@ -77,9 +85,9 @@ def demand_known(parts: Iterable[tuple[str, torch.nn.Module]], again: Iterable[t
 
 
 def memory_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for the values of `tensor`, which lies as they do, without gaps.
+    """Return memory for the values of `tensor`, with the same strides but without gaps.
 
-    `empty_like` does the same, but of a tensor on the meta device it imports torch's compiler: seconds and 30 MB.
+    `empty_like` does the same, but for a tensor on the meta device it imports torch's compiler: seconds and 30 MB.
     """
     shape, strides = tuple(tensor.shape), tensor.stride()
     dense = layout(shape, strides).extent == tensor.numel()
@@ -87,13 +95,13 @@ def memory_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def meta_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the meta device that lies as `tensor` does."""
+    """Return a tensor on the meta device with the shape, strides and dtype of `tensor`."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """A context in which a parameter that a module of this thread gets is on the meta device."""
+    """Put each parameter that a module of this thread gets in the context on the meta device."""
     thread = get_ident()
     replaced: MutableMapping[torch.Tensor, torch.nn.Parameter] = WeakIdKeyDictionary()
 
@@ -112,7 +120,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _unsaved_buffers(parts: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers that a state dict leaves out."""
+    """Yield the buffers that a state dict leaves out, by name."""
     for path, module in _modules(parts):
         for key in sorted(module._non_persistent_buffers_set):
             if (buffer := module._buffers.get(key)) is not None:
@@ -120,8 +128,11 @@ def _unsaved_buffers(parts: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[t
 
 
 def _kept_tensors(parts: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that modules keep as plain attributes. One on the meta device, as `weight_norm` makes of parameters,
-    is made again before it is used, or torch refuses it there."""
+    """Yield the tensors that modules keep as plain attributes, by name.
+
+    A tensor on the meta device, as `weight_norm` makes of parameters, is left out: it is made again before it is used,
+    or torch refuses it there.
+    """
     for path, module in _modules(parts):
         for key, value in vars(module).items():
             if isinstance(value, torch.Tensor) and not value.is_meta:
@@ -141,8 +152,16 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StageWeights:
-    """The files at `path`, which the plan's `key` names, for stage `index`. `known` are the names of all the model's
-    weights, `twins` those that share a parameter; `names` says what files call them."""
+    """The files that have the weights of a stage.
+
+    Attributes:
+        key: The plan's key that names the files.
+        path: Path of a file or a folder.
+        index: Number of the stage.
+        known: Names of all weights of the model.
+        twins: Names that share a parameter.
+        names: Names that files have for the model's weights.
+    """
 
     key: str
     path: Path
@@ -152,11 +171,11 @@ class StageWeights:
     names: StoredNames
 
     def check(self, parts: Parts) -> None:
-        """Raise `ModelRefused` if what `parts` need is not there, or is of another form. Reads headers alone."""
+        """Raise `ModelRefused` if tensors that `parts` need are missing or have another form. Reads headers alone."""
         self._located(variables_of(parts))
 
     def load(self, parts: Parts) -> None:
-        """Read what `parts` need, and set it. Raises `ModelRefused`; then nothing is set."""
+        """Read the tensors that `parts` need, and set them. Raises `ModelRefused`, and then nothing is set."""
         late = self._late(parts)
         wanted = {**variables_of(parts), **late}
         located = self._located(wanted)
@@ -171,7 +190,7 @@ class StageWeights:
         set_state(parts, wanted, {name: targets[source] for name, (_, source) in located.items()})
 
     def unload(self, parts: Parts) -> None:
-        """Make `parts` what they were before `load`."""
+        """Put the weights of `parts` back on the meta device, as they were before `load`."""
         former = variables_of(parts)
         set_state(parts, former, {name: meta_like(tensor) for name, tensor in former.items()})
 
@@ -185,7 +204,7 @@ class StageWeights:
         return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in forms.items()}
 
     def _located(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, tuple[Path, str]]:
-        """By name, the file and the name there. Raises `ModelRefused`."""
+        """Return the file of each wanted entry, and its name there, by name in the model. Raises `ModelRefused`."""
         try:
             stored = self._stored()
             if faults := list(misnamed(wanted, stored, self.twins, self.known)):
@@ -199,7 +218,7 @@ class StageWeights:
         return located
 
     def _stored(self) -> dict[str, tuple[Path, str]]:
-        """Each entry of the files, by its name in the model: its file, and its name there. Raises `ModelRefused`."""
+        """Return the file of each entry, and its name there, by name in the model. Raises `ModelRefused`."""
         found: dict[str, tuple[Path, str]] = {}
         for source, file in files_by_name(self.path).items():
             name = self.names.in_model(source, self.known)
@@ -210,7 +229,7 @@ class StageWeights:
         return found
 
     def _demand_shards(self, located: Mapping[str, tuple[Path, str]]) -> None:
-        """Those of other stages may be lacking."""
+        """Raise `ModelRefused` if a file of the stage's entries is missing. Files of other stages may be missing."""
         for name, (file, _) in located.items():
             if not file.exists():
                 more = sum(other == file for other, _ in located.values()) - 1
@@ -223,8 +242,11 @@ class StageWeights:
 
 
 def variables_of(parts: Parts) -> dict[str, torch.Tensor]:
-    """The entries of the state dict of `parts`, the parameters and buffers themselves. Raises `ModelRefused` for an
-    entry that is no tensor."""
+    """Return the entries of the state dict of `parts`: the parameters and buffers themselves, by name.
+
+    Raises:
+        ModelRefused: An entry is no tensor.
+    """
     found = {joined(name, key): value for name, part in parts for key, value in part.state_dict(keep_vars=True).items()}
     for name, value in found.items():
         if not isinstance(value, torch.Tensor):
@@ -247,7 +269,12 @@ def unset_buffers(parts: Parts) -> dict[str, tuple[torch.nn.Module, str]]:
 
 
 def twins_of(variables: Mapping[str, torch.Tensor], copies: Mapping[str, str]) -> Twins:
-    """The names that share a parameter, in their order. `copies`: of a stage's copy, the name in the first stage."""
+    """Return, for each name of a parameter with several names, all its names, in order.
+
+    Args:
+        variables: Parameters and buffers by name.
+        copies: For each name of a stage's copy, the name in the first stage.
+    """
     names: dict[int, list[str]] = {}
     for name in variables:
         names.setdefault(id(variables[copies.get(name, name)]), []).append(name)
@@ -255,7 +282,13 @@ def twins_of(variables: Mapping[str, torch.Tensor], copies: Mapping[str, str]) -
 
 
 def set_state(parts: Parts, former: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Put `values` in the place of the parameters and buffers `former`. Names that share one go on sharing it."""
+    """Put `values` in the place of the parameters and buffers `former`. Names that share a tensor go on sharing it.
+
+    Args:
+        parts: Modules of the unsplit model, by their names there.
+        former: Present parameters and buffers, by name.
+        values: New tensors, by name.
+    """
     made: dict[int, torch.Tensor] = {}
     for name, old in former.items():
         if id(old) not in made:
@@ -266,7 +299,7 @@ def set_state(parts: Parts, former: Mapping[str, torch.Tensor], values: Mapping[
 
 
 def _forms(located: Mapping[str, tuple[Path, str]]) -> dict[str, Form]:
-    """Raise `ModelRefused` for a file that lacks what its index says that it has."""
+    """Return shape and dtype of each located entry; raise `ModelRefused` for a file that lacks what its index names."""
     found: dict[str, Form] = {}
     for file in dict.fromkeys(file for file, _ in located.values()):
         names = {name: source for name, (at, source) in located.items() if at == file}

@@ -78,7 +78,7 @@ Twins = Mapping[str, Sequence[str]]  # of a name, in the model's order, all that
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the tensors in a file. Raises `ModelRefused`."""
+    """Return the names of the tensors in a file. Raises `ModelRefused`."""
     with _readable(path):
         if path.suffix in TORCH:
             return list(_loaded(path))
@@ -87,7 +87,7 @@ def names_in(path: Path) -> list[str]:
 
 
 def forms_in(path: Path, names: set[str]) -> dict[str, Form]:
-    """Shape and dtype of those tensors of a file that are in `names`. Raises `ModelRefused`."""
+    """Return shape and dtype of the tensors of a file that are in `names`. Raises `ModelRefused`."""
     with _readable(path):
         if path.suffix in TORCH:
             return {name: (tuple(t.shape), t.dtype) for name, t in _loaded(path).items() if name in names}
@@ -97,8 +97,11 @@ def forms_in(path: Path, names: set[str]) -> dict[str, Form]:
 
 @contextmanager
 def values_in(path: Path) -> Iterator[Values]:
-    """A context in which a file is open. Of one that is mapped (`is_mapped`), what was read counts as this process's
-    memory until it is left, and nothing that it gave is used any more. Raises `ModelRefused`."""
+    """Open a file in a context, and give a function that reads rows of its tensors. Raises `ModelRefused`.
+
+    The memory that is read of a mapped file (`is_mapped`) counts as this process's until the context is left. No tensor
+    that the function gave may be used after that.
+    """
     with _readable(path):
         if path.suffix in TORCH:
             loaded = _loaded(path)
@@ -118,7 +121,8 @@ def is_mapped(path: Path) -> bool:
 class _Stored:
     """The tensors of an open file of safetensors, whose header has been checked.
 
-    https://huggingface.co/docs/safetensors/index#format: the header's size, 8 bytes; the header, JSON; the tensors.
+    The format is described at https://huggingface.co/docs/safetensors/index#format: the header's size, 8 bytes; the
+    header, JSON; the tensors.
     """
 
     def __init__(self, file: BufferedReader) -> None:
@@ -130,7 +134,11 @@ class _Stored:
         self._begin = 8 + size
 
     def read(self, name: str, rows: Rows) -> torch.Tensor:
-        """Some rows of a tensor, or all of it, in memory of their own."""
+        """Return some rows of a tensor, or all of it, in memory of their own.
+
+        Raises:
+            EOFError: The file ends before the tensor does.
+        """
         stored = self._header[name]
         shape, (begin, end) = stored["shape"], stored["data_offsets"]
         if rows is not ...:
@@ -150,7 +158,7 @@ class _Stored:
 
 
 def _loaded(path: Path) -> Mapping[str, torch.Tensor]:
-    """The tensors of a file of torch, in the memory of its mapping."""
+    """Return the tensors of a file of torch, in the memory of its mapping."""
     if not is_zipfile(path):
         raise ModelRefused(f"{path.name} is not a whole file of torch.save, or it is of torch before 1.6: {_AGAIN}")
     found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -172,7 +180,7 @@ def _form(path: Path, name: str, stored: Any) -> Form:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """A context whose errors are those of a file that cannot be read."""
+    """Turn errors in the context into `ModelRefused` of a file that cannot be read, except lack of memory."""
     try:
         path.open("rb").close()  # safetensors takes any error for a missing file
         yield
@@ -185,7 +193,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _fault(error: Exception) -> str:
-    """Return what is wrong with a file whose reading raises `error`."""
+    """Return the reason why reading a file raises `error`."""
     text = str(error).strip()
     if text.startswith("Weights only load failed"):  # and goes on with how to load it all the same
         named = re.search(r"GLOBAL (\S+)", text)
@@ -195,7 +203,7 @@ def _fault(error: Exception) -> str:
 
 
 def files_by_name(path: Path) -> Mapping[str, Path]:
-    """The file of each tensor, by the tensors' names. Raises `ModelRefused`."""
+    """Return the file of each tensor, by the tensors' names. Raises `ModelRefused`."""
     file = _in_folder(path) if path.is_dir() else path
     if not file.exists():
         raise ModelRefused(f"there is no such file; {_WANTED}")
@@ -233,7 +241,13 @@ def _indexed(index: Path) -> Mapping[str, Path]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some rows of a stored tensor, and how many bytes they are."""
+    """A range of rows of a stored tensor.
+
+    Attributes:
+        name: Name of the tensor in the file.
+        rows: The rows.
+        bytes: Size of the rows.
+    """
 
     name: str
     rows: Rows
@@ -241,8 +255,11 @@ class Piece:
 
 
 def read_into(file: Path, targets: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors of `file` into `targets`, tensors of the same shapes and dtypes, by the names in the file. Raises
-    `ModelRefused`."""
+    """Copy tensors of `file` into `targets`, by the names in the file; shapes and dtypes must be the same.
+
+    Raises:
+        ModelRefused: The file cannot be read.
+    """
     pieces = [piece for name, target in targets.items() for piece in pieces_of(name, target)]
     with torch.no_grad():
         for group in rounds(pieces) if is_mapped(file) else [pieces]:
@@ -252,7 +269,7 @@ def read_into(file: Path, targets: Mapping[str, torch.Tensor]) -> None:
 
 
 def pieces_of(name: str, target: torch.Tensor) -> Iterator[Piece]:
-    """All rows of `target`, in pieces of at most `PIECE` bytes, or of one row."""
+    """Yield all rows of `target`, in pieces of at most `PIECE` bytes, or of one row."""
     size = target.numel() * target.element_size()
     if not target.dim() or size <= PIECE:
         yield Piece(name, ..., size)
@@ -265,7 +282,7 @@ def pieces_of(name: str, target: torch.Tensor) -> Iterator[Piece]:
 
 
 def rounds(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """The pieces in order, in groups of at most `ROUND` bytes, or of one piece."""
+    """Yield the pieces in order, in groups of at most `ROUND` bytes, or of one piece."""
     group: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -279,14 +296,28 @@ def rounds(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def sources(wanted: Collection[str], stored: Collection[str], twins: Twins) -> dict[str, str]:
-    """By the names that a stage wants, the names under which they are stored. Of names that are one parameter, the last
-    counts: a state dict that has all is loaded in that order."""
+    """Return the names under which entries are stored, by the names that a stage wants.
+
+    Of the names of one parameter the last stored one counts: a state dict that has all is loaded in that order.
+
+    Args:
+        wanted: Names that the stage wants.
+        stored: Names that are stored.
+        twins: For each name of a parameter with several names, all its names.
+    """
     candidates = {name: [each for each in twins.get(name, (name,)) if each in stored] for name in wanted}
     return {name: found[-1] for name, found in candidates.items() if found}
 
 
 def misnamed(wanted: Collection[str], stored: Collection[str], twins: Twins, known: Collection[str]) -> Iterator[str]:
-    """Yield what is wrong with the names in a file. `known` are those of all stages."""
+    """Yield a text for each wanted name that is not stored, and each stored name that the model does not know.
+
+    Args:
+        wanted: Names that the stage wants.
+        stored: Names in the files.
+        twins: For each name of a parameter with several names, all its names.
+        known: Names of the entries of all stages.
+    """
     located = sources(wanted, stored, twins)
     absent = [name for name in wanted if name not in located]
     strange = [name for name in stored if name not in known]
@@ -297,7 +328,7 @@ def misnamed(wanted: Collection[str], stored: Collection[str], twins: Twins, kno
 
 
 def misformed(wanted: Mapping[str, torch.Tensor], forms: Mapping[str, Form]) -> Iterator[str]:
-    """Yield what is wrong with shapes and dtypes; `forms` are by the names of `wanted`."""
+    """Yield a text for each wanted tensor whose shape or dtype differs from its entry of `forms`."""
     for name, tensor in wanted.items():
         shape, dtype = forms[name]
         if shape != tuple(tensor.shape):
@@ -310,11 +341,11 @@ def misformed(wanted: Mapping[str, torch.Tensor], forms: Mapping[str, Form]) -> 
 
 
 def listed(faults: Sequence[str]) -> str:
-    """The first faults, and how many more there are."""
+    """Return the first faults as text, and how many more there are."""
     more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
     return "; ".join(faults[:SHOWN]) + more
 
 
 def _hint(name: str, names: Collection[str], number: int) -> str:
-    """Of a fault that is shown; to look for all would take long."""
+    """Return a hint for a fault that is shown, else "": hints for all faults would take long."""
     return hint(name, names) if number < SHOWN else ""

@@ -1,4 +1,4 @@
-"""Parameters that several stages use: gives each stage a copy of its own, and says what the stages share.
+"""Parameters that several stages use: each stage gets a copy of its own, and knows what it shares.
 
 The first stage that uses a parameter keeps it; the modules of later ones are copied as far as they have it, so that the
 user's own model stays as it is.
@@ -37,20 +37,22 @@ class _Shared:
 
     @property
     def title(self) -> str:
-        """What all stages call it."""
+        """The parameter's name for all stages: the one in the first stage."""
         return next(iter(self.names.values()))
 
     @property
     def first(self) -> int:
+        """Number of the first stage that uses the parameter."""
         return min(self.names)
 
     @property
     def last(self) -> int:
+        """Number of the last stage that uses the parameter."""
         return max(self.names)
 
 
 def with_own_copies(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments, each with parameters of its own. Raises `ModelRefused` for modules that cannot be copied."""
+    """Return the segments, each with parameters of its own. Raises `ModelRefused` for modules that cannot be copied."""
     found = list(_shared(segments))
     trained = [each for each in found if each.parameter.requires_grad]
     users = {stage for each in trained for stage in each.names}
@@ -65,8 +67,11 @@ def with_own_copies(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def ties_of(segments: Sequence[Segment], mode: Mode = "sync") -> Ties:
-    """The pairs of neighbours among the stages that share parameters. Raises `ModelRefused` if there are any in
-    asynchronous mode."""
+    """Return the pairs of neighbours among the stages that share parameters.
+
+    Raises:
+        ModelRefused: There are such pairs in asynchronous mode.
+    """
     sharing = [part for part in segments if part.shared]
     ties = tuple((part, later) for part, later in pairwise(sharing) if part.shared.above)
     if ties and mode == "async":
@@ -120,7 +125,7 @@ def _with_copies(part: Segment, borrowed: Mapping[int, _Shared], shared: SharedP
 
 
 def _refuse_references(part: Segment, borrowed: Mapping[int, _Shared], copies: Mapping[int, torch.nn.Module]) -> None:
-    """Raises `ModelRefused` for a module that would go on using what is `borrowed`, in place of the stage's copy."""
+    """Raise `ModelRefused` for a module that would go on using a borrowed parameter in place of the stage's copy."""
     references = References({key: each.parameter for key, each in borrowed.items()})
     for path, module in _modules_with_attributes(part, copies):
         if found := references.first(module):
@@ -137,8 +142,11 @@ def _refuse_references(part: Segment, borrowed: Mapping[int, _Shared], copies: M
 def _modules_with_attributes(
     part: Segment, copies: Mapping[int, torch.nn.Module]
 ) -> Iterator[tuple[str, torch.nn.Module]]:
-    """By their names: those of the model, and the layers made of several of them that are copied. The function of
-    another layer may know the whole model, as those of the families do, which take its settings from it."""
+    """Yield the modules whose attributes may lead to a borrowed parameter, with their names.
+
+    These are the modules of the model, and the copied layers made of several of them. The function of another layer may
+    know the whole model, as those of the families do, which take its settings from it.
+    """
     for name, module in part.parts:
         yield from module.named_modules(prefix=name)
     yield from ((name, each) for name, each in zip(part.names, part.layers, strict=True) if id(each) in copies)
@@ -152,8 +160,10 @@ def _copy_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
 def _with(
     own: Mapping[int, torch.nn.Parameter], module: torch.nn.Module, copies: dict[int, torch.nn.Module]
 ) -> torch.nn.Module:
-    """`module` if it has none of the parameters; else a copy of it that has those of its `own`, and shares the rest.
-    One module has one copy."""
+    """Return `module` if it has none of the parameters; else a copy of it with its `own`, which shares the rest.
+
+    A module has one copy, which is kept in `copies`.
+    """
     if id(module) in copies or not any(id(each) in own for each in module.parameters()):
         return copies.get(id(module), module)
     if "forward" in vars(module):
@@ -187,13 +197,16 @@ class References:
     """
 
     def __init__(self, originals: Mapping[int, torch.Tensor]) -> None:
+        """Prepare the search for `originals`, parameters by their ids."""
         self._originals = originals
         self._places = {address: key for key, each in originals.items() if (address := _address(each))}
         self._seen: dict[int, object] = {}  # keeps what it has: an id is that of one object while it lives
 
     def first(self, module: torch.nn.Module) -> tuple[str, int] | None:
-        """The first attribute of `module`, other than what is registered, from which an original can be reached, and
-        the original's id."""
+        """Return the first attribute of `module` from which an original can be reached, and the original's id.
+
+        Returns None if there is no such attribute. Registered parameters, buffers and modules do not count.
+        """
         for attribute, value in vars(module).items():
             if attribute not in _REGISTERED:
                 for tensor in self._tensors(value):
@@ -224,6 +237,6 @@ def _referents(value: object) -> list[object]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where its memory begins; 0 if it has none."""
+    """Return the address at which the tensor's memory begins; 0 if it has none."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return tensor.untyped_storage().data_ptr() if plain and not tensor.is_meta else 0

@@ -69,7 +69,13 @@ def lines_of(text: str) -> dict[Key, int]:
 
 
 def place(file: str, lines: Mapping[Key, int], key: Key) -> str:
-    """Return `file:line` of `key`, or of the innermost table around it that has a line; `file` alone if none has."""
+    """Return `file:line` of `key`, or of the innermost table around it that has a line; `file` alone if none has.
+
+    Args:
+        file: Name of the plan file.
+        lines: Line of each key and table, as `lines_of` returns them.
+        key: The key.
+    """
     around = (key[:length] for length in range(len(key), 0, -1))
     line = next((lines[each] for each in around if each in lines), None)
     return file if line is None else f"{file}:{line}"

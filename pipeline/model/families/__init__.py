@@ -1,4 +1,4 @@
-"""A model as an ordered list of layers: the families of models that are known, and what a user writes for another.
+"""Models as ordered lists of layers: the families that are known, and the classes with which users describe others.
 
 May import `stage`, and the files of `pipeline` itself. Read `layers.py`, then `known.py`.
 """

@@ -127,8 +127,11 @@ def _llama_block(decoder: Any, x: Any, block: nn.Module) -> Tree:
 def _with_mask(
     decoder: Any, hidden: Tensor, embedded: Tensor, attention_mask: Tensor | None, positions: Tensor, *, training: bool
 ) -> dict[str, Any]:
-    """Return what travels from the first layer on: the `hidden` states, the causal mask of the tokens `embedded`, and
-    their `positions`, as a view with a row for each row of `hidden`: a prefix cache keeps rows."""
+    """Return what travels from the first layer on: the `hidden` states, the causal mask and the `positions`.
+
+    The mask is that of the tokens `embedded`. The positions are a view with a row for each row of `hidden`, since a
+    prefix cache keeps rows.
+    """
     mask = library(decoder).create_causal_mask(
         config=decoder.config,
         inputs_embeds=embedded,
@@ -140,7 +143,7 @@ def _with_mask(
 
 
 def _with_rows(shared: Tensor, hidden: Tensor) -> Tensor:
-    """Return `shared`, [1 or rows, ...], as [rows, ...]: one row stands for each of `hidden`, in memory once."""
+    """Return `shared`, [1 or rows, ...], as [rows, ...]. One row stands for each row of `hidden`, in memory once."""
     return shared.expand(len(hidden), *shared.shape[1:])
 
 
@@ -150,7 +153,7 @@ def _positions_of(embedded: Tensor) -> Tensor:
 
 
 def _of_block(decoder: Any, x: dict[str, Any], *, training: bool) -> dict[str, Any]:
-    """Return the arguments of a block, without the hidden states and what only some models have."""
+    """Return the arguments of a block, without the hidden states and without those that only some models have."""
     cache, causal = _cache(decoder, training), getattr(decoder.config, "is_causal", None)
     return {
         "attention_mask": x["mask"],
@@ -305,13 +308,17 @@ def _resnet_pool(x: Any, pool: nn.Module) -> Tree:
 
 
 def known_layers(model: torch.nn.Module) -> Layers | None:
-    """The layers of a model of a known family, None for another. Raises `ModelRefused` if it computes otherwise."""
+    """Return the layers of a model of a known family; None for another model.
+
+    Raises:
+        ModelRefused: A part of the model has a forward other than that of its family.
+    """
     family = _family_of(model)
     return None if family is None else family.layers_of(model)
 
 
 def stored_names_of(model: object) -> StoredNames:
-    """What files call the weights of `model`."""
+    """Return the names that files have for the weights of `model`."""
     family = _family_of(model)
     return SAME if family is None else family.stored
 

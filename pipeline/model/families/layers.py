@@ -39,15 +39,19 @@ def _call(x: Tree, module: torch.nn.Module) -> Tree:
 
 
 class Layer:
-    """One step of a model, before which it can be cut.
+    """A step of a model, before which the model can be cut.
 
-    `names`: modules of the model, or parameters and buffers of one whose other parts are elsewhere. The first names the
-    layer. `function(x, *parts)` is given what the layer before returned, or the batch's inputs, and the named modules
-    and tensors; it returns what the next layer is given: tensors, None, numbers, bools and texts, nested in tuples,
-    lists and dicts. Without it the one module is called with `x`.
+    Args:
+        names: Names of modules of the model, or of parameters and buffers of a module whose other parts are elsewhere.
+            The first one names the layer.
+        function: Called as `function(x, *parts)` with the output of the layer before, or the batch's inputs, and the
+            named
+            modules and tensors. Returns the input of the next layer: tensors, None, numbers, bools and texts, nested in
+            tuples, lists and dicts. Without a function the one module is called with `x`.
     """
 
     def __init__(self, names: str | Sequence[str], function: LayerFunction | None = None) -> None:
+        """Make the layer. Raises `ModelRefused` without names, or with several names and no function."""
         self.names = (names,) if isinstance(names, str) else tuple(names)
         if not self.names or (function is None and len(self.names) > 1):
             raise ModelRefused(
@@ -57,25 +61,37 @@ class Layer:
         self.function = function or _call
 
     def bind(self, parts: Mapping[str, torch.nn.Module]) -> BoundLayer:
-        """The module that computes the layer, of `parts` of the model by their names."""
+        """Return the module that computes the layer from `parts` of the model, given by their names."""
         return BoundLayer(self.function, parts)
 
     def __repr__(self) -> str:
+        """Return the layer as `Layer` with its names."""
         return f"Layer({self.names if len(self.names) > 1 else self.names[0]!r})"
 
 
 class Layers:
-    """`model` as the `layers` that its forward goes through, in order. `bound` are the modules that compute them;
-    `parameters` are those of the model, by name, in its own order. `difference` is the reason why it should not be
-    trained: that in which the layers are known to compute something other than the model; "" if there is none.
+    """A model as the layers that its forward goes through, in order.
 
-    Raises `ModelRefused` if a name is not the model's, two layers have one name, or a parameter or buffer of the model
-    is in no layer.
+    Attributes:
+        model: The model.
+        names: The name of each layer.
+        bound: The modules that compute the layers.
+        parameters: The model's parameters by name, in its own order.
+        difference: The reason why the layers should not be trained: in what they are known to compute something other
+            than
+            the model; "" if there is none.
     """
 
     difference: str = ""
 
     def __init__(self, model: torch.nn.Module, layers: Sequence[Layer]) -> None:
+        """Make the list of `layers` of `model`.
+
+        Raises:
+            ModelRefused: A name is not the model's, two layers have one name, or a parameter or buffer of the model is
+                in no
+                layer.
+        """
         self.model = model
         self.names = [layer.names[0] for layer in layers]
         self.parameters = dict(model.named_parameters())
@@ -90,7 +106,7 @@ class Layers:
             )
 
     def check_calls(self) -> None:
-        """Raise `ModelRefused` for a hook of a module that no layer calls, since each layer calls its own parts."""
+        """Raise `ModelRefused` for a hook of a module that no layer calls: each layer calls only its own parts."""
         called = {id(each) for layer in self.bound for each in layer.modules()}
         demand_no_hooks([(name, each) for name, each in self.model.named_modules() if id(each) not in called])
 
@@ -99,7 +115,7 @@ class Layers:
 
 
 def _part(model: torch.nn.Module, name: str) -> torch.nn.Module:
-    """The module called `name`, or its parameter or buffer as a module. Raises `ModelRefused`."""
+    """Return the module called `name`, or the parameter or buffer so called as a module. Raises `ModelRefused`."""
     modules: dict[str, torch.nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name and name in modules:
         return modules[name]
@@ -114,8 +130,10 @@ def _part(model: torch.nn.Module, name: str) -> torch.nn.Module:
 
 
 def _in_none(model: torch.nn.Module, names: Sequence[str]) -> Iterator[str]:
-    """Yield what no layer has: all of it, even if it is the same tensor as another's that one has, since both have
-    names."""
+    """Yield the names of parameters and buffers that no layer has.
+
+    A name counts even if a layer has the same tensor under another name, since both names are in the state.
+    """
     for key, _ in _state(model):
         if not any(key == name or key.startswith(f"{name}.") for name in names):
             yield key
@@ -128,10 +146,10 @@ def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 @dataclass(frozen=True, slots=True)
 class StoredNames:
-    """The names that files have for the weights of a family, where those are not the names in the model.
+    """Names that files have for the weights of a family, where those are not the names in the model.
 
     transformers changes names from version to version, and converts them when it loads a file and when it saves one.
-    Here are the same rules, without its code: the name in a file is the first of these that the model has.
+    The same rules are here, without its code. A name in a file means the first of these that the model has:
 
         vit.encoder.layer.0.attention.attention.query.weight     as it is
         vit.layers.0.attention.q_proj.weight                     renamed
@@ -148,8 +166,14 @@ class StoredNames:
     unused: str = r"(?!)"
 
     def in_model(self, name: str, known: Collection[str]) -> str | None:
-        """What the model, whose names are `known`, calls the entry `name` of a file: `name` itself if it knows none;
-        None for an entry that it does not use."""
+        """Return the model's name of the entry `name` of a file.
+
+        Returns `name` itself if no name in `known` fits, and None for an entry that the model does not use.
+
+        Args:
+            name: Name of the entry in the file.
+            known: Names of the model's own entries.
+        """
         renamed = name
         for pattern, replacement in self.renamed:
             renamed = re.sub(pattern, replacement, renamed, count=1)
@@ -162,10 +186,15 @@ SAME = StoredNames()
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models of one class of `module`, which is imported where there is such a model.
+    """A family: the models of one class.
 
-    `replaced` are the parts whose forward is not called, since `layers` does what it does: class names by the parts'
-    names, of `module` or of torch; that of "" is the model's own. `stored`: what files call the weights.
+    Attributes:
+        module: Name of the module of the class, which is imported where there is such a model.
+        replaced: Class names of the parts whose forward is not called, since `layers` does the same, by the parts'
+            names;
+            "" is the model itself. The classes are of `module` or of torch.
+        layers: Returns the layers of a model.
+        stored: Names that files have for the weights.
     """
 
     module: str
@@ -175,14 +204,19 @@ class Family:
 
     @property
     def class_name(self) -> str:
+        """Name of the models' class."""
         return self.replaced[""]
 
     def has(self, model: object) -> bool:
-        """Whether `model` is of the class, or of one derived from it."""
+        """Return True if `model` is of the family's class, or of a class derived from it."""
         return self._class_of(model, self.class_name) is not None
 
     def layers_of(self, model: torch.nn.Module) -> Layers:
-        """The layers of `model`, which the family `has`. Raises `ModelRefused` if a part has a forward of its own."""
+        """Return the layers of `model`, a model of the family.
+
+        Raises:
+            ModelRefused: A part of the model has a forward of its own.
+        """
         for path, name in self.replaced.items():
             part = model.get_submodule(path)
             known = self._class_of(part, name)
@@ -201,13 +235,20 @@ class Family:
 
 
 def library(model: torch.nn.Module) -> ModuleType:
-    """The imported module that `model`'s forward was written in: what it calls there can be called too."""
+    """Return the imported module that `model`'s forward was written in, whose functions can be called too."""
     return sys.modules[type(model).forward.__module__]
 
 
 def taken(inputs: Tree, names: Sequence[str]) -> list[Any]:
-    """The parts of a batch's inputs by `names`, None for those left out: of a dict, as `model(**inputs)` has them; a
-    tensor is the first. Raises `DataError` for others, and without the first."""
+    """Return the parts of a batch's inputs by `names`; None stands for each part left out.
+
+    Args:
+        inputs: A dict, as `model(**inputs)` takes it, or a tensor, which is the first part.
+        names: Names of the parts; the first one is required.
+
+    Raises:
+        DataError: The inputs have other parts, or lack the first.
+    """
     if isinstance(inputs, torch.Tensor):
         inputs = {names[0]: inputs}
     if not isinstance(inputs, dict) or names[0] not in inputs or inputs.keys() - set(names):
@@ -219,10 +260,10 @@ def taken(inputs: Tree, names: Sequence[str]) -> list[Any]:
 
 
 def of_hidden(x: Any, module: torch.nn.Module) -> Tree:
-    """A layer of the hidden states alone, such as a last normalization."""
+    """Compute `module` of the hidden states alone, as for a last normalization."""
     return module(x["hidden"])  # type: ignore[no-any-return]
 
 
 def masked_block(x: Any, block: torch.nn.Module) -> Tree:
-    """A block that is called with the hidden states and the mask."""
+    """Call `block` with the hidden states and the mask, and return what travels on."""
     return {**x, "hidden": block(x["hidden"], x["mask"])}

@@ -1,4 +1,4 @@
-"""Runs a function in a fork of this process, where a backward here would be in the way of later forks.
+"""Calls of functions in a fork of this process, for a backward that would be in the way of later forks here.
 
 On a machine with a GPU, torch's first backward starts threads that forks do not have. The processes of a line are forks
 of the script, which traces the model before.
@@ -24,12 +24,14 @@ Texts = Sequence[str]
 
 
 class Unfinished(Exception):
-    """The fork has ended without a result."""
+    """The error of a fork that ended, or took too long, without a result."""
 
 
 def backward_keeps_from_forking() -> bool:
-    """Return True if a first backward here might leave forks of this process unable to compute. Neither starts a GPU
-    nor asks for one, which would do the same."""
+    """Return True if a first backward here might leave forks of this process unable to compute.
+
+    Neither starts a GPU nor asks for one, which would do the same.
+    """
     import torch
 
     built = torch.backends.cuda.is_built() or torch.xpu._is_compiled()  # type: ignore[no-untyped-call]
@@ -51,7 +53,12 @@ def has_backward_threads() -> bool:
 
 
 def run_apart(function: Callable[[], Texts]) -> list[str]:
-    """Call `function` in a fork of this process, whose objects stay as they are. Raises `Unfinished`, and OSError."""
+    """Call `function` in a fork of this process, and return its texts. The objects of this process stay as they are.
+
+    Raises:
+        Unfinished: The fork ended without a result, or took too long.
+        OSError: The fork or its pipe could not be made.
+    """
     ours, theirs = os.pipe()
     try:
         try:

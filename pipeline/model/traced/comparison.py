@@ -1,4 +1,4 @@
-"""Compares a traced model with the model itself, on one microbatch, bit for bit, in training and in evaluation.
+"""Comparison of a traced model with the model itself, on one microbatch, bit for bit, in training and in evaluation.
 
     model     x -> forward -> outputs <- random gradients      gradients of parameters and inputs, buffers
     layers    x -> graphs  -> outputs <- the same              the same, or the model is refused
@@ -38,8 +38,14 @@ _SHOWN = 4  # names of a kind in an error
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """A difference in the result of this `kind` and `name`. `size` is the largest absolute one, infinite if only one
-    side has the result. `is_rounding`: it is in the last half of the digits."""
+    """A difference in one result.
+
+    Attributes:
+        kind: The kind of the result.
+        name: The name of the result.
+        size: The largest absolute difference; infinite if only one side has the result.
+        is_rounding: True if the difference is in the last half of the digits.
+    """
 
     kind: str
     name: str
@@ -48,11 +54,19 @@ class _Difference:
 
 
 def difference_of(model: torch.nn.Module, names: Sequence[str], bound: Sequence[BoundLayer], example: Example) -> str:
-    """Return in what the traced layers `bound`, which have `names`, differ from `model`; "" if a microbatch like
-    `example` has the same bits in both. The model and torch's generators are afterwards as before.
+    """Return in what traced layers differ from their model; "" if a microbatch has the same bits in both.
 
-    A difference in evaluation mode alone is a warning if it is of rounding, or of torch's fast path. Raises
-    `ModelRefused` if the example does not fit the model.
+    The model and torch's generators are afterwards as before. A difference in evaluation mode alone is a warning if it
+    is of rounding, or of torch's fast path.
+
+    Args:
+        model: The model.
+        names: Names of the layers.
+        bound: The traced layers.
+        example: The microbatch.
+
+    Raises:
+        ModelRefused: The example does not fit the model.
     """
     whole, kind = torch.nn.ModuleList([model, *bound]), type(model).__name__
     if sum(each.numel() * each.element_size() for each in whole.parameters() if each.is_meta) > _MOST_MADE:
@@ -95,11 +109,15 @@ def _not_compared(kind: str, error: Exception) -> str:
 
 
 class _Comparison:
-    """One microbatch, which goes through a `model` and through its traced layers."""
+    """A microbatch that goes through a model and through its traced layers."""
 
     def __init__(
         self, model: torch.nn.Module, names: Sequence[str], bound: Sequence[BoundLayer], example: Example
     ) -> None:
+        """Prepare the microbatch.
+
+        Inputs and parameters that are all one number are varied, since zeros would hide most differences.
+        """
         self._model, self._names, self._bound, self._example = model, names, bound, example
         self._generators = default_generators(example.tensors[0].device)
         self._own = example.tensors
@@ -112,7 +130,11 @@ class _Comparison:
             parameter.data.add_((0.1 * torch.rand(parameter.shape, generator=generator)).to(parameter))
 
     def verdict(self, whole: torch.nn.Module) -> list[str]:
-        """Return why the model, all of which is in `whole`, is to be refused, "" if it is not; and what to warn of."""
+        """Return why the model is to be refused, "" if it is not, and after it the texts of warnings.
+
+        Args:
+            whole: A module that has the model and all its layers.
+        """
         training = self.differences(trains=True)
         with evaluating(whole):
             evaluation = self.differences(trains=False)
@@ -155,7 +177,7 @@ class _Comparison:
         return unequal
 
     def refusal(self, training: Sequence[_Difference], evaluation: Sequence[_Difference]) -> str:
-        """Return the text of an error about these differences."""
+        """Return the text of an error about the differences in training mode and in evaluation mode."""
         modes = {"training": training, "evaluation": evaluation}
         said = "; ".join(f"in {mode} mode, {_listed(each)}" for mode, each in modes.items() if each)
         gradients = {each.name for each in training if each.kind == _GRADIENTS}
@@ -171,8 +193,11 @@ class _Comparison:
         )
 
     def _wanted(self, trains: bool) -> Results:
-        """Return the results of the model itself: of the example and the weights as they are, if it does not take
-        random numbers in place of those that are all one number, or makes NaN of them."""
+        """Return the results of the model itself.
+
+        The example and the weights are taken as they are if the model raises for random numbers in place of those that
+        are all one number, or makes NaN of them.
+        """
         with buffers_kept(self._model):  # restored outside of the `try`: errors there are not the model's
             try:
                 results = self._run(self._through_model, trains)
@@ -200,7 +225,7 @@ class _Comparison:
         )
 
     def _run(self, compute: Callable[[Values, bool], Any], trains: bool) -> Results:
-        """Return all results, with gradients if it `trains`. Inputs stay as they are, without `.grad`."""
+        """Return all results of `compute`, with gradients if it `trains`. Inputs stay as they are, without `.grad`."""
         for parameter in self._model.parameters():
             parameter.grad = None  # of a run that has raised
         given = tuple(each.detach().clone().requires_grad_(each.requires_grad) for each in self._given)
@@ -229,8 +254,10 @@ class _Comparison:
 
     @contextmanager
     def _seeding(self, trains: bool) -> Iterator[None]:
-        """Let the model seed before its layers, as a plain loop does, also where backward computes again. Not in
-        evaluation: hooks keep some of torch's modules from the ways that they have there for users."""
+        """Let the model seed before its layers, as a plain loop does, also where backward computes again.
+
+        In evaluation it does not: hooks keep some of torch's modules from the ways that they have there for users.
+        """
         with ExitStack() as stack:
             for number, name in enumerate(self._names if trains else ()):
                 if number:  # the first layer begins with the model
@@ -243,7 +270,7 @@ class _Comparison:
             generator.manual_seed(number)
 
     def _lost(self) -> list[str]:
-        """List what torch.export leaves out of the model, as far as the model shows it."""
+        """Return what torch.export leaves out of the model, as far as the model shows it."""
         with torch.enable_grad(), buffers_kept(self._model):
             output = plain_output(self._through_model(tuple(each.detach().clone() for each in self._given), True))
         nodes = _nodes([leaf.grad_fn for _, leaf in leaves(output) if isinstance(leaf, torch.Tensor)])
@@ -254,7 +281,7 @@ class _Comparison:
 
 @contextmanager
 def _slow_path() -> Iterator[None]:
-    """Turn off what torch computes otherwise where nothing needs a gradient."""
+    """Turn off, in the context, torch's other ways to compute where nothing needs a gradient."""
     former = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -269,7 +296,7 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 
 
 def _is_nan(kind: str, leaf: Leaf) -> bool:
-    """Return True for a computed result with NaN; a buffer may have it from the start."""
+    """Return True for a computed result with NaN. Buffers do not count: they may have NaN from the start."""
     return kind != _BUFFERS and isinstance(leaf, torch.Tensor) and bool(leaf.to_dense().isnan().any())
 
 
@@ -303,7 +330,7 @@ def _unequal(found: Results, wanted: Results) -> Iterator[_Difference]:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return True if all bits are equal, but for those of NaN."""
+    """Return True if all bits are equal, except those of NaN."""
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
@@ -316,7 +343,10 @@ def _size(one: torch.Tensor, other: torch.Tensor) -> tuple[float, bool]:
 
 
 def _listed(differences: Sequence[_Difference]) -> str:
-    """`the gradient of first.weight, first.bias (by up to 0.39), the buffer norm.running_mean (by up to 2)`."""
+    """Return differences as text, by kind.
+
+    An example is `the gradient of first.weight, first.bias (by up to 0.39), the buffer norm.running_mean (by up to 2)`.
+    """
     kinds = dict.fromkeys(each.kind for each in differences)
     return ", ".join(_of_kind(kind, [each for each in differences if each.kind == kind]) for kind in kinds)
 
@@ -342,7 +372,7 @@ def _nodes(roots: Sequence[Node | None]) -> Iterator[Node]:
 
 
 def _function(node: Node) -> str:
-    """Name the user's `autograd.Function` that `node` belongs to; "" if it is one of torch's operators."""
+    """Return the user's `autograd.Function` that `node` belongs to, as text; "" if it is one of torch's operators."""
     kind = getattr(node, "_forward_cls", None)
     if kind is None or kind.__module__.startswith("torch.nn.modules."):  # where a module has a backward hook
         return ""

@@ -1,4 +1,4 @@
-"""Traces a model's forward with torch.export: a graph of torch's operators, with a marker before each module's call.
+"""Traces of a model's forward by torch.export: a graph of torch's operators, with a marker before each module's call.
 
     marker                        here begins the call of conv1
     x1 = conv2d(x, conv1_weight)
@@ -38,12 +38,21 @@ from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, ma
 
 
 class Example:
-    """`inputs` are what a batch has: a tensor, or tensors and plain values in a tuple, a list or a dict.
+    """An example of a batch's inputs, with which a model is traced.
 
-    Raises `ModelRefused` if they have no rows.
+    Attributes:
+        one_row: True if the example has 1 row; the graph is then for microbatches of 1 row.
     """
 
     def __init__(self, inputs: Tree) -> None:
+        """Make the example.
+
+        Args:
+            inputs: A tensor, or tensors and plain values in a tuple, a list or a dict; tensors of shape (rows, ...).
+
+        Raises:
+            ModelRefused: The inputs have no rows.
+        """
         try:
             count = rows(inputs)
         except DataError as error:
@@ -56,11 +65,11 @@ class Example:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return what a graph is traced with."""
+        """Tensors with which a graph is traced."""
         return tuple(tensors(self._inputs))
 
     def call(self, model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> Any:
-        """Return what `model` returns for these inputs, with the tensors `given` in place of their own."""
+        """Return what `model` returns for the example's inputs, with the tensors `given` in place of their own."""
         match self.with_tensors(given):
             case dict() as named:
                 return model(**named)
@@ -70,13 +79,18 @@ class Example:
                 return model(one)
 
     def with_tensors(self, given: tuple[torch.Tensor, ...]) -> Tree:
-        """The inputs, with the tensors `given` in place of their own."""
+        """Return the example's inputs, with the tensors `given` in place of their own."""
         found = iter(given)
         return map_tensors(lambda _: next(found), self._inputs)
 
     def check(self, inputs: Tree, microbatches: int = 1) -> None:
-        """Raise `DataError` if a batch's `inputs` are not like the example, or if so many microbatches of it are not
-        all of a number of rows that the graph is for."""
+        """Raise `DataError` if a batch's `inputs` are not like the example, or have a number of rows that does not fit.
+
+        Args:
+            inputs: Inputs of the batch.
+            microbatches: Number of microbatches into which the batch is divided; the graph must be for the rows of
+                each.
+        """
         given = dict(leaves(inputs))
         if given.keys() != self._leaves.keys():
             raise DataError(
@@ -89,7 +103,7 @@ class Example:
         self._check_rows(rows(inputs), microbatches)
 
     def taken(self, inputs: Tree) -> tuple[torch.Tensor, ...]:
-        """The tensors of a microbatch's `inputs`. Raises `DataError` as `check` does."""
+        """Return the tensors of a microbatch's `inputs`. Raises `DataError` as `check` does."""
         self.check(inputs)
         given = dict(leaves(inputs))
         return tuple(given[path] for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))  # type: ignore[misc]
@@ -125,7 +139,7 @@ def _counted(count: int) -> str:
 
 
 def _difference(given: Leaf, wanted: Leaf) -> str:
-    """In which way an input is not like the example's; "" if it is."""
+    """Return in what an input is not like the example's; "" if it is."""
     if not isinstance(given, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         same = type(given) is type(wanted) and given == wanted
         return "" if same else f"is {describe(given)}, and the model was traced with {describe(wanted)}"
@@ -141,7 +155,7 @@ def _difference(given: Leaf, wanted: Leaf) -> str:
 
 
 def _title(path: str) -> str:
-    """Return what the input at `path` is called: `['mask']` is "input mask", `[0]` is "input 0"."""
+    """Return the name of the input at `path`, as text: `['mask']` is "input mask", `[0]` is "input 0"."""
     return f"input {path.strip('[]').strip(chr(39))}" if path else "the input"
 
 
@@ -149,9 +163,13 @@ def _title(path: str) -> str:
 class Forward:
     """A model's forward in one mode.
 
-    `graph` has a marker for each of `calls`, in order; those of calls in an inner graph are in that graph. Its
-    placeholders are `state` (with the names of parameters and buffers), `constants` and `inputs`. It returns the
-    leaves of `output` that are `COMPUTED`.
+    Attributes:
+        graph: The traced graph. It returns the leaves of `output` that are `COMPUTED`.
+        calls: Modules that are called, in order. `graph` has a marker for each, or an inner graph has it.
+        state: Placeholders of parameters and buffers, with their names in the model.
+        constants: Placeholders of constants, with their tensors.
+        inputs: Placeholders of the inputs.
+        output: The output, with `COMPUTED` for each leaf that differs from microbatch to microbatch.
     """
 
     graph: GraphModule
@@ -166,11 +184,18 @@ COMPUTED: Any = object()  # stands for a leaf of the output that differs from mi
 
 
 def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str]) -> Forward:
-    """The forward of `model`, its modules in the modes that they are in, with markers before the calls of `names`.
+    """Return the forward of `model`, its modules in their present modes, with markers before the calls of `names`.
 
-    When the graph runs, the number of rows may be another from 2 on, unless the example has 1; all other shapes are
-    those of the example. Raises `ModelRefused` with torch.export's reason, or the model's own if the example does not
-    fit it.
+    When the graph runs, the number of rows may be any from 2 on, unless the example has 1 row. All other shapes are
+    those of the example.
+
+    Args:
+        model: The model.
+        example: Inputs to trace with.
+        names: Names of the modules whose calls are marked.
+
+    Raises:
+        ModelRefused: torch.export's reason, or the model's own if the example does not fit it.
     """
     called = _Called(model, example)
     shapes: dict[int, Any] = {} if example.one_row else {0: Dim("rows")}
@@ -188,15 +213,16 @@ def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str
 
 
 class _Record:
-    """What a forward did while it was traced."""
+    """The calls and the output of a forward that is traced."""
 
     def __init__(self) -> None:
+        """Make an empty record."""
         self.calls: list[str] = []
         self.output: Tree = None
 
 
 class _Called(torch.nn.Module):
-    """`model` as a function of the example's tensors, which returns the computed leaves of what the model returns."""
+    """A model as a function of the example's tensors, which returns the computed leaves of the model's output."""
 
     def __init__(self, model: torch.nn.Module, example: Example) -> None:
         super().__init__()
@@ -205,6 +231,7 @@ class _Called(torch.nn.Module):
         self.record = _Record()
 
     def forward(self, *given: torch.Tensor) -> tuple[Any, ...]:
+        """Call the model, record its output, and return the computed leaves."""
         self.record.calls.clear()  # torch.export may call more than once
         output = plain_output(self.example.call(self.model, given))
         self.record.output = map_leaves(lambda leaf: COMPUTED if isinstance(leaf, _COMPUTED) else leaf, output)
@@ -215,7 +242,15 @@ _COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def plain_output(value: Any, path: str = "") -> Tree:
-    """A model's output as a tree: with a dict for every mapping, such as transformers' outputs are."""
+    """Return a model's output as a tree, with a dict for every mapping, such as transformers' outputs are.
+
+    Args:
+        value: The output, or a part of it.
+        path: Path of the part in the output, for the error.
+
+    Raises:
+        ModelRefused: The output has an object other than tensors, None, numbers and texts.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain_output(each, joined(path, str(key))) for key, each in value.items()}
     if isinstance(value, tuple | list):
@@ -248,8 +283,7 @@ def _forward(program: ExportedProgram, record: _Record) -> Forward:
 
 @contextmanager
 def _marked(model: torch.nn.Module, names: Sequence[str], calls: list[str]) -> Iterator[None]:
-    """A context in which the modules `names` of `model`, when they are called, add their names to `calls`, and a marker
-    to the graph that is traced."""
+    """Add a marker to the traced graph, and the name to `calls`, at each call of the modules `names` in the context."""
     hooks = [model.get_submodule(name).register_forward_pre_hook(partial(_mark, calls, name)) for name in names]
     try:
         yield
@@ -265,8 +299,10 @@ def _mark(calls: list[str], name: str, *_: object) -> None:
 
 @contextmanager
 def with_memory(model: torch.nn.Module) -> Iterator[None]:
-    """A context in which parameters and buffers that are on the meta device are on the CPU instead. They are not
-    written to, so the system gives them no memory."""
+    """Put parameters and buffers that are on the meta device on the CPU in the context.
+
+    They are not written to, so the system gives them no memory.
+    """
     tables: list[dict[str, Any]] = [
         table for module in model.modules() for table in (module._parameters, module._buffers)
     ]
@@ -289,7 +325,7 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def does_not_fit(model: torch.nn.Module, own: str) -> ModelRefused:
-    """The error for an example with which `model` itself raises what `own` says."""
+    """Return the error for an example with which `model` itself raises the error text `own`."""
     return ModelRefused(
         f"the example that the model is traced with does not fit: the {type(model).__name__}, called with it, raises "
         f"{own.rstrip('.')}. Give what a batch's inputs are"
@@ -311,8 +347,10 @@ def _refused(called: _Called, error: Exception) -> ModelRefused:
 
 
 def _own_error(called: _Called) -> str:
-    """The first line of what the model raises when it is called with the example untraced; "" if that is nothing, or
-    its parameters have no memory. Its buffers are as before."""
+    """Return the first line of what the model raises for the example, untraced; "" if it raises nothing.
+
+    Also "" if the model's parameters have no memory. The buffers are as before.
+    """
     state = [*called.named_parameters(), *called.named_buffers()]
     if any(tensor.is_meta for _, tensor in state):
         return ""
@@ -331,8 +369,10 @@ _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_sha
 
 @contextmanager
 def _unsaid() -> Iterator[None]:
-    """A context in which torch.export does not tell, on stderr and in its log, what it raises too: an error, after the
-    graph that it has found so far."""
+    """Keep torch.export, in the context, from printing an error that it raises too.
+
+    Before it raises, torch.export prints the error, after the graph found so far, on stderr and in its log.
+    """
     loggers = [(logger, logger.disabled) for logger in map(logging.getLogger, _LOGGERS)]
     try:
         for logger, _ in loggers:

@@ -1,4 +1,4 @@
-"""A layer of a traced model: its two pieces, and the modules of the model that have their parameters and buffers.
+"""Layers of a traced model: two pieces each, and the modules of the model that have their parameters and buffers.
 
 A piece is part of a traced forward, as a function of what travels to it and of the model's parameters and buffers.
 """
@@ -21,11 +21,17 @@ Values = tuple[Any, ...]  # tensors, numbers, and lists of tensors
 
 @dataclass(frozen=True, slots=True)
 class TracedPiece:
-    """What one layer computes in one mode. All values go by names.
+    """The computation of one layer in one mode. All values go by names.
 
-    `graph` takes `arguments` of what is `received`, of `state` (with the names that it has in the model) and of
-    `constants`, and gives what is `computed`. The `results` travel on. Without a graph nothing is computed.
-    `no_cut` is the reason why what is received cannot be sent, "" if it can.
+    Attributes:
+        graph: Computes the layer; None if nothing is computed.
+        arguments: Arguments of the graph, from `received`, `state` and `constants`.
+        computed: Values that the graph returns.
+        received: Values that travel to the layer.
+        results: Values that travel on.
+        state: Parameters and buffers, with their names in the model.
+        constants: Constants, with their tensors.
+        no_cut: Reason why the received values cannot be sent between stages; "" if they can.
     """
 
     graph: GraphModule | None
@@ -38,7 +44,12 @@ class TracedPiece:
     no_cut: str = ""
 
     def run(self, given: Values, tensor: Callable[[str], torch.Tensor]) -> Values:
-        """The results, from what is received. `tensor` gives the parameter or buffer of a name in the model."""
+        """Return the results.
+
+        Args:
+            given: The received values, in order.
+            tensor: Returns the parameter or buffer of a name in the model.
+        """
         values = dict(zip(self.received, given, strict=True))
         values.update(self.constants)
         for value, name in self.state.items():
@@ -49,13 +60,13 @@ class TracedPiece:
         return tuple([values[name] for name in self.results])
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "TracedPiece":
-        """The same, on the device that `move` moves tensors to."""
+        """Return the piece on the device that `move` moves tensors to."""
         graph = None if self.graph is None else _on_device(self.graph, move(torch.empty(0)).device)
         return replace(self, graph=graph, constants={name: move(each) for name, each in self.constants.items()})
 
 
 def _on_device(graph: GraphModule, device: torch.device) -> GraphModule:
-    """`graph`, with `device` in the place of every device that it names, which it was traced on."""
+    """Return `graph` with `device` in the place of every device that it names: those that it was traced on."""
     if all(each == device for each in _devices(graph)):
         return graph
     made = deepcopy(graph)
@@ -87,9 +98,16 @@ def _graphs(graph: GraphModule) -> Iterator[GraphModule]:
 
 @dataclass(frozen=True, slots=True)
 class TracedFunction:
-    """A piece as the function of a layer. `places` have for each name of its state the number of a part of the layer
-    and the rest of the name, which is "" for a tensor. What is given to the first layer is `taken` apart, and what the
-    last one gives is `put` together. `check` is what the first layer has against a batch."""
+    """A piece as the function of a layer.
+
+    Attributes:
+        piece: The piece.
+        places: For each name of the piece's state, the number of a part of the layer and the rest of the name, "" for a
+            tensor.
+        taken: Takes the layer's input apart; only the first layer has another than `tuple`.
+        put: Puts the layer's output together; only the last layer has another than `tuple`.
+        check: Raises an error for a batch that the first layer cannot take.
+    """
 
     piece: TracedPiece
     places: Mapping[str, tuple[int, str]]
@@ -98,30 +116,37 @@ class TracedFunction:
     check: BatchCheck = BoundLayer.check_inputs
 
     def __call__(self, x: Tree, *parts: Any) -> Tree:
+        """Return the layer's output for the input `x`, with the layer's `parts`."""
         return self.put(self.piece.run(self.taken(x), lambda name: _tensor(parts, *self.places[name])))
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "TracedFunction":
+        """Return the function on the device that `move` moves tensors to."""
         return replace(self, piece=self.piece.moved(move))
 
 
 class TracedLayer(BoundLayer):
-    """In training mode, the modules in it are in the modes that they were traced in; `eval()` takes the other graph."""
+    """A layer that computes with one graph in training mode and with another after `eval()`.
+
+    In training mode, the modules in it are in the modes that they were traced in.
+    """
 
     calls_parts = False
 
     def __init__(
         self, training: TracedFunction, evaluation: TracedFunction, parts: Mapping[str, torch.nn.Module]
     ) -> None:
+        """Make the layer of `parts` of the model, given by their names, with its function in each mode."""
         super().__init__(training, parts)
         self._functions = {True: training, False: evaluation}
         self.check_inputs = training.check
         self.no_cut = training.piece.no_cut or evaluation.piece.no_cut
 
     def forward(self, x: Tree) -> Tree:
+        """Return the output for `x` in the present mode."""
         return self._functions[self.training](x, *self.arguments())
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "TracedLayer":
-        """Return what `to(device)` calls: graphs name the device of what they make."""
+        """Move the layer as `to(device)` does, with its graphs, which name the device of the tensors that they make."""
         self._functions = {mode: function.moved(fn) for mode, function in self._functions.items()}
         return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -130,10 +155,12 @@ class TwoModes(Layer):
     """A layer that computes by one function in training mode, and by another in evaluation mode."""
 
     def __init__(self, names: tuple[str, ...], training: TracedFunction, evaluation: TracedFunction) -> None:
+        """Make the layer of the parts called `names`, with its function in each mode."""
         super().__init__(names, training)
         self._training, self._evaluation = training, evaluation
 
     def bind(self, parts: Mapping[str, torch.nn.Module]) -> TracedLayer:
+        """Return the module that computes the layer from `parts` of the model, given by their names."""
         return TracedLayer(self._training, self._evaluation, parts)
 
 

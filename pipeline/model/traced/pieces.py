@@ -1,4 +1,4 @@
-"""Splits a traced forward before the calls of its layers: into pieces, each a function of what travels to it.
+"""Split of a traced forward before the calls of its layers: into pieces, each a function of what travels to it.
 
     forward    x -> [conv1] -> a -> [layer1] -> b, m -> [layer2] -> c -> [fc] -> y       fc needs m, too
     travels    x            a               b, m             m, c
@@ -30,12 +30,12 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 def outer_calls(forward: Forward) -> list[str]:
-    """The names of the modules that are called, in order, without those called in an inner graph (of torch.no_grad)."""
+    """Return the names of the called modules, in order, without those called in an inner graph (of torch.no_grad)."""
     return [name for _, name, outer in _calls(forward) if outer]
 
 
 def pieces_of(forward: Forward, names: Sequence[str]) -> list[TracedPiece]:
-    """Return what the layers called `names` compute, in that order. Takes the markers out of the graph."""
+    """Return the pieces of the layers called `names`, in that order. Takes the markers out of the graph."""
     numbers = _numbers(forward, {name: number for number, name in enumerate(names)})
     _remove_markers(forward.graph)
     split = split_module(
@@ -64,8 +64,13 @@ def pieces_of(forward: Forward, names: Sequence[str]) -> list[TracedPiece]:
 def travelling(
     pieces: Sequence[tuple[Sequence[str], Sequence[str]]], given: Sequence[str], ends: Sequence[str]
 ) -> list[tuple[str, ...]]:
-    """Return what each of the `pieces` (arguments, computed) receives, of what is `given` and what those before it
-    computed; and in the end what the last one gives, the `ends`."""
+    """Return the values that each piece receives, and at the end those that the last one gives.
+
+    Args:
+        pieces: Arguments and computed values of each piece, in order.
+        given: Values that the first piece receives.
+        ends: Values that the last piece gives.
+    """
     found, there = [tuple(given)], list(given)
     for number, (_, computed) in enumerate(pieces[:-1], 1):
         there += computed
@@ -75,14 +80,14 @@ def travelling(
 
 
 def _computed(piece: TracedPiece) -> Iterator[tuple[str, Node]]:
-    """Yield what the piece computes, by name."""
+    """Yield the values that the piece computes, by name, each with its node."""
     if piece.graph is not None and piece.computed:
         given: Any = piece.graph.graph.output_node().args[0]
         yield from zip(piece.computed, (given,) if isinstance(given, Node) else given, strict=True)
 
 
 def _refusal(layer: str, twice: str) -> str:
-    """Return why no stage can begin with `layer`, if what travels to it has something twice."""
+    """Return why no stage can begin with `layer`, if `twice` names two tensors in one memory; "" if it names none."""
     if not twice:
         return ""
     return (
@@ -96,7 +101,7 @@ def _needed(table: Mapping[str, Value], piece: TracedPiece, results: Sequence[st
 
 
 def _numbers(forward: Forward, places: Mapping[str, int]) -> dict[Node, int]:
-    """The number of the layer that computes each node: the last that was called before it, or the first."""
+    """Return the number of the layer that computes each node: the last one called before it, or the first."""
     found, here, calls = {}, 0, list(_calls(forward))
     for node in forward.graph.graph.nodes:
         while calls and calls[0][0] is node:
@@ -106,7 +111,10 @@ def _numbers(forward: Forward, places: Mapping[str, int]) -> dict[Node, int]:
 
 
 def _calls(forward: Forward) -> Iterator[tuple[Node, str, bool]]:
-    """The modules' calls: the node that each is in, the name, and whether the node is its marker: no inner graph."""
+    """Yield each call of a module: the node that has it, the module's name, and True if the node is its marker.
+
+    If the node is not the marker, the call is in an inner graph.
+    """
     names = iter(forward.calls)
     for node in forward.graph.graph.nodes:
         for marker in _markers(forward.graph, node):
@@ -122,7 +130,7 @@ def _markers(graph: GraphModule, node: Node) -> Iterator[Node]:
 
 
 def _inner_graphs(graph: GraphModule, node: Node) -> Iterator[GraphModule]:
-    """The graphs that `node` runs."""
+    """Yield the graphs that `node` runs."""
     for given in node.all_input_nodes:
         inner = getattr(graph, str(given.target), None) if given.op == "get_attr" else None
         if isinstance(inner, GraphModule):
@@ -142,8 +150,10 @@ def _remove_markers(graph: GraphModule) -> None:
 
 
 def _piece(split: GraphModule, part: Node | None) -> TracedPiece:
-    """Return what a part of the split graph computes, before it is known what travels. There is no part where nothing
-    is computed."""
+    """Return the piece of a part of the split graph, without what travels, which is not known yet.
+
+    There is no part where nothing is computed.
+    """
     if part is None:
         return TracedPiece(None, (), ())
     taken: dict[Any, str] = {user.args[1]: user.name for user in part.users if user.target is operator.getitem}
@@ -153,7 +163,7 @@ def _piece(split: GraphModule, part: Node | None) -> TracedPiece:
 
 
 def one_memory(nodes: Sequence[Node]) -> str:
-    """The first two of `nodes` of which tensors begin at one address, for an error; "" if there are none."""
+    """Return, as text, the first two of `nodes` with tensors that begin at one address; "" if there are none."""
     seen: dict[tuple[int, str], Node] = {}
     for node in nodes:
         for place in _places(node):
@@ -163,7 +173,10 @@ def one_memory(nodes: Sequence[Node]) -> str:
 
 
 def _places(node: Node) -> Iterator[tuple[int, str]]:
-    """Where the node's tensors begin. An offset may be a formula, of the number of rows."""
+    """Yield the memory and the offset at which each tensor of the node begins.
+
+    An offset may be a formula of the number of rows.
+    """
     found = node.meta.get("val")
     for value in found if isinstance(found, tuple | list) else (found,):
         if isinstance(value, torch.Tensor) and torch._C._has_storage(value):
@@ -171,7 +184,10 @@ def _places(node: Node) -> Iterator[tuple[int, str]]:
 
 
 def _shown(node: Node) -> str:
-    """`view.default in forward (/home/anna/net/model.py, line 12)`: the operator, and the user's line."""
+    """Return the operator of `node`, and the user's line.
+
+    An example is `view.default in forward (/home/anna/net/model.py, line 12)`.
+    """
     name = f"the input {node.name}" if node.op == "placeholder" else str(getattr(node.target, "__name__", node.target))
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     line = users_line(CodeLine(file, int(number), function) for file, number, function in reversed(frames))

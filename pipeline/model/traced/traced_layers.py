@@ -45,19 +45,32 @@ _Hooks = Sequence[tuple[str, object]]  # each with its title
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """The `names` of a layer's parts; by names in the model, the number of the part and the rest of the name."""
+    """The parts of a layer.
+
+    Attributes:
+        names: Names of the parts in the model.
+        places: For each parameter or buffer, by name in the model, the number of its part and the rest of its name.
+    """
 
     names: tuple[str, ...]
     places: Mapping[str, tuple[int, str]]
 
 
 def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) -> Layers:
-    """The layers of `model`, found by torch.export: for a model of no known family, instead of writing `Layers`.
+    """Return the layers of `model` that torch.export finds, for a model of no known family and without `Layers`.
 
-    `example` is a batch's inputs: a tensor, a dict of what the model is called with, or a tuple of it; tensors of any
-    dtype, of shape [rows, ...]. With 2 rows or more, microbatches may have any number of rows from 2 on; with 1, they
-    have 1 row each. In place of the modules called `within`, the modules in them are layers. All modules go on in the
-    modes, training or not, that they are in now. Raises `ModelRefused`, with torch.export's reason.
+    All modules go on in the modes, training or not, that they are in now.
+
+    Args:
+        model: The model.
+        example: Inputs of a batch: a tensor, a dict of the model's arguments, or a tuple of them; tensors of any dtype,
+            of
+            shape (rows, ...). With 2 rows or more, microbatches may have any number of rows from 2 on; with 1 row, they
+            have 1 row each.
+        within: Names of modules that are no layers: the modules in them are.
+
+    Raises:
+        ModelRefused: The model cannot be traced; the error has torch.export's reason.
     """
     if not isinstance(model, torch.nn.Module):
         raise ModelRefused(f"traced() was given a {type(model).__name__}; expected a torch module")
@@ -69,11 +82,20 @@ def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) ->
 
 
 class TracedLayers(Layers):
-    """Of the modules `candidates` of `model`, those that its forwards, traced with `inputs`, call once."""
+    """The layers of a model that torch.export has traced."""
 
     def __init__(
         self, model: torch.nn.Module, inputs: Example, candidates: Sequence[str], training: Forward, evaluation: Forward
     ) -> None:
+        """Make the layers of those candidates that the traced forwards call once.
+
+        Args:
+            model: The model.
+            inputs: Inputs with which it was traced.
+            candidates: Names of the modules that may be layers.
+            training: The forward in training mode.
+            evaluation: The forward in evaluation mode.
+        """
         self._candidates, self._calls = candidates, training.calls
         names = _called_once(model, training, evaluation)
         modes = [pieces_of(forward, names) for forward in (training, evaluation)]
@@ -90,7 +112,7 @@ class TracedLayers(Layers):
         self.difference = difference_of(model, self.names, self.bound, inputs)
 
     def check_calls(self) -> None:
-        """Raises `ModelRefused` if the model has other hooks than when it was traced: those are in the graphs."""
+        """Raise `ModelRefused` if the model has other hooks than when it was traced, since those are in the graphs."""
         now = all_hooks(self.model)
         if changed := sorted({*_missing(self._hooks, now), *_missing(now, self._hooks)}):
             raise ModelRefused(
@@ -99,7 +121,7 @@ class TracedLayers(Layers):
             )
 
     def check_cut(self, cut: Sequence[int | str]) -> None:
-        """Raises `ModelRefused` if the model has a module of such a name at which no layer begins."""
+        """Raise `ModelRefused` if `cut` names a module of the model at which no layer begins."""
         for name in (each for each in cut if isinstance(each, str) and each not in self.names):
             around = next((each for each in self._candidates if f"{name}.".startswith(f"{each}.")), None)
             if around is not None:
@@ -109,7 +131,7 @@ class TracedLayers(Layers):
                 )
 
     def _reason(self, around: str, name: str) -> str:
-        """Why no layer begins with the module `name`, which is `around` or in it."""
+        """Return why no layer begins with the module `name`, which is `around` or in it."""
         times = self._calls.count(around)
         if around in self.names:
             return f'{name} is in the layer {around}; traced(..., within=["{around}"]) makes layers of what is in it'
@@ -123,8 +145,11 @@ class TracedLayers(Layers):
 
 
 def _called_once(model: torch.nn.Module, training: Forward, evaluation: Forward) -> list[str]:
-    """The modules that are layers, in order: those that the forward in training mode calls once, and the other one too,
-    or not at all. Raises `ModelRefused` if there is none, or the other has another order."""
+    """Return the modules that are layers, in order.
+
+    The forward in training mode calls them once, and the forward in evaluation mode once or not at all. Raises
+    `ModelRefused` if there is none, or if evaluation has another order.
+    """
     other = [name for name in outer_calls(evaluation) if evaluation.calls.count(name) == 1]
     names = [
         name
@@ -152,7 +177,10 @@ def _missing(hooks: _Hooks, others: _Hooks) -> list[str]:
 def _functions(
     pieces: Sequence[TracedPiece], parts: Sequence[LayerParts], inputs: Example, output: Tree
 ) -> list[TracedFunction]:
-    """Those of all layers in one mode. The first takes a batch's inputs, and the last gives the model's `output`."""
+    """Return the functions of all layers in one mode.
+
+    The first one takes a batch's inputs, and the last one gives the model's `output`.
+    """
 
     def put(values: Values) -> Tree:
         found = iter(values)
@@ -172,7 +200,7 @@ def _functions(
 
 
 def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]:
-    """The names of the modules that are layers of `model`, if its forward calls them once.
+    """Return the names of the modules that are layers of `model`, if its forward calls them once.
 
     The modules called `within` are no layers: their children are. Raises `ModelRefused` if there is no such module.
     """
@@ -188,7 +216,10 @@ def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]
 
 
 def _layers_in(module: torch.nn.Module, name: str, opened: set[str], *, listed: bool) -> Iterator[str]:
-    """Of `module`, which is called `name`; `listed`: it is in a list, or in a module that is."""
+    """Yield the names of the layers in `module`, which is called `name`.
+
+    `listed` is True if the module is in a list, or in a module that is.
+    """
     for key, child in module.named_children():
         path = joined(name, key)
         if _is_list(child):
@@ -210,7 +241,13 @@ def _dots(name: str) -> Iterator[int]:
 
 
 def parts_of_layers(model: torch.nn.Module, names: Sequence[str], needed: Sequence[frozenset[str]]) -> list[LayerParts]:
-    """The parts of the layers called `names`, which need these parameters and buffers."""
+    """Return the parts of the layers; the last layer also gets what no layer needs.
+
+    Args:
+        model: The model.
+        names: Names of the layers.
+        needed: Names of the parameters and buffers that each layer needs.
+    """
     aliases = _aliases(model)
     found = [_parts(name, sorted(keys), aliases) for name, keys in zip(names, needed, strict=True)]
     held = [part for parts in found for part in parts.names]
@@ -228,7 +265,7 @@ def _parts(name: str, needed: Sequence[str], aliases: Mapping[str, Sequence[str]
 
 
 def _aliases(model: torch.nn.Module) -> dict[str, list[str]]:
-    """All names of the parameter or buffer that has a name."""
+    """Return all names of each parameter and buffer, by each of its names."""
     names: dict[int, list[str]] = {}
     for name, tensor in _state(model):
         names.setdefault(id(tensor), []).append(name)

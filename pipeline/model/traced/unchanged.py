@@ -1,4 +1,4 @@
-"""Contexts in which a model is tried. At their end its weights, gradients, buffers and generators are as before.
+"""Contexts in which a model is tried; at their end its weights, gradients, buffers and generators are as before.
 
 Memory that a trial has not written to is not written to either: that of a mapped file may be read-only.
 """
@@ -18,10 +18,12 @@ from .export import with_memory
 
 @contextmanager
 def model_kept(whole: torch.nn.Module) -> Iterator[None]:
-    """Keep `whole` as it is while it runs forward and backward. In the context, its floating parameters are copies, all
-    of which require a gradient, since a frozen one may be trained later. They have neither gradients nor the user's
-    hooks, such as that of an optimizer; those without memory have random numbers. torch's warnings are not shown: the
-    first step will show them."""
+    """Keep `whole` as it is while it runs forward and backward in the context.
+
+    Its floating parameters are copies there, all of which require a gradient, since a frozen one may be trained later.
+    They have neither gradients nor the user's hooks, such as that of an optimizer; those without memory have random
+    numbers. torch's warnings are not shown: the first step will show them.
+    """
     tables: list[dict[str, Any]] = [module._parameters for module in whole.modules()]
     empty = [(table, key) for table in tables for key, each in table.items() if each is not None and each.is_meta]
     with (
@@ -39,8 +41,10 @@ def model_kept(whole: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Keep each buffer of `model` as the tensor that it is, with its values, and the state of Python's own random
-    generator. Other attributes that a forward changes, and NumPy's generator, are not restored."""
+    """Keep each buffer of `model`, as the tensor that it is, with its values, and the state of Python's `random`.
+
+    Other attributes that a forward changes, and NumPy's generator, are not restored.
+    """
     tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     values = [(each, each.clone()) for each in model.buffers()]
     state = random.getstate()
@@ -58,8 +62,10 @@ def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _parameter_kept(parameter: torch.Tensor, *, copied: bool) -> Iterator[None]:
-    """Keep a parameter as it is. A forward may write to it, as that of an `nn.Embedding` with `max_norm` does: in the
-    context it has other memory, with the same values, if `copied`."""
+    """Keep a parameter as it is. In the context it has other memory, with the same values, if `copied`.
+
+    A forward may write to a parameter, as that of an `nn.Embedding` with `max_norm` does.
+    """
     tables: list[dict[int, Any]] = [
         parameter._backward_hooks or {},
         parameter._post_accumulate_grad_hooks or {},
