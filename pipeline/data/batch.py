@@ -1,4 +1,4 @@
-"""A batch is cut into microbatches along its rows, as `torch.tensor_split` does; so is each of a step's batches.
+"""Batches and microbatches: each batch of a step is cut along its rows as `torch.tensor_split` does.
 
 10 rows, 4 microbatches        [0 1 2][3 4 5][6 7][8 9]        their mean losses count 3/10, 3/10, 2/10, 2/10
 10 and 6 rows, 2 of each       [0 1 2 3 4][5 6 7 8 9] [0 1 2][3 4 5]                5/16, 5/16, 3/16, 3/16
@@ -19,8 +19,13 @@ Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
 class Microbatch(msgspec.Struct, frozen=True):
     """A slice of a batch.
 
-    `share` is the weight of its mean loss in the step's: its fraction of the step's rows, so that the weighted losses
-    add up to their mean. It is 1 in an empty step: gradients are zeros, and losses left out of every sum.
+    Attributes:
+        inputs: Inputs, a tree of tensors of shape (rows, ...).
+        targets: Targets, a tree of tensors of shape (rows, ...).
+        rows: Number of rows.
+        share: Weight of the microbatch's mean loss in the step's loss: its fraction of the step's rows, so that the
+            weighted losses add up to the mean. 1 in a step without rows: gradients are zeros, and losses are left out
+            of every sum.
     """
 
     inputs: Tree
@@ -30,13 +35,25 @@ class Microbatch(msgspec.Struct, frozen=True):
 
 
 def cut(inputs: Tree, targets: Tree, microbatches: int) -> list[Microbatch]:
-    """Cut one batch into microbatches, rows split as `torch.tensor_split` does. Raises `DataError` if they disagree."""
+    """Cut one batch into microbatches, rows split as `torch.tensor_split` does.
+
+    Args:
+        inputs: Tree of tensors of shape (rows, ...).
+        targets: Tree of tensors with the same number of rows.
+        microbatches: Number of microbatches.
+
+    Raises:
+        DataError: Tensors have different numbers of rows.
+    """
     return cut_step([(inputs, targets)], microbatches)
 
 
 def cut_step(batches: Sequence[Batch], microbatches: int) -> list[Microbatch]:
-    """Cut the batches of one step, each into so many microbatches, one after the other. Raises `DataError` if rows
-    disagree."""
+    """Cut each batch of one step into `microbatches` microbatches, and return them one batch after the other.
+
+    Raises:
+        DataError: Tensors of a batch have different numbers of rows.
+    """
     counts = [rows(batch) for batch in batches]
     total = sum(counts)
     return [
@@ -85,7 +102,7 @@ def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
 
 
 def slice_rows(tree: Tree, here: slice) -> Tree:
-    """Return the rows `here` of every tensor; views."""
+    """Return the rows `here` of every tensor in `tree`, as views."""
     return map_tensors(lambda leaf: leaf[here], tree)
 
 

@@ -3,8 +3,8 @@
     batch of the source    0  1  2     3  4  5     6  7  8
     step                   0           1           2              accumulate = 3
 
-Each asks a source of its own: what a batch holds must follow from the seed and the step alone. Each round of evaluation
-has the same batches, of the rows held out.
+Each stage asks a source of its own: what a batch holds must follow from the seed and the step alone. Each round of
+evaluation has the same batches, of the rows held out.
 """
 
 from functools import cached_property, lru_cache, partial
@@ -20,16 +20,22 @@ from .source import NumberedSource, Numbering, Source, called, samples_of
 
 
 class Feed:
-    """The microbatches of a run: of training steps 0 to `steps` - 1, and of the batches of the rows held out.
-
-    A training step has `accumulate` batches, each cut into `microbatches`; a batch of rows held out is cut into as many
-    as a training step has. The last `keep` steps and the last `keep` batches held out are cached: that many are in use
-    at once on one worker.
-    """
+    """The microbatches of a run: of its training steps, and of the batches of the rows held out."""
 
     def __init__(
         self, source: Source, microbatches: int, steps: int, batch_size: int, *, accumulate: int = 1, keep: int = 4
     ) -> None:
+        """Take the source of a run.
+
+        Args:
+            source: Data source.
+            microbatches: Microbatches into which each batch of a training step is cut. A batch of rows held out is cut
+                into as many as a whole training step has.
+            steps: Training steps, numbered from 0.
+            batch_size: Rows of a batch held out, where these rows are in memory.
+            accumulate: Batches of a training step.
+            keep: Steps, and batches held out, that are cached: that many are in use at once on one worker.
+        """
         self._source = source
         self._microbatches = microbatches
         self._accumulate = accumulate
@@ -49,12 +55,12 @@ class Feed:
 
     @property
     def batches_held_out(self) -> int:
-        """Count the batches that the rows held out make; 0 if the source holds nothing back."""
+        """Number of batches that the rows held out make; 0 if the source holds nothing back."""
         return self._evaluated.steps_per_epoch
 
     @property
     def numbered(self) -> NumberedSource | None:
-        """The source, if it knows which samples each batch has."""
+        """The source, if it knows which samples each batch has, else None."""
         return _numbered(self._source)
 
     @cached_property
@@ -83,7 +89,8 @@ class Feed:
     def samples(self, step: int, microbatch: int) -> torch.Tensor | None:
         """Return the numbers, in the data set, of the microbatch's rows: int64 [rows]; None if the source has none.
 
-        Raises `DataError`.
+        Raises:
+            DataError: The source fails, or gives another number of samples than rows.
         """
         if self.numbering is None:
             return None
@@ -91,7 +98,10 @@ class Feed:
         return _as_many(self.numbering.microbatch(step, microbatch), count, what)
 
     def held_out_samples(self, batch: int, microbatch: int) -> torch.Tensor | None:
-        """Return the numbers of an evaluated microbatch's rows: rows held out have numbers of their own."""
+        """Return the numbers of an evaluated microbatch's rows: int64 [rows]; None if the rows have no numbers.
+
+        Rows held out have numbers of their own. Raises `DataError` as `samples` does, or if no rows are held out.
+        """
         number = self._held_out_number(batch)
         if (source := _numbered(self._evaluated)) is None:
             return None
@@ -101,15 +111,15 @@ class Feed:
 
     @property
     def last_of_epoch(self) -> int:
-        """The batch that is the last of an epoch, and may have fewer rows; in a run of less than an epoch, the last."""
+        """Number of the last batch of an epoch, which may have fewer rows; of the run's last batch in a shorter run."""
         return min(self._steps * self._accumulate, self._source.steps_per_epoch) - 1
 
     def batch(self, number: int) -> Batch:
-        """Return a batch to train on, asked of the source again. Raises `DataError` if it has none to give."""
+        """Return a batch to train on, asked of the source again. Raises `DataError` if the source gives none."""
         return _asked(self._source, number, "the data source")
 
     def held_out_batch(self, number: int) -> Batch:
-        """Return a batch of the rows held out, likewise."""
+        """Return a batch of the rows held out, asked of their source again. Raises `DataError` if it gives none."""
         return _asked(self._evaluated, number, "the held-out source")
 
     def _held_out_number(self, batch: int) -> int:

@@ -31,13 +31,13 @@ def encode(content: Tree) -> Frames:
 
 
 def send(connection: socket.socket, frames: Frames) -> None:
-    """Send them. Raises OSError if the other end is gone."""
+    """Send `frames`. Raises `OSError` if the other end is gone."""
     for frame in frames:
         connection.sendall(frame)
 
 
 def receive(connection: socket.socket) -> Tree:
-    """Return the tree that was sent; sequences are tuples. Raises `Ended`, or OSError, if the other end is gone."""
+    """Return the tree that was sent; sequences are tuples. Raises `Ended`, or `OSError`, if the other end is gone."""
     header = _read(connection, int.from_bytes(_read(connection, _SIZE), "little"))
     content = _with_tuples(msgspec.msgpack.decode(header, ext_hook=_empty))
     for tensor in tensors(content):

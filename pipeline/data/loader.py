@@ -1,4 +1,4 @@
-"""Datasets of torch as loaders: a map-style one is a data source, too; an iterable one serves a script's own loop."""
+"""Loaders of torch's datasets: a map-style one is a data source, too; an iterable one serves a script's own loop."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -22,33 +22,32 @@ _END = object()  # of the samples
 
 
 class MapStyle(Protocol):
-    """A map-style dataset that is not derived from torch's: a list, or one of another library."""
+    """A map-style dataset that is not derived from torch's: a list, or a dataset of another library."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
 
-    def __getitem__(self, index: int, /) -> Any: ...
+    def __getitem__(self, index: int, /) -> Any:
+        """Return the sample with this index."""
+        ...
 
 
 class Loader(AbstractContextManager["Loader"]):
-    """The batches of a map-style dataset: one with `__len__` and `__getitem__`.
+    """The batches of a map-style dataset: one with `__len__` and `__getitem__`. A loader is a `Source`, too.
 
-    for epoch in range(10):
-        for x, y in loader:              # one epoch; the next loop is the next one
-            ...
-    for x, y in loader.batches(start=250, epochs=10):
-            ...                          # from step 250 on, to the end of the tenth epoch
+        for epoch in range(10):
+            for x, y in loader:              # one epoch; the next loop is the next one
+                ...
+        for x, y in loader.batches(start=250, epochs=10):
+            ...                              # from step 250 on, to the end of the tenth epoch
 
-    The order of an epoch follows from `seed` and the epoch, as that of `Rows` does; `shuffle=False` keeps that of the
-    dataset. The last batch of an epoch may be smaller. Every sample is drawn with the default generators of torch,
-    numpy and `random` seeded by (seed, epoch, index), and `collate_fn` by (seed, step): so a batch depends on nothing
-    else, and augmentation is the same in every process and after every restart. The generators are then as before.
+    The order of an epoch follows from the seed and the epoch, as that of `Rows` does. The last batch of an epoch may be
+    smaller. Every sample is drawn with the default generators of torch, numpy and `random` seeded by (seed, epoch,
+    index), and `collate_fn` runs with them seeded by (seed, step). So a batch depends on nothing else, and augmentation
+    is the same in every process and after every restart. The generators are then as before.
 
-    `collate_fn` makes a batch of a list of samples; by default torch's does. `target` says which part of a batch is the
-    target, if it is no pair: the name or place of a part, a list of them, or a function that takes the batch and
-    returns (inputs, targets). `held_out`: a dataset to evaluate on, in its own order. With `num_workers` above 0, as
-    many processes, forked when the first batch is asked for, draw ahead; the batches are the same for every number.
-
-    A `Source`, too. Raises `DataError` for a dataset without a length or without samples, and for wrong arguments.
+    With reader processes, batches are drawn ahead; they are the same for every number of readers.
     """
 
     def __init__(
@@ -63,6 +62,22 @@ class Loader(AbstractContextManager["Loader"]):
         shuffle: bool = True,
         held_out: Dataset[Any] | MapStyle | None = None,
     ) -> None:
+        """Prepare to draw batches. Readers are forked when the first batch is asked for.
+
+        Args:
+            dataset: Map-style dataset.
+            batch_size: Samples of a batch.
+            seed: Seed of the order and of the samples' random numbers.
+            collate_fn: Makes a batch of a list of samples. None for torch's `default_collate`.
+            num_workers: Number of reader processes. 0 to draw in this process.
+            target: Part of a batch that is the target, if the batch is no pair: the name or place of a part, a list of
+                them, or a function that takes the batch and returns (inputs, targets).
+            shuffle: False to keep the order of the dataset.
+            held_out: Dataset to evaluate on, in its own order.
+
+        Raises:
+            DataError: The dataset has no length or no samples, or an argument is wrong.
+        """
         if num_workers < 0:
             raise DataError(f"num_workers is {num_workers}. Use 0 to draw in this process, or the number of readers.")
         self._order = Order(length_of(dataset), batch_size, seed, shuffle=shuffle)
@@ -82,16 +97,20 @@ class Loader(AbstractContextManager["Loader"]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return self._order.steps_per_epoch
 
     def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
         return self.steps_per_epoch
 
     def batch(self, step: int) -> Batch:
         """Return the inputs and targets of `step`, which counts from 0 over all epochs.
 
-        Readers go on with the steps after it. Raises `DataError` with the sample's index and the user's line.
+        Readers go on with the steps after it.
+
+        Raises:
+            DataError: A sample or the batch cannot be made. The text has the sample's index and the user's line.
         """
         return self._draw(step)
 
@@ -100,7 +119,7 @@ class Loader(AbstractContextManager["Loader"]):
         return self._order.rows(step)
 
     def held_out(self) -> "Loader | None":
-        """Return the rows held out, as a loader of which every loop walks epoch 0; None if there are none."""
+        """Return the rows held out, as a loader that walks epoch 0 in every loop; None if there are none."""
         return self._held_out
 
     def __iter__(self) -> Iterator[Batch]:
@@ -109,7 +128,7 @@ class Loader(AbstractContextManager["Loader"]):
         return map(self.batch, range(start, start + self.steps_per_epoch))
 
     def batches(self, start: int = 0, *, epochs: int | None = None) -> Iterator[Batch]:
-        """Return the batches from step `start` on, to the end of epoch number `epochs`; without it they do not end."""
+        """Return the batches from step `start` on, to the end of epoch number `epochs`; without an end for None."""
         steps = count(start) if epochs is None else range(start, epochs * self.steps_per_epoch)
         return map(self.batch, steps)
 
@@ -120,11 +139,12 @@ class Loader(AbstractContextManager["Loader"]):
                 readers.close()
 
     def __exit__(self, *_: object) -> None:
+        """End the reader processes."""
         self.close()
 
 
 class _HeldOut(Loader):
-    """A loader of which every loop walks epoch 0."""
+    """A loader that walks epoch 0 in every loop."""
 
     def __iter__(self) -> Iterator[Batch]:
         return map(self.batch, range(self.steps_per_epoch))
@@ -133,15 +153,13 @@ class _HeldOut(Loader):
 class StreamLoader:
     """The batches of an iterable dataset, drawn in this process.
 
-    for x, y in loader.batches(start=line.position, epochs=3):
+        for x, y in loader.batches(start=line.position, epochs=3):
             ...
 
-    To begin at `start`, all samples before it are drawn and passed over: that takes the time of reading them, and needs
+    To begin at `start`, all samples before it are drawn and passed over. This takes the time of reading them, and needs
     a dataset that gives the same samples in every pass over the same epoch. Every sample is drawn with the default
-    generators of torch, numpy and `random` seeded by (seed, epoch, place), and `collate_fn` by (seed, step); they are
-    then as before. The last batch of an epoch may be smaller. `collate_fn` and `target`: as those of `Loader`.
-
-    Raises `DataError` for what is not iterable, and for a `batch_size` below 1.
+    generators of torch, numpy and `random` seeded by (seed, epoch, place), and `collate_fn` runs with them seeded by
+    (seed, step); they are then as before. The last batch of an epoch may be smaller.
     """
 
     def __init__(
@@ -153,6 +171,18 @@ class StreamLoader:
         collate_fn: Collate | None = None,
         target: Target = None,
     ) -> None:
+        """Prepare to draw batches.
+
+        Args:
+            dataset: Dataset whose `__iter__` begins again with each call.
+            batch_size: Samples of a batch.
+            seed: Seed of the samples' random numbers.
+            collate_fn: Makes a batch of a list of samples, as in `Loader`.
+            target: Part of a batch that is the target, as in `Loader`.
+
+        Raises:
+            DataError: The dataset is not iterable or cannot be read again, or `batch_size` is below 1.
+        """
         if not hasattr(dataset, "__iter__") or hasattr(dataset, "__next__"):
             kind = type(dataset).__name__
             raise DataError(
@@ -165,9 +195,12 @@ class StreamLoader:
         self._collate, self._target = collate_fn or default_collate, target
 
     def batches(self, start: int = 0, *, epochs: int | None = None) -> Iterator[Batch]:
-        """Return the batches from step `start` on, counted over all epochs, to the end of epoch number `epochs`;
-        without it they do not end. Raises `DataError` with the sample's place and the user's line, or if an epoch
-        has none.
+        """Yield the batches from step `start` on, to the end of epoch number `epochs`; without an end for None.
+
+        Steps are counted over all epochs.
+
+        Raises:
+            DataError: A sample cannot be drawn, with its place and the user's line; or an epoch has no sample.
         """
         step = 0
         for epoch in count() if epochs is None else range(epochs):
@@ -177,7 +210,7 @@ class StreamLoader:
                 step += 1
 
     def _epoch(self, epoch: int) -> Iterator[list[Any]]:
-        """Return the samples of each of its batches."""
+        """Yield the samples of each batch of `epoch`."""
         place, samples = 0, list[Any]()
         iterator = self._begin(epoch)
         while (sample := self._sample(iterator, epoch, place)) is not _END:

@@ -16,9 +16,20 @@ from .batch import Batch, rows, slice_rows
 
 
 class Order:
-    """The order of `count` rows (at least 1), `batch_size` a step. Raises `DataError` for a `batch_size` below 1."""
+    """The order of rows, by step and epoch."""
 
     def __init__(self, count: int, batch_size: int, seed: int, *, shuffle: bool) -> None:
+        """Define the order.
+
+        Args:
+            count: Number of rows, at least 1.
+            batch_size: Rows of a step.
+            seed: Seed of the order.
+            shuffle: True to shuffle the rows in every epoch.
+
+        Raises:
+            DataError: `batch_size` is below 1.
+        """
         if batch_size < 1:
             raise DataError(f"batch_size is {batch_size}. Give each batch at least one row.")
         self.count, self.batch_size, self.seed, self.shuffle = count, batch_size, seed, shuffle
@@ -27,6 +38,7 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of steps in an epoch, including a smaller last one."""
         return -(-self.count // self.batch_size)
 
     def place(self, step: int) -> tuple[int, slice]:
@@ -47,12 +59,7 @@ class Order:
 
 
 class Rows:
-    """The built-in source: rows of tensors in memory, shuffled in every epoch.
-
-    `inputs` and `targets` are trees of tensors of any dtype, all with the same number of rows (dimension 0). With
-    `shuffle` a batch is a copy of its rows; without, a view of them. Raises `DataError` if the tensors have different
-    numbers of rows or none at all, or if `batch_size` is below 1.
-    """
+    """The built-in source: rows of tensors in memory, shuffled in every epoch."""
 
     def __init__(
         self,
@@ -64,6 +71,19 @@ class Rows:
         shuffle: bool = True,
         held_out: Batch | None = None,
     ) -> None:
+        """Take the tensors. With `shuffle`, a batch is a copy of its rows; without, it is a view of them.
+
+        Args:
+            inputs: Tree of tensors of any dtype, shape (rows, ...).
+            targets: Tree of tensors with the same number of rows.
+            batch_size: Rows of a batch.
+            seed: Seed of the order.
+            shuffle: True to shuffle the rows in every epoch.
+            held_out: Inputs and targets to evaluate on.
+
+        Raises:
+            DataError: The tensors have different numbers of rows or none at all, or `batch_size` is below 1.
+        """
         count = rows((inputs, targets))
         if count == 0:
             raise DataError("the data source holds 0 rows. Give it at least one.")
@@ -77,9 +97,11 @@ class Rows:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of batches in an epoch, including a smaller last one."""
         return self._order.steps_per_epoch
 
     def batch(self, step: int) -> Batch:
+        """Return the inputs and targets of `step`."""
         if not self._order.shuffle:
             _, here = self._order.place(step)
             return slice_rows(self._inputs, here), slice_rows(self._targets, here)
@@ -91,6 +113,7 @@ class Rows:
         return self._order.rows(step)
 
     def held_out(self) -> Batch | None:
+        """Return the inputs and targets to evaluate on; None if there are none."""
         return self._held_out
 
 

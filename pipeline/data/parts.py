@@ -1,4 +1,4 @@
-"""What a collated batch is made of: which parts are inputs and which are targets, as trees of tensors.
+"""Parts of a collated batch: the inputs and the targets, as trees of tensors.
 
 pair (x, y)                                inputs x                           targets y
 dict, target="labels"                      inputs the other parts             targets batch["labels"]
@@ -25,9 +25,17 @@ _PAIR = "return pairs (inputs, targets) from the dataset, or say which part is t
 
 
 def split_parts(batch: Any, target: Target) -> Batch:
-    """Return the inputs and targets of a collated batch. Raises `DataError` if it has none such, or other rows in each.
+    """Return the inputs and targets of a collated batch.
 
     Sequences become tuples. Tensors are dense, aligned, and carry no gradient.
+
+    Args:
+        batch: Result of the collate function.
+        target: Name or place of the part that is the target, a list of these, or a function that returns both. None for
+            the second part of a pair.
+
+    Raises:
+        DataError: The batch has no such parts, or inputs and targets have different numbers of rows.
     """
     inputs, targets = _by_function(batch, target) if callable(target) else _by_name(batch, target)
     parts = as_tree(inputs, "inputs"), as_tree(targets, "targets")
@@ -82,7 +90,7 @@ def _of_sequence(batch: Sequence[Any], target: Part | Sequence[Part] | None) -> 
 
 
 def as_tree(value: Any, name: str) -> Tree:
-    """`value` as a tree that can be cut into microbatches. Raises `DataError`, which calls it `name`."""
+    """Return `value` as a tree that can be cut into microbatches. Raises `DataError`, which calls the value `name`."""
     if isinstance(value, torch.Tensor):
         return _settled(value, name)
     if type(value).__module__ == "numpy":
@@ -119,7 +127,7 @@ _SHOWN = 6  # parts of a sequence
 
 
 def _settled(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Give it one layout and alignment wherever the batch was drawn, since kernels choose by them."""
+    """Return `tensor` with one layout and alignment wherever the batch was drawn, since kernels choose by them."""
     if not tensor.is_cpu or tensor.layout != torch.strided or tensor.is_nested:
         what = f"on {tensor.device}" if not tensor.is_cpu else f"of layout {tensor.layout}"
         raise DataError(f"{name} is a tensor {what}: give dense ones on the CPU; a stage moves them to its device")
@@ -129,5 +137,5 @@ def _settled(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a dense copy; dimensions in the same order in memory, if they are dense already."""
+    """Return a dense copy of `tensor`; dimensions keep their order in memory if the tensor is dense already."""
     return tensor.resolve_conj().resolve_neg().clone()

@@ -4,11 +4,11 @@
     Readers ──── 7, 9, ... ───> reader 0 ──────────> 7, 9, ...
             ──── 8, 10, ... ──> reader 1 ──────────> 8, 10, ...
 
-Readers are forks of this process, since these have the dataset as it is, also one that was defined in a notebook, and
+Readers are forks of this process, since forks have the dataset as it is, also one that was defined in a notebook, and
 are at work in milliseconds. This process may have threads: like torch's own readers, readers need none of them.
 
-They are forked with the first batch and serve all epochs. Another step than the next one costs what was drawn ahead. If
-a reader dies, others draw again what it had, with the same bits.
+Readers are forked with the first batch and serve all epochs. Asking for another step than the next one discards the
+batches drawn ahead. If a reader dies, others draw again what it had, with the same bits.
 """
 
 import errno
@@ -43,9 +43,10 @@ _EXITED = "Its code has ended the process: num_workers = 0 draws in this process
 
 
 class ReaderDied(Exception):
-    """A reader process ended by itself. `way_out`: what to do about it."""
+    """A reader process ended by itself. `way_out` says how to prevent it."""
 
     def __init__(self, pid: int, status: int) -> None:
+        """Describe the end of process `pid` with the return code `status`, negative for a signal."""
         killed = status < 0
         how = f"was killed by {signal.Signals(-status).name}" if killed else f"ended with status {status}"
         super().__init__(f"reader process {pid} of the loader {how}")
@@ -53,12 +54,13 @@ class ReaderDied(Exception):
 
 
 class Reader:
-    """A process that draws the batches it is asked for, forked from this one. Raises OSError if there can be none.
+    """A process that draws the batches it is asked for, forked from this one.
 
     Any other exception than `DataError` in one of its methods ends its use.
     """
 
     def __init__(self, draw: Callable[[int], Batch]) -> None:
+        """Fork the process, which calls `draw` with a step. Raises `OSError` if there can be none."""
         self.connection, theirs = socket.socketpair()
         self._asked = 0  # batches that have not come yet
         self._stale = 0  # of them, the first ones, which are not wanted any more
@@ -66,7 +68,7 @@ class Reader:
             self._process = Fork(partial(_serve, draw, self.connection, theirs), dies_with_parent=True)
 
     def ask_for(self, step: int) -> None:
-        """Have the batch of `step` come after those asked for before. Raises `ReaderDied`."""
+        """Ask for the batch of `step`, which comes after those asked for before. Raises `ReaderDied`."""
         self._asked += 1
         with self._expected_to_live():
             self.connection.sendall(step.to_bytes(_STEP, "little"))
@@ -76,7 +78,12 @@ class Reader:
         self._stale = self._asked
 
     def batch(self) -> Batch:
-        """Return the next batch that is wanted. Raises `DataError` if it could not be drawn, and `ReaderDied`."""
+        """Return the next batch that is wanted.
+
+        Raises:
+            DataError: The batch could not be drawn.
+            ReaderDied: The process has ended.
+        """
         while self._stale:
             self._receive()
             self._stale -= 1
@@ -123,7 +130,7 @@ def _serve(draw: Callable[[int], Batch], asking: socket.socket, requests: socket
 
 
 def _drawn(draw: Callable[[int], Batch], step: int) -> frames.Frames:
-    """Encode `(None, batch)`, or the reason for there being none, with the number of a system's fault that may pass."""
+    """Return `(None, batch)` encoded, or the error's text with the number of a system fault that may pass, else 0."""
     try:
         return frames.encode((None, draw(step)))
     except DataError as error:
@@ -139,9 +146,10 @@ def _passing(error: BaseException) -> int:
 
 
 class Readers:
-    """`count` processes that call `draw`, which gives the batch of a step or raises `DataError`."""
+    """A group of processes that draw batches ahead. Readers start with the first batch."""
 
     def __init__(self, draw: Callable[[int], Batch], count: int) -> None:
+        """Prepare for `count` processes that call `draw`, which gives the batch of a step or raises `DataError`."""
         self._draw = draw
         self._count = count
         self._next = 0  # the step whose batch comes next
@@ -166,6 +174,7 @@ class Readers:
             reader.kill()
 
     def __del__(self) -> None:
+        """End the processes."""
         self.close()
 
     def _read(self, step: int) -> Batch:

@@ -1,4 +1,4 @@
-"""How the batch of a step is drawn from a dataset: sample by sample, each with random numbers of its own.
+"""Drawing of a step's batch from a dataset: sample by sample, each with random numbers of its own.
 
 step 7 ──order──> rows 17, 4, 29 ──dataset[17], ...──> samples ──collate──> batch ──target──> inputs, targets
 key "40/epoch 2/sample 17"  ──SHA-256──>  one part each for torch, numpy and `random`
@@ -33,7 +33,7 @@ _STREAM = (
 
 
 def seed_generators(key: str) -> None:
-    """Seed the default generators of torch (on the CPU), of numpy, if it is there, and of `random`."""
+    """Seed the default generators of torch (on the CPU), of numpy if it is imported, and of `random`, from `key`."""
     digest = sha256(key.encode()).digest()
     torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little"))
     random.seed(int.from_bytes(digest[8:16], "little"))
@@ -43,7 +43,7 @@ def seed_generators(key: str) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Have those generators go on afterwards as if nothing had been drawn or seeded within."""
+    """Return a context after which the default generators go on as if nothing had been drawn or seeded within."""
     numpy_random = _numpy_random()
     before = torch.default_generator.get_state(), random.getstate()
     numpys = None if numpy_random is None else numpy_random.get_state()
@@ -58,7 +58,10 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Have torch compute with one thread within, as in a reader process: other numbers add in another order."""
+    """Return a context in which torch computes with one thread, as in a reader process.
+
+    With another number of threads, sums are added in another order.
+    """
     threads = torch.get_num_threads()
     if threads == 1:
         yield
@@ -71,13 +74,24 @@ def one_thread() -> Iterator[None]:
 
 
 def _numpy_random() -> Any:
-    """numpy imports it when it is first used, which may be in the middle of a sample."""
+    """Return `numpy.random`, None if numpy is not imported.
+
+    numpy imports it when it is first used, which may be in the middle of a sample.
+    """
     return import_module("numpy.random") if "numpy" in sys.modules else None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Drawing of batches. The same arguments give the same batches in every process, bit for bit."""
+    """Drawing of batches. The same arguments give the same batches in every process, bit for bit.
+
+    Attributes:
+        dataset: Map-style dataset.
+        order: Order of the samples.
+        seed: Seed of the samples' random numbers.
+        collate: Makes a batch of a list of samples.
+        target: Part of a batch that is the target.
+    """
 
     dataset: Any
     order: Order
@@ -88,7 +102,8 @@ class Sampling:
     def batch(self, step: int) -> Batch:
         """Draw the batch of `step`, and leave the process's random numbers as they were.
 
-        Raises `DataError`, with the index and the user's line.
+        Raises:
+            DataError: A sample or the batch cannot be made. The text has the sample's index and the user's line.
         """
         epoch, _ = self.order.place(step)
         indices = self.order.rows(step).tolist()
@@ -110,7 +125,7 @@ class Sampling:
 
 
 def length_of(dataset: Any) -> int:
-    """Return the number of samples in `dataset`. Raises `DataError` if that is not known, or none."""
+    """Return the number of samples in `dataset`. Raises `DataError` if it is not known, or 0."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DataError(f"the dataset is a {kind}, whose samples come in one order only. {_STREAM}.")

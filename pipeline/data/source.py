@@ -20,29 +20,34 @@ Samples = Callable[[int], torch.Tensor]  # of a batch's number: int64 [rows]
 class Source(Protocol):
     """A data source. Two sources with the same arguments return the same batches, bit for bit.
 
-    One that also says which samples its batches have is a `NumberedSource`.
+    A source that also tells which samples its batches have is a `NumberedSource`.
     """
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one pass over the data, including a smaller last one; at least 1."""
+        """Number of batches in one pass over the data, including a smaller last one; at least 1."""
 
     def batch(self, step: int) -> Batch:
         """Return the inputs and targets of `step`, which counts from 0 over all epochs.
 
         Steps may be asked for in any order, and more than once.
 
-        Dimension 0 of every tensor is rows; there may be none. Must neither read nor change global random state.
+        Dimension 0 of every tensor is rows; there may be none. A source must neither read nor change global random
+        state.
         """
 
     def held_out(self) -> "Batch | Source | None":
-        """Rows that are in no batch, to evaluate the trained model on; None if there are none. Of a source, the batches
-        of one epoch are evaluated, each drawn when its turn comes."""
+        """Return the rows that are in no batch, to evaluate the trained model on; None if there are none.
+
+        If the result is a source, the batches of one epoch are evaluated, each drawn when its turn comes.
+        """
 
 
 class NumberedSource(Source, Protocol):
-    """A source that knows which samples each batch has, as `model.prefix_cache` needs, and as taps
-    store. `Rows` and `Loader` are such."""
+    """A source that knows which samples each batch has, as `Rows` and `Loader` do.
+
+    `model.prefix_cache` needs these numbers, and taps store them.
+    """
 
     def samples(self, step: int) -> torch.Tensor:
         """Return the numbers of the samples in `batch(step)`, in the order of its rows: int64 [rows], from 0 on.
@@ -79,9 +84,16 @@ def samples_of(source: NumberedSource, step: int) -> torch.Tensor:
 
 
 class Numbering:
-    """`samples` are those of a batch, of which a step has `accumulate`, each in so many `microbatches`."""
+    """The samples of each microbatch of a run."""
 
     def __init__(self, samples: Samples, microbatches: int, accumulate: int = 1) -> None:
+        """Take the samples of batches.
+
+        Args:
+            samples: Returns the samples of a batch, given its number: int64 [rows].
+            microbatches: Microbatches of a batch.
+            accumulate: Batches of a step.
+        """
         self._samples = samples
         self._microbatches = microbatches
         self._accumulate = accumulate
@@ -105,12 +117,18 @@ class Numbering:
 
 
 class OwnTargets:
-    """The batches of `inputs`, with the targets of `targets` in place of their own.
-
-    Raises `DataError` if the two have other numbers of batches, or one holds rows back and the other does not.
-    """
+    """The batches of one source with the targets of another in place of their own."""
 
     def __init__(self, inputs: Source, targets: Source) -> None:
+        """Join the two sources.
+
+        Args:
+            inputs: Source whose inputs, rows held out and sample numbers are used.
+            targets: Source whose targets are used.
+
+        Raises:
+            DataError: The sources have different numbers of batches, or one holds rows back and the other does not.
+        """
         if inputs.steps_per_epoch != targets.steps_per_epoch:
             raise DataError(
                 f"there are {inputs.steps_per_epoch} batches in an epoch of inputs, and {targets.steps_per_epoch} in "
@@ -124,9 +142,11 @@ class OwnTargets:
             self.samples = samples
 
     def batch(self, step: int) -> Batch:
+        """Return the inputs of one source and the targets of the other for `step`."""
         return self._inputs.batch(step)[0], self._targets.batch(step)[1]
 
     def held_out(self) -> Batch | Source | None:
+        """Return the rows held out, with the targets of the source of targets; None if there are none."""
         return self._held_out
 
 
