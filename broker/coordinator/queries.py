@@ -39,9 +39,12 @@ class _BadQuery(Exception):
 
 
 def answer(run: RunState, ask: Ask, now: float) -> Answer | Refused:
-    """Return the answer to `ask` at `now`, in seconds since the epoch.
+    """Return the answer to a query; an unknown or invalid query is refused, and the refusal names what can be asked.
 
-    An unknown query, or one with a missing or invalid parameter, is refused; the refusal names what can be asked.
+    Args:
+        run: The state.
+        ask: The query.
+        now: Seconds since the epoch.
     """
     if ask.what not in _ANSWERS:
         return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=ExitCode.USAGE)

@@ -47,7 +47,14 @@ FromMember = Report | Finished | Failed | Goodbye
 
 
 def answer(run: RunState, hello: Hello, sender: bytes, now: float) -> None:
-    """Answer a Hello from `sender` with a place, an instruction to stand by, or the reason for a refusal."""
+    """Answer a Hello with a place, an instruction to stand by, or the reason for a refusal.
+
+    Args:
+        run: The state; the answer is added to its `outgoing`.
+        hello: The Hello.
+        sender: Its sender's address on the channel.
+        now: Seconds since the epoch.
+    """
     known = process_key(hello) in run.standby or run.registry.current(hello.incarnation) is not None
     if run.outcome is not None and (hello.spare or known):  # the run's end is the end of this worker too
         run.outgoing.append((sender, run.outcome.stop_message))
@@ -106,7 +113,13 @@ def promote(run: RunState, now: float) -> None:
 
 
 def assign(run: RunState, member: Member, *, new: bool = False) -> None:
-    """Send `member` its place, its peers and the newest checkpoint; log the place if it is `new`."""
+    """Send a worker its place, its peers and the newest checkpoint.
+
+    Args:
+        run: The state.
+        member: The worker.
+        new: True to log the place.
+    """
     if new:
         who = f"{member.process}, generation {member.generation}, incarnation {member.incarnation}"
         run.events.infos.append(f"{member.label} is {who}")
@@ -146,10 +159,7 @@ def outdates_records(run: RunState, hello: Hello) -> str:
 
 
 def has_lost_its_start(run: RunState, hello: Hello) -> bool:
-    """Return True if the snapshot that a worker was told to begin with was deleted after a newer one.
-
-    The records must then be stale.
-    """
+    """Return True if a worker's start snapshot was deleted after a newer one; the records must then be stale."""
     member = run.registry.current(hello.incarnation)
     every = range(run.config.schedule.copies)  # the script begins where all stages do
     return member is not None and is_gone(member.start, member.stages or every, hello.snapshots or ())

@@ -75,7 +75,13 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
 
 
 def record_snapshots(run: RunState, report: Report, member: Member) -> list[IllegalTransition]:
-    """Record the snapshots that `member` reports, and complete a checkpoint if possible. Return the illegal ones."""
+    """Record the snapshots that a worker reports, and complete a checkpoint if possible. Return the illegal ones.
+
+    Args:
+        run: The state.
+        report: The report.
+        member: Its sender.
+    """
     told_of = [] if run.digests.differed else report.snapshots  # later ones contain what came of the difference too
     illegal = {each: wrong for each in told_of if (wrong := _wrong_with(run, each, report, member))}
     added = [run.checkpoints.add(*each) for each in told_of if each not in illegal]
@@ -88,7 +94,10 @@ def record_snapshots(run: RunState, report: Report, member: Member) -> list[Ille
 
 
 def implausible(report: Report, member: Member) -> str:
-    """Return the first error in the numbers and names of a report of `member`, "" if there is none."""
+    """Return the first error in the numbers and names of a report, "" if there is none.
+
+    `member` is the report's sender: digests must be of its own queues.
+    """
     return next(_wrongs(report, member), "")
 
 

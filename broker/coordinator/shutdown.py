@@ -91,6 +91,12 @@ def note_finished(run: RunState, member: Member, finished: Finished, now: float)
     """Note that `member` has finished, and end the run if it was the last one.
 
     A worker whose steps are not all in the ledger does not count as finished; see `check_finished`.
+
+    Args:
+        run: The state.
+        member: The sender.
+        finished: The message, with the digests of the weights.
+        now: Seconds since the epoch.
     """
     if run.outcome is not None:
         run.outgoing.append((member.sender, run.outcome.stop_message))

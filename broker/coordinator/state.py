@@ -305,7 +305,13 @@ class RunState:
         self.outgoing += [(member.sender, message) for member in self.registry.reachable() if member.sender]
 
     def note_declined(self, host: str, pid: int, reason: str) -> None:
-        """Note that process `pid` on `host` does not become a worker, for `reason`, which is cut to LONGEST_NAME."""
+        """Note that a process does not become a worker.
+
+        Args:
+            host: The process's host.
+            pid: The process's id there.
+            reason: The reason, for people; cut to LONGEST_NAME characters.
+        """
         declined = Declined(host, pid, reason[:LONGEST_NAME])
         if declined not in self.declined:
             self.declined.append(declined)

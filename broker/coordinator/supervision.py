@@ -112,7 +112,13 @@ def check_partings(run: RunState, now: float) -> None:
 
 
 def note_exit(run: RunState, exited: Exited, now: float) -> None:
-    """Note the end of a process. Its worker is lost once its last messages have had time to arrive."""
+    """Note the end of a process. Its worker is lost once its last messages have had time to arrive.
+
+    Args:
+        run: The state.
+        exited: The process's end.
+        now: Seconds since the epoch.
+    """
     member, over = run.registry.members.get(exited.index), run.lifecycle.over
     if member is None and exited.index in run.registry.missing and not over:
         _note_failed_start(run, exited, now)
@@ -125,7 +131,13 @@ def note_exit(run: RunState, exited: Exited, now: float) -> None:
 
 
 def why_waiting(run: RunState, now: float, worker: int | None = None) -> Diagnosis:
-    """Return why the run waits at `now` (seconds since the epoch), or why the worker with index `worker` does."""
+    """Return why the run waits, or why one of its workers does.
+
+    Args:
+        run: The state.
+        now: Seconds since the epoch.
+        worker: The worker's index; None for the whole run.
+    """
     config = run.config
     return diagnose(
         ClusterState(

@@ -59,13 +59,25 @@ class WorkerLoss:
 
 
 def losses(members: Iterable[Member], leases: Leases, now: float) -> list[WorkerLoss]:
-    """Return the losses among `members` at `now`, in seconds since the epoch."""
+    """Return the losses among `members`.
+
+    Args:
+        members: Members that messages are still sent to.
+        leases: The limits.
+        now: Seconds since the epoch.
+    """
     found = (loss_of(member, leases, now) for member in members)
     return [loss for loss in found if loss is not None]
 
 
 def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
-    """Return the loss of `member` if it counts as lost at `now` (seconds since the epoch), else None."""
+    """Return the loss of `member` if it counts as lost, else None.
+
+    Args:
+        member: The worker, or the script.
+        leases: The limits.
+        now: Seconds since the epoch.
+    """
     if member.exited is not None:
         when, end = member.exited
         if now - when >= (EXIT_GRACE if end.status >= 0 else KILL_GRACE):

@@ -121,7 +121,7 @@ class CommandHandler:
         return step <= finished and self._hooks.may_be_complete(step)
 
     def _refuse(self, step: int) -> None:
-        """Keep all that checkpoint `step` would let go of: this worker lacks it, and the log says so once."""
+        """Log, once, that this worker lacks checkpoint `step`, and keep all that the checkpoint would let go of."""
         if not self._refused:
             log.warning(
                 "refused", reason=f"the broker says that checkpoint {step} is complete, which this worker lacks"

@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 
 class NotAdmitted(Stopped):
-    """The broker has no place for a worker that asks for one."""
+    """The end of a worker for which the broker has no place."""
 
 
 class SnapshotInventory(Protocol):
