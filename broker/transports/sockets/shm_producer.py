@@ -1,6 +1,7 @@
-"""The producing end of `shm://`: a Unix socket that consumers connect to, and one connection to each of them.
+"""Producing end of `shm://`: a Unix socket that consumers connect to, and one connection to each of them.
 
 A connection carries packets (SOCK_SEQPACKET): a byte that says the kind, and the content in the machine's byte order.
+Nothing blocks: what a connection does not take now stays due.
 
     producer -> consumer   MESSAGE   lengths and bytes of a message's frames
                            MEMORY    the size of shared memory, whose descriptor comes with the packet
@@ -13,8 +14,6 @@ Long messages lie in memory that is shared with one consumer and has no name: it
 producer places messages in it one after the other, and begins again at the front when there is room:
 
     0 ── free ── oldest │ ... │ newest ── free ── size          newest │ ── free ── oldest │ ... │ ── free
-
-Nothing blocks: what a connection does not take now stays due.
 """
 
 import fcntl
@@ -39,24 +38,20 @@ from stageline.broker.queues.links import OutboundLink, RouteGone
 from .bind import bind_path
 
 MESSAGE, MEMORY, PLACE, REPLY, REQUEST, COPIED = range(1, 7)
-
 NUMBER = struct.Struct("=BQ")  # of MEMORY and COPIED: the kind, and a number
 RANGE = struct.Struct("=BQQ")  # of PLACE: the kind, the offset of the first byte, and how many there are
 LARGEST = 2**15  # bytes of a packet; longer messages go through shared memory
-
 COUNT = struct.Struct("=H")
 TWO = struct.Struct("=H2Q")
 LEAST = 2**20  # bytes
 MESSAGES = 4  # of the largest so far that there is room for
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 REQUEST_BYTES = 2**12  # the most that a packet of a consumer may have
-
 _MESSAGE = bytes([MESSAGE])
 _OVERHEAD = 64  # bytes of a socket's buffer that the system takes of each packet, and a byte that says its kind
 REQUESTS = 256  # taken from a connection in one turn at most, so that the compute loop goes on
 BACKLOG = 64  # connections that wait to be accepted
 PAUSE = 0.5  # seconds until another attempt, after a connection could not be accepted
-
 _POLLIN_POLLOUT = select.POLLIN | select.POLLOUT
 _REPLY = bytes([REPLY])
 
@@ -77,13 +72,15 @@ def lengths(frames: int) -> struct.Struct:
 
 
 class Places:
-    """Decides where in `size` bytes a message lies. They are freed in the order in which they were taken."""
+    """Places of messages in `size` bytes of memory, which are freed in the order in which they were taken."""
 
     def __init__(self, size: int) -> None:
+        """Begin with `size` free bytes."""
         self.size = size
         self._taken: deque[tuple[int, int]] = deque()  # from and to which byte, the oldest first
 
     def __len__(self) -> int:
+        """Return the number of places that are taken."""
         return len(self._taken)
 
     def take(self, size: int) -> int | None:
@@ -94,11 +91,11 @@ class Places:
         return place
 
     def take_back(self) -> None:
-        """The newest was not needed."""
+        """Free the newest place again, which was not needed."""
         self._taken.pop()
 
     def free(self, count: int) -> None:
-        """The oldest `count` are free again."""
+        """Free the oldest `count` places."""
         for _ in range(count):
             self._taken.popleft()
 
@@ -114,10 +111,10 @@ class Places:
 
 
 class SharedMemory:
-    """`size` bytes that other processes map too. Needs Linux (memfd_create)."""
+    """Memory of `size` bytes that other processes map too. Needs Linux (memfd_create)."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Raises `OSError` if it cannot be mapped. The descriptor may be closed afterwards."""
+        """Map the memory of `descriptor`, which may be closed afterwards. Raises `OSError` if that fails."""
         self.size = size
         self._map = mmap.mmap(descriptor, size)
         _prefer_large_pages(self._map)
@@ -125,8 +122,11 @@ class SharedMemory:
 
     @classmethod
     def received(cls, descriptor: int, size: int) -> "SharedMemory":
-        """Map what a producer shares. Raises `BadMessage` if it cannot be mapped, or is or could become smaller than
-        announced: to read what is not there would end the process."""
+        """Map memory that a producer shares.
+
+        Raises `BadMessage` if it cannot be mapped, or is or could become smaller than announced: to read what is not
+        there would end the process.
+        """
         try:
             there, seals = os.fstat(descriptor).st_size, fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
             if not 0 < size <= there or not seals & fcntl.F_SEAL_SHRINK:
@@ -136,12 +136,13 @@ class SharedMemory:
             raise BadMessage(f"shared memory of {size} bytes that cannot be mapped: {error.strerror}") from error
 
     def write(self, place: int, parts: Iterable[Frame]) -> None:
+        """Write `parts` one after another from byte `place` on."""
         for part in parts:
             self._bytes[place : place + len(part)] = part
             place += len(part)
 
     def read(self, place: int, size: int) -> memoryview:
-        """A view, of use until `close`. Raises `BadMessage` if there are no such bytes."""
+        """Return a view that is valid until `close`. Raises `BadMessage` if there are no such bytes."""
         if place + size > self.size:
             raise BadMessage(f"bytes {place} to {place + size} of shared memory that has {self.size}")
         return self._bytes[place : place + size]
@@ -154,14 +155,16 @@ class SharedMemory:
 
 
 def _prefer_large_pages(memory: mmap.mmap) -> None:
-    """Large messages are copied faster through pages of 2 MB, where the system has them (its shmem_enabled)."""
+    """Ask for pages of 2 MB, where the system has them (its shmem_enabled): large messages are copied faster."""
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def new_descriptor(size: int) -> int:
     """Return the descriptor of `size` bytes of memory without a name, which are taken when they are first written to.
-    It can never become smaller, so that the other end may trust its size. Raises `OSError`."""
+
+    The memory can never become smaller, so that the other end may trust its size. Raises `OSError`.
+    """
     descriptor = os.memfd_create("stageline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -173,7 +176,7 @@ def new_descriptor(size: int) -> int:
 
 
 def user_of(socket: sockets.socket) -> int:
-    """The user of the process that has connected; of one that listens, at the time at which it began to (unix(7))."""
+    """Return the user of the process that has connected, or of one that listens when it began to (unix(7))."""
     _, user, _ = _CREDENTIALS.unpack(socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size))
     return int(user)
 
@@ -184,10 +187,13 @@ def is_trusted(user: int) -> bool:
 
 
 class ConsumerConnection:
-    """To one consumer. `blocked`: there was something to send, and the system had no room for another packet.
-    `trouble`: why long messages cannot be sent, if they cannot."""
+    """Connection to one consumer. `trouble`: why long messages cannot be sent, None if they can.
+
+    `blocked`: there was something to send, and the system had no room for another packet.
+    """
 
     def __init__(self, socket: sockets.socket) -> None:
+        """Use `socket`, which is connected, without ever waiting for it."""
         socket.setblocking(False)
         self.socket = socket
         buffer = socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF)
@@ -238,21 +244,20 @@ class ConsumerConnection:
         return packet
 
     def note_copied(self, count: int) -> None:
-        """The consumer has copied `count` messages out of shared memory in all. Raises `RouteGone` if there were not so
-        many: what it says of this connection cannot be relied on."""
+        """Free what the consumer has copied: `count` messages in all. Raises `RouteGone` for an impossible count."""
         if not 0 <= count - self._copied <= len(self._places):
             raise RouteGone
         self._places.free(count - self._copied)
         self._copied = count
 
     def close(self) -> None:
+        """Close the socket and the shared memory."""
         self.socket.close()
         if self._memory is not None:
             self._memory.close()
 
     def _has_room_for(self, size: int) -> bool:
-        """Return True if shared memory can hold so many bytes. New memory is shared when messages have become larger,
-        once the consumer has copied all out of the old."""
+        """Return True if shared memory holds `size` bytes; share more for larger messages once all is copied."""
         memory = self._memory
         if memory is None or (not self._places and memory.size < MESSAGES * size):
             try:
@@ -263,8 +268,7 @@ class ConsumerConnection:
         return memory is not None and size <= memory.size
 
     def _share(self, size: int) -> SharedMemory | None:
-        """New memory; None if the connection has no room for the packet now. Raises `RouteGone`, and `OSError` if the
-        system gives none."""
+        """Return new memory; None if the packet finds no room now. Raises `RouteGone`, `OSError` without memory."""
         descriptor = new_descriptor(size)
         try:
             memory = SharedMemory(descriptor, size)
@@ -296,11 +300,10 @@ class ConsumerConnection:
 
 
 class Listener(OutboundLink):
-    """Serves the senders given to `add` at `url`, `shm://` and a path. `key` is the run's, which requests are sealed
-    with. Raises `EndpointTaken` if another process listens there, or the path cannot be used.
-    """
+    """Server of the senders given to `add` at `url`, which is `shm://` and a path; `key` seals the run's requests."""
 
     def __init__(self, url: str, run: str, key: bytes = b"") -> None:
+        """Listen at `url`. Raises `EndpointTaken` if another process listens there, or the path cannot be used."""
         super().__init__(run, key)
         self._socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
         try:
@@ -317,11 +320,11 @@ class Listener(OutboundLink):
 
     @property
     def trouble(self) -> Trouble | None:
-        """Reason for which messages do not reach a consumer. For any thread."""
+        """Reason for which messages do not reach a consumer. Safe to read from any thread."""
         return next((each.trouble for each in tuple(self._connections.values()) if each.trouble), None)
 
     def serve(self) -> None:
-        """Take in what consumers have sent and send everything that is due."""
+        """Process what consumers have sent and send everything that is due."""
         self._accept()
         for route, connection in list(self._connections.items()):
             connection.blocked = False  # until something is to be sent again, and cannot be
@@ -332,15 +335,18 @@ class Listener(OutboundLink):
         self.flush_all()
 
     def watched(self, now: float) -> dict[int, int]:
+        """Return the descriptors to poll, each with its events."""
         found = {self._socket.fileno(): select.POLLIN} if now >= self._next_attempt else {}
         for connection in self._connections.values():
             found[connection.socket.fileno()] = _POLLIN_POLLOUT if connection.blocked else select.POLLIN
         return found
 
     def due(self, now: float) -> float:
+        """Return the time of the next attempt to accept a connection, infinite if none has failed."""
         return self._next_attempt if now < self._next_attempt else float("inf")
 
     def close(self) -> None:
+        """Close all connections and stop listening."""
         for connection in self._connections.values():
             connection.close()
         self._socket.close()

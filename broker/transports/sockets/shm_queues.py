@@ -56,12 +56,19 @@ log = structlog.get_logger()
 
 
 class Dialer(InboundLink):
-    """Serves the requesters given to `add` from the producers at `endpoint`, `shm://` and the path of a socket.
+    """Client of the producers at `endpoint`, `shm://` and the path of a socket, for the requesters given to `add`.
 
-    Times are monotonic, in seconds.
+    Times are in seconds on the monotonic clock.
     """
 
     def __init__(self, endpoint: str, run: str, key: bytes = b"") -> None:
+        """Make a link that connects on its first `send_requests`.
+
+        Args:
+            endpoint: `shm://` and the path of the producers' socket.
+            run: Id of the run, which messages must name.
+            key: The run's queue key, which requests and replies are sealed with.
+        """
         super().__init__(endpoint, run, key)
         self._path = endpoint.removeprefix("shm://")
         self._socket: sockets.socket | None = None
@@ -75,9 +82,11 @@ class Dialer(InboundLink):
         self._reported = 0  # of which the producer has been told
 
     def has_arrived(self) -> bool:
+        """Return True if the socket is readable."""
         return bool(self._arrivals.poll(0))
 
     def receive(self, now: float, *, wait: bool = False) -> bool:
+        """Process one packet, as `InboundLink.receive`. Never waits; returns False without a connection."""
         if self._socket is None:
             return False
         try:
@@ -98,6 +107,7 @@ class Dialer(InboundLink):
         return size > 0
 
     def send_requests(self, now: float) -> None:
+        """Connect if it is time to, and send the requests that are due."""
         self._blocked = False
         if self._socket is None and not self._connect(now):
             return
@@ -109,15 +119,17 @@ class Dialer(InboundLink):
 
     @property
     def handle(self) -> int | None:
-        """The descriptor that is readable when it is time to `receive`; None without a connection."""
+        """Descriptor that is readable when it is time to `receive`; None without a connection."""
         return None if self._socket is None else self._socket.fileno()
 
     @property
     def events(self) -> int:
+        """Events to poll `handle` for."""
         return _POLLIN_POLLOUT if self._blocked else select.POLLIN
 
     @property
     def due(self) -> float:
+        """Time at which to call `send_requests` again: that of the next attempt to connect, or of the next request."""
         if self._socket is None:
             return self._next_attempt
         if self._blocked:  # until there is room, which `events` include
@@ -125,6 +137,7 @@ class Dialer(InboundLink):
         return min((requester.due for requester in self.requesters.values()), default=float("inf"))
 
     def close(self) -> None:
+        """Close the connection and the shared memory; a later `send_requests` may connect again."""
         if self._socket is not None:
             self._arrivals.unregister(self._socket)
             self._socket.close()
@@ -149,7 +162,7 @@ class Dialer(InboundLink):
             self._report_copied()
 
     def _frames(self, kind: int, packet: memoryview, descriptors: Sequence[int]) -> list[Frame]:
-        """The frames of a message or of a reply; of shared memory none. Raises `BadMessage`."""
+        """Return the frames of a message or of a reply; none for shared memory. Raises `BadMessage`."""
         if kind == MESSAGE:
             return split(packet[1:])
         if kind == PLACE and len(packet) == RANGE.size and self._memory is not None:
@@ -163,7 +176,7 @@ class Dialer(InboundLink):
         raise BadMessage(f"a packet of {len(packet)} bytes that is no message")
 
     def _map(self, packet: memoryview, descriptors: Sequence[int]) -> None:
-        """Shared memory in place of the former. Raises `BadMessage`."""
+        """Map shared memory in place of the former. Raises `BadMessage`."""
         if len(packet) != NUMBER.size or len(descriptors) != 1:
             raise BadMessage(f"shared memory with {len(descriptors)} descriptors; is the limit of open files reached?")
         former, self._memory = self._memory, SharedMemory.received(descriptors[0], NUMBER.unpack(packet)[1])
@@ -171,7 +184,10 @@ class Dialer(InboundLink):
             former.close()
 
     def _drop(self, kind: int, reason: str, now: float) -> None:
-        """A packet is of no use. Shared memory comes only once over a connection, so that needs a new one."""
+        """Drop a packet that is of no use.
+
+        Shared memory comes only once over a connection, so that needs a new connection.
+        """
         if kind == MEMORY:
             self._disconnect(now)
             log.warning("disconnected", reason=reason, endpoint=self.endpoint)
@@ -182,7 +198,7 @@ class Dialer(InboundLink):
             self._reported = self._copied
 
     def _transmit(self, packet: bytes) -> bool:
-        """Return False if there is no room for it now, or the connection is gone, which `receive` finds."""
+        """Send a packet. Returns False if it finds no room now, or the connection is gone, which `receive` notices."""
         try:
             return self._socket is not None and bool(self._socket.send(packet))
         except BlockingIOError:
@@ -217,7 +233,7 @@ class Dialer(InboundLink):
 
 
 def _connected(path: str) -> sockets.socket:
-    """A socket connected to the one that listens at `path`. Raises `OSError`."""
+    """Return a socket connected to the one that listens at `path`. Raises `OSError`."""
     socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
     try:
         socket.setblocking(False)
@@ -239,7 +255,7 @@ def _descriptors(extra: Iterable[tuple[int, int, bytes]]) -> Sequence[int]:
 
 
 def split(content: memoryview) -> list[Frame]:
-    """The frames of a message. Raises `BadMessage` unless their lengths are those of `content`."""
+    """Return the frames of a message. Raises `BadMessage` unless their lengths are those of `content`."""
     size = len(content)
     if size >= TWO.size:
         count, header, tensor = TWO.unpack_from(content)
@@ -262,11 +278,22 @@ def split(content: memoryview) -> list[Frame]:
 
 
 class ShmQueues(LinkedQueues):
-    """All queue ends of one worker. `url`: `shm://` and the path of a socket. Raises `EndpointTaken`."""
+    """All queue ends of one worker, over Unix sockets and shared memory."""
 
     schemes = ("shm://",)
 
     def __init__(self, run: str, incarnation: int, url: str, options: QueueOptions) -> None:
+        """Open the queues, with a socket that listens at `url`.
+
+        Args:
+            run: Id of the run.
+            incarnation: Incarnation of the worker.
+            url: `shm://` and the path of a socket.
+            options: Windows, limits and the run's queue key.
+
+        Raises:
+            EndpointTaken: Another process listens at the path, or the path cannot be used.
+        """
         super().__init__(run, incarnation, options)
         self.endpoint = url
         try:
@@ -277,6 +304,7 @@ class ShmQueues(LinkedQueues):
 
     @property
     def trouble(self) -> Trouble | None:
+        """Reason for which messages do not reach a consumer. Safe to read from any thread."""
         return self._listener.trouble
 
     def _ready(self, watched: dict[Any, int], seconds: float) -> Collection[Any]:

@@ -38,9 +38,13 @@ _ROUTER_OPTIONS: dict[int, int] = {
 
 
 class ZeroMQClientChannel:
-    """See `ClientChannel`."""
+    """`ClientChannel` to a broker at a ZeroMQ address."""
 
     def __init__(self, url: str, *, keeps: bool = False) -> None:
+        """Connect to the broker at `url`. Raises `AddressUnusable`.
+
+        With `keeps`, messages sent before the connection is established wait for it.
+        """
         self._url = url
         self._context = zmq.Context()
         try:
@@ -52,6 +56,7 @@ class ZeroMQClientChannel:
             raise AddressUnusable(f"cannot use {url}: {error}") from error
 
     def send(self, message: bytes) -> bool:
+        """Send `message` without waiting. Returns False if there is no connection or no room."""
         try:
             self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
@@ -59,13 +64,14 @@ class ZeroMQClientChannel:
         return True
 
     def receive(self, timeout: float) -> bytes | None:
+        """Return the next message, None after `timeout` seconds."""
         if not self._socket.poll(max(0, int(timeout * 1000))):
             return None
         return self._socket.recv()
 
     @property
     def trouble(self) -> str:
-        """Reason, if the host's name cannot be resolved. ZeroMQ reports nothing else: it keeps trying."""
+        """Reason, if the host's name cannot be resolved, else "". ZeroMQ reports nothing else: it keeps trying."""
         host = self._url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
         if not self._url.startswith("tcp://"):
             return ""
@@ -76,6 +82,7 @@ class ZeroMQClientChannel:
         return ""
 
     def renewed(self) -> bool:
+        """Return True if a connection was established since the last call."""
         new = False
         while self._monitor.poll(0):
             recv_monitor_message(self._monitor)
@@ -83,6 +90,7 @@ class ZeroMQClientChannel:
         return new
 
     def close(self) -> None:
+        """Close the connection, after half a second at most for what is on its way out."""
         self._socket.disable_monitor()
         self._monitor.close()
         self._socket.close()
@@ -90,9 +98,10 @@ class ZeroMQClientChannel:
 
 
 class ZeroMQServerChannel:
-    """See `ServerChannel`. Raises `EndpointTaken`."""
+    """`ServerChannel` of a broker that listens at a ZeroMQ address."""
 
     def __init__(self, url: str) -> None:
+        """Listen at `url`. Raises `EndpointTaken`."""
         context = zmq.Context()
         self._router = open_socket(context, zmq.ROUTER, _ROUTER_OPTIONS)
         self._sources: dict[bytes, int] = {}  # the connection of each sender in the last batch
@@ -106,6 +115,10 @@ class ZeroMQServerChannel:
             self._resources = cleanup.pop_all()
 
     def receive(self, timeout: float) -> Sequence[Received]:
+        """Return what has arrived within `timeout` seconds: senders and their messages, at most one batch.
+
+        A message is None if it has more than one frame, or is too long for its sender.
+        """
         if self._emptied:  # and what was found genuine is trusted by now
             self._guard.drained()
         self._router.poll(int(timeout * 1000))
@@ -124,7 +137,10 @@ class ZeroMQServerChannel:
         return found
 
     def _receive_message(self, sender: bytes) -> bytes | None:
-        """The message, None if it has not one frame, or is too long for its sender. What is dropped is not joined."""
+        """Return the message, None if it has more than one frame, or is too long for its sender.
+
+        Frames of a message that is dropped are not joined.
+        """
         frame = self._router.recv(copy=False)
         source = self._sources[sender] = frame.get(zmq.SRCFD)
         self._guard.note(source, len(frame))
@@ -136,10 +152,15 @@ class ZeroMQServerChannel:
         return message
 
     def trust(self, sender: bytes) -> None:
+        """Trust the connection of `sender`, a sender in the last batch, which has brought a genuine message."""
         if sender in self._sources:
             self._guard.trust(self._sources[sender])
 
     def send(self, envelopes: Iterable[Envelope]) -> None:
+        """Send the envelopes without waiting; those for a recipient that is gone or too slow are lost.
+
+        A recipient repeats what it needs answered.
+        """
         for envelope in envelopes:
             try:
                 self._router.send_multipart(envelope, zmq.NOBLOCK)
@@ -149,4 +170,5 @@ class ZeroMQServerChannel:
                     raise
 
     def close(self) -> None:
+        """Stop listening, after half a second at most for what is on its way out."""
         self._resources.close()

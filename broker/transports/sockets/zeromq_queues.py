@@ -87,15 +87,18 @@ _POLLIN = int(zmq.POLLIN)  # plain: pyzmq's own flags are enums, and slow
 
 
 def _options(kind: int, hwm: int) -> dict[int, int]:
-    """The options of a ROUTER or a DEALER. Credit keeps `hwm` messages or fewer under way; the socket's own limit holds
-    should that fail."""
+    """Return the options of a ROUTER or a DEALER.
+
+    Credit keeps `hwm` messages or fewer under way; the socket's own limit holds should that fail.
+    """
     return {**COMMON_OPTIONS, **OPTIONS[kind], zmq.SNDHWM: hwm, zmq.RCVHWM: hwm}
 
 
 class Handshake:
-    """Watches the connection of `socket`, which is not connected yet. Times are monotonic, in seconds."""
+    """Watch over the connection of `socket`, which is not connected yet. Times are monotonic, in seconds."""
 
     def __init__(self, context: Context, socket: Socket) -> None:
+        """Begin to watch `socket`, a socket of `context`."""
         self._socket = socket
         self._stuck: float | None = None  # since when there has been no completed handshake
         self._events = open_monitor(context, socket, int(_EVENTS))
@@ -116,9 +119,18 @@ class Handshake:
 
 
 class Dealer(InboundLink):
-    """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
+    """Client of the producers at `endpoint` for the requesters given to `add`. Times are monotonic, in seconds."""
 
     def __init__(self, context: Context, endpoint: str, run: str, *, hwm: int, key: bytes = b"") -> None:
+        """Connect to the producers.
+
+        Args:
+            context: Context of the worker's sockets.
+            endpoint: Address of the producers' worker.
+            run: Id of the run, which messages must name.
+            hwm: Number of messages that may wait on the connection.
+            key: The run's queue key, which requests and replies are sealed with.
+        """
         super().__init__(endpoint, run, key)
         self._blocked = False  # there is a request to send, and no connection yet
         self._context = context
@@ -129,9 +141,11 @@ class Dealer(InboundLink):
         self._connect()
 
     def has_arrived(self) -> bool:
+        """Return True if a message is here."""
         return bool(int(self.socket.get(zmq.EVENTS)) & _POLLIN)
 
     def receive(self, now: float, *, wait: bool = False) -> bool:
+        """Process one message, as `InboundLink.receive`; with `wait`, wait `SOLE_WAIT` ms for it."""
         try:
             frame = self.socket.recv(0 if wait else _NOBLOCK, copy=False)
         except zmq.Again:
@@ -145,6 +159,7 @@ class Dealer(InboundLink):
         return True
 
     def send_requests(self, now: float) -> None:
+        """Send the requests that are due, and replace the connection if it seems to be of no use any more."""
         self._blocked = False
         for requester in self.requesters.values():
             request = requester.request(now)
@@ -156,20 +171,24 @@ class Dealer(InboundLink):
 
     @property
     def handle(self) -> Socket:
+        """Socket to poll for arrivals. `send_requests` may replace it."""
         return self.socket
 
     @property
     def events(self) -> int:
+        """Events to poll `handle` for."""
         return _POLLIN_POLLOUT if self._blocked else _POLLIN
 
     @property
     def due(self) -> float:
+        """Time at which to call `send_requests` again, for a request or a check of the connection."""
         check = self._next_check if self._unanswered else float("inf")
         if self._blocked:  # until there is a connection, which `events` include
             return check
         return min([check, *[requester.due for requester in self.requesters.values()]])
 
     def close(self) -> None:
+        """Close the connection. Closing twice has the effect of closing once."""
         if not self.socket.closed:  # else it could not be replaced
             self._handshake.close()
             self.socket.close()
@@ -185,7 +204,7 @@ class Dealer(InboundLink):
             self._unanswered = self._unanswered or now
 
     def _connect(self) -> None:
-        """Connect. No socket is left open if that fails: its context could never be closed."""
+        """Connect, and leave no socket open if that fails: its context could never be closed."""
         with ExitStack() as opened:
             self.socket = open_socket(self._context, zmq.DEALER, _options(zmq.DEALER, self._hwm))
             opened.callback(self.socket.close)
@@ -208,12 +227,18 @@ class Dealer(InboundLink):
 
 
 class Router(OutboundLink):
-    """Serves the senders given to `add` at `url`; `endpoint` is where to connect to.
-
-    `hwm` is how many messages may wait for one connection. `key` is the run's, which requests are sealed with.
-    """
+    """Server of the senders given to `add`; `endpoint` is where to connect to."""
 
     def __init__(self, context: Context, url: str, run: str, hwm: int, key: bytes = b"") -> None:
+        """Listen at `url`. Raises `EndpointTaken`.
+
+        Args:
+            context: Context of the worker's sockets.
+            url: Address, in which port 0 stands for any free port.
+            run: Id of the run, which requests must name.
+            hwm: Number of messages that may wait for one connection.
+            key: The run's queue key, which requests are sealed with.
+        """
         super().__init__(run, key)
         self.socket = open_socket(context, zmq.ROUTER, _options(zmq.ROUTER, hwm))
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
@@ -226,7 +251,7 @@ class Router(OutboundLink):
             raise
 
     def serve(self) -> None:
-        """Receive what requests have arrived and send everything that is due."""
+        """Receive the requests that have arrived and send everything that is due."""
         for _ in range(REQUESTS):
             if not int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 self._guard.drained()
@@ -235,9 +260,11 @@ class Router(OutboundLink):
         self.flush_all()
 
     def watched(self, now: float) -> dict[Any, int]:
+        """Return the socket to poll, with the event of an arrival."""
         return {self.socket: _POLLIN}
 
     def close(self) -> None:
+        """Stop listening and close all connections."""
         self._guard.close()
         self.socket.close()
 
@@ -264,7 +291,7 @@ class Router(OutboundLink):
         send(frames[-1], _NOBLOCK, copy=len(frames[-1]) < ZERO_COPY)
 
     def _receive_request(self) -> None:
-        """Take in one request. A message of several frames is none, and is dropped without being joined."""
+        """Process one request. A message of several frames is none, and is dropped without being joined."""
         route = self.socket.recv(_NOBLOCK)
         frame = self.socket.recv(_NOBLOCK, copy=False)
         source, several = frame.get(zmq.SRCFD), frame.more
@@ -277,15 +304,22 @@ class Router(OutboundLink):
 
 
 class ZeroMQQueues(LinkedQueues):
-    """All queue ends of one worker.
-
-    `bind_url`: `ipc:///path` or `tcp://host:port`, port 0 for any that is free. Raises `EndpointTaken` if it cannot be
-    bound.
-    """
+    """All queue ends of one worker, over ZeroMQ."""
 
     schemes = ("ipc://", "tcp://")
 
     def __init__(self, run: str, incarnation: int, bind_url: str, options: QueueOptions) -> None:
+        """Open the queues, with a socket that listens at `bind_url`.
+
+        Args:
+            run: Id of the run.
+            incarnation: Incarnation of the worker.
+            bind_url: `ipc:///path` or `tcp://host:port`, port 0 for any that is free.
+            options: Windows, limits and the run's queue key.
+
+        Raises:
+            EndpointTaken: `bind_url` cannot be bound.
+        """
         super().__init__(run, incarnation, options)
         self.trouble: Trouble | None = None  # always: no server stands between workers
         self._hwm = 2 * options.ahead + 16  # a resend may double what is on its way
@@ -307,6 +341,7 @@ class ZeroMQQueues(LinkedQueues):
         return super()._sleep(link, receiver, timeout)
 
     def close(self) -> None:
+        """Close the queues, after a second at most for what is on its way out."""
         super().close()
         self._context.term()
 
