@@ -1,4 +1,4 @@
-"""One worker's way through the calls of a script: what each has it compute, and what it replies.
+"""Calls of a script as one worker sees them: what each has it compute, and what it replies.
 
 take the next call -> its instructions -> computed -> the reply is put -> take the next call ... until STOP
 """
@@ -26,8 +26,16 @@ from .progress import CallWait
 
 
 class CallSequence:
-    """The calls to one worker from `start` on, of which those before `position` are done. `open` is the one that is
-    carried out, None between two calls; once it is `over`, no other comes. `keep` is told before the state changes."""
+    """The sequence of a script's calls to one worker.
+
+    Attributes:
+        calls: Name of the queue that brings the calls.
+        replies: Queues that take the replies.
+        position: Position before the open call, or before the next one.
+        start: Position at which the worker has begun.
+        open: Call that is carried out; None between two calls.
+        over: True once no other call comes.
+    """
 
     def __init__(
         self,
@@ -38,6 +46,16 @@ class CallSequence:
         keep: Keep = lambda step: None,
         save: SaveStages = lambda folder, position: None,
     ) -> None:
+        """Begin at a position, without an open call.
+
+        Args:
+            program: Operations of each worker.
+            worker: Place of the worker.
+            executor: Computes for the calls.
+            position: Position before which all calls are done.
+            keep: Saves the state after so many steps. Called before a script's call changes the weights.
+            save: Carries out a call to save the worker's stages.
+        """
         self.calls = f"call-{worker}"
         self.replies = [queue for queue in program.outbound(worker) if queue.consumer == program.script]
         self.position = self.start = position
@@ -53,30 +71,34 @@ class CallSequence:
         self._settled = self._emptied = position.evaluations  # batches that are, and those whose activations are gone
 
     def begin_at(self, position: Position) -> None:
-        """No call was begun yet."""
+        """Continue from `position`, before any call was begun."""
         self.position = self.start = position
         self._settled = self._emptied = position.evaluations
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the call after the open one may be taken while there is nothing else to do."""
+        """True if the call after the open one may be taken while there is nothing else to do."""
         return self._next is None and self.open is not None and self.open.kind is CallKind.TRAIN
 
     def look_at(self, message: Message) -> None:
-        """Cuts the batch of the call that comes after the open one, so that it can begin at once."""
+        """Cut the batch of the call that comes after the open one, so that it can begin at once."""
         self._next = message
         if isinstance(self._executor.feed, CallFeed):
             with suppress(CallRefused, DataError):  # `begin` raises it
                 self._executor.feed.prepare(decode_call(message.payload))
 
     def take_next(self) -> Message | None:
-        """The message that was looked at."""
+        """Return the message that was looked at, once; None if there is none."""
         found, self._next = self._next, None
         return found
 
     def begin(self, message: Message) -> Iterator[Instruction]:
-        """Opens the call that `message` brought; what is to be computed for it. Raises `CallRefused`, and `DataError`
-        if its batch is not one."""
+        """Open the call that `message` brought, and return the instructions that the worker computes for it.
+
+        Raises:
+            CallRefused: The message is no call, or not the next one.
+            DataError: The batch of the call is malformed.
+        """
         call = decode_call(message.payload)
         self.position.check_next(call)
         instructions = instructions_of(call, self._program, self._worker)
@@ -87,25 +109,30 @@ class CallSequence:
         return instructions
 
     def take_settled(self) -> range:
-        """The evaluated batches that have been settled since the last time: a script is `UNDER_WAY` calls ahead of the
-        replies that it has, so all are from before the call before the open one."""
+        """Return the evaluated batches that have been settled since the last call of this method.
+
+        A script is `UNDER_WAY` calls ahead of the replies that it has, so all are from before the call before the open
+        one.
+        """
         before, self._emptied = self._emptied, self._settled
         return range(before, self._settled)
 
     def evaluated(self, stage: int, output: Tree) -> None:
-        """`stage` has run a microbatch of the open call forward."""
+        """Note that `stage` has run a microbatch of the open call forward, with this output."""
         if self.open is not None and self.open.kind is CallKind.PREDICT and stage == self._program.last:
             self._outputs.append(output)
 
     @property
     def answer(self) -> Queue | None:
-        """The queue that the reply to the open call is put into; None if it has none from this worker."""
+        """The queue that the reply to the open call is put into; None if this worker gives no reply to it."""
         queues = () if self.open is None else answers(self._program, self.open.kind)
         return next((queue for queue in queues if queue.producer == self._worker), None)
 
     def reply(self) -> Tree:
-        """What the open call came to, now that everything is computed. Raises `CallRefused` for weights that do not
-        fit."""
+        """Return the reply to the open call, after everything is computed. A LOAD or SAVE call is carried out here.
+
+        Raises `CallRefused` for weights that do not fit.
+        """
         last = self._program.last in self._executor.stages
         match self.open:
             case Call(settled=True) as call:
@@ -130,7 +157,7 @@ class CallSequence:
         return None
 
     def close(self) -> None:
-        """The reply to the open call was put."""
+        """Close the open call, after its reply was put."""
         call, self.open = self.open, None
         if call is not None:
             self._settled = self.position.evaluations
@@ -160,28 +187,35 @@ class CallSequence:
 
 @dataclass(frozen=True, slots=True)
 class QueuedCalls:
-    """Calls of a script, which come in queues.
+    """The calls of a script, which come in queues.
 
     Attributes:
         program: Operations of each worker in a step, and in an evaluated batch.
+        orders: Schedules of the steps: the plan's for all.
     """
 
     program: Program
     orders = FixedSchedule()
 
     def position(self, step: int) -> Position:
-        """Return what is known of the position after `step` steps before any call has come."""
+        """Return the part of the position after `step` steps that is known before any call has come: the step."""
         return Position(step)
 
     def source(self, parts: LoopParts) -> "QueuedCallSource":
-        """Return the calls to the worker that `parts` are of."""
+        """Return the calls to the worker that `parts` belong to."""
         return QueuedCallSource(self.program, parts)
 
 
 class QueuedCallSource(CallSource):
-    """Calls to one worker, taken from its queue; the replies are put into others."""
+    """The calls to one worker, taken from its queue. Their replies are put into other queues."""
 
     def __init__(self, program: Program, parts: LoopParts) -> None:
+        """Begin at step `parts.start`.
+
+        Args:
+            program: Operations of each worker.
+            parts: Parts of the worker's loop.
+        """
         self._program, self._parts = program, parts
         self._sequence = CallSequence(
             program, parts.worker, parts.executor, Position(parts.start), parts.keep, parts.save
@@ -190,20 +224,25 @@ class QueuedCallSource(CallSource):
 
     @property
     def over(self) -> bool:
+        """True if the script has said that the run is over."""
         return self._sequence.over
 
     @property
     def doing(self) -> str:
+        """The state between two calls, in words."""
         return f"waits for call {self._sequence.position.calls} of the script"
 
     @property
     def done(self) -> int:
+        """The number of calls that have been carried out."""
         return self._sequence.position.calls
 
     def step(self, instruction: Instruction | None) -> int | None:
+        """Return the number of training steps before the open or next call; None if all calls are over."""
         return None if self._sequence.over else self._sequence.position.step
 
     def begin_at(self, position: Position) -> None:
+        """Continue from `position`, whose checkpoint has been restored."""
         sequence = self._sequence
         sequence.begin_at(position)
         self._parts.progress.begins_at(position, {queue.per: position.of(queue.per) for queue in sequence.replies})
@@ -221,17 +260,24 @@ class QueuedCallSource(CallSource):
         return inbound.take(timeout)
 
     def evaluated(self, stage: int, output: Tree) -> None:
+        """Note that `stage` has run a microbatch of the open call forward, with this output."""
         self._sequence.evaluated(stage, output)
 
     def next(self, timeout: float) -> Iterator[Instruction] | None:
+        """Return the instructions of the next call; none if the open call was only to be answered, which is done then.
+
+        Returns None if no call has come within about `timeout` seconds, or all are over.
+        """
         if self._sequence.open is not None:
             self._reply()
             return iter(())
         return None if self._sequence.over else self._taken(timeout)
 
     def note_answered(self) -> None:
-        """Note which replies have arrived at the script, as far as the queues know now: all from before the checkpoint
-        that this worker has begun at."""
+        """Note which replies have arrived at the script, as far as the queues know now.
+
+        All replies from before the checkpoint that this worker has begun at have arrived.
+        """
         sequence = self._sequence
         for queue in sequence.replies:
             if (outbound := self._parts.outbound.opened.get(queue.name)) is not None:
@@ -240,6 +286,7 @@ class QueuedCallSource(CallSource):
                 self._parts.progress.arrived(per, max(sequence.start.of(per), arrived))
 
     def lacks_room(self, now: float) -> None:
+        """Note at `now`, in seconds since the epoch, that the reply to the open call finds no room."""
         number = self._sequence.position.calls
         if (queue := self._sequence.answer) is not None:
             said = f"the script to take its replies: there is no room for the one to call {number}"

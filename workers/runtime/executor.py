@@ -1,4 +1,4 @@
-"""Carries out instructions: gives the right inputs to the right stage, adds up losses and metrics in order."""
+"""Execution of instructions: the right inputs go to the right stage; losses and metrics are added up in order."""
 
 import math
 import os
@@ -46,9 +46,15 @@ CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]  # of what the instruct
 
 
 def metric_value(metric: Metric, outputs: Tree, targets: Tree) -> float:
-    """Return what `metric` gives for the rows of a microbatch: one number.
+    """Return the value of `metric` for the rows of a microbatch: one number.
 
-    Raises `ValueError` if `metric` returns none, and whatever `metric` raises.
+    Args:
+        metric: Computes the metric.
+        outputs: Outputs of the last stage.
+        targets: Targets of the same rows.
+
+    Raises:
+        ValueError: `metric` returned something else than one number. Exceptions of `metric` pass.
     """
     found: Any = metric(outputs, targets)
     if isinstance(found, Tensor) and found.numel() == 1:
@@ -61,24 +67,33 @@ def metric_value(metric: Metric, outputs: Tree, targets: Tree) -> float:
 
 
 class MicrobatchSource(Protocol):
-    """Where the first stage has its inputs from, and the last its targets; a `Feed` is one."""
+    """A source of inputs for the first stage, and of targets for the last. A `Feed` is one."""
 
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
-        """Of a training step. Raises `DataError` if there is none to be had."""
+        """Return a microbatch of training step `step`. Raises `DataError` if the source cannot give it."""
 
     def held_out_microbatch(self, batch: int, microbatch: int) -> Microbatch:
-        """The same of evaluated batch `batch` of the run."""
+        """Return a microbatch of evaluated batch `batch` of the run. Raises `DataError` if there is none."""
 
     def samples(self, step: int, microbatch: int) -> Tensor | None:
-        """The numbers of its rows in the data set, int64 [rows]; None if they are not known. Raises `DataError`."""
+        """Return the numbers of a microbatch's rows in the data set, int64 [rows]; None if they are not known.
+
+        Raises `DataError` if the source cannot give them.
+        """
 
     def held_out_samples(self, batch: int, microbatch: int) -> Tensor | None:
-        """The same of an evaluated batch."""
+        """Return the numbers of the rows of an evaluated microbatch, int64 [rows]; None if they are not known."""
 
 
 @dataclass(slots=True)
 class Sums:
-    """What was evaluated, added up over `rows`: the loss, None before the first row, and the metrics by name."""
+    """Results of evaluation, added up over rows.
+
+    Attributes:
+        rows: Rows that were evaluated.
+        loss: Sum of the losses, each weighted by its rows; None before the first row.
+        metrics: Sums of the metrics, each weighted by its rows, by name.
+    """
 
     rows: int = 0
     loss: float | None = None
@@ -86,16 +101,7 @@ class Sums:
 
 
 class Executor:
-    """The stages of one worker with what they need besides messages.
-
-    Args:
-        stages: Stages by their copies' numbers.
-        feed: Inputs and targets; None for a worker that has neither the first stage nor the last.
-        last: Number of the model's last stage, the one with the loss.
-        metrics: Functions of outputs and targets, by name. What is evaluated has means over rows.
-        ema: True if evaluation measures the averages of the weights.
-        replicas: All copies of stages, of which `stages` are some, if stages have several.
-    """
+    """The stages of one worker with what they need besides messages."""
 
     def __init__(
         self,
@@ -107,6 +113,16 @@ class Executor:
         ema: bool = False,
         replicas: Replicas | None = None,
     ) -> None:
+        """Take the stages and compose their computations.
+
+        Args:
+            stages: Stages by their copies' numbers.
+            feed: Inputs and targets; None for a worker that has neither the first stage nor the last.
+            last: Number of the model's last stage, the one with the loss.
+            metrics: Functions of outputs and targets, by name. Evaluation reports means over rows.
+            ema: True if evaluation measures the averages of the weights.
+            replicas: All copies of stages, of which `stages` are some, if stages have several.
+        """
         self.stages = stages
         self.feed = feed
         self.last = last
@@ -123,10 +139,11 @@ class Executor:
         self.carry_out = self.within(())
 
     def within(self, features: Sequence[Feature]) -> CarryOut:
-        """Return what carries out an instruction on the stages, within `features` of the worker, the outermost first.
+        """Return the function that carries out an instruction on the stages, within `features` of the worker.
 
-        Outside of the users' features and the built-in ones, an exception of user code becomes a `ComputeFailed`, which
-        the worker's features see. All are composed here, once for each stage and kind of operation.
+        The first feature is the outermost. Outside of the users' features and the built-in ones, an exception of user
+        code becomes a `ComputeFailed`, which the worker's features see. All are composed here, once for each stage and
+        kind of operation.
         """
         table: dict[tuple[int, str], Compute] = {}
         for copy, stage in self.stages.items():
@@ -141,13 +158,18 @@ class Executor:
         return carry_out
 
     def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
-        """Begin a call of a script. `settled`: the script has the result already, and nothing is to be computed."""
+        """Begin a call of a script.
+
+        Args:
+            ema: True if the averages of the weights are measured.
+            settled: True if the script has the result already, and nothing is to be computed.
+        """
         self.sums = Sums()
         self.gives_up = settled
         self._ema = ema
 
     def evaluated(self, step: int) -> EvaluationRecord:
-        """Return what the round of evaluation after `step` steps found, which ends now: means over its rows."""
+        """Return means over the rows of the round of evaluation after `step` steps, and end the round."""
         sums, self.sums = self.sums, Sums()
         rows, loss = sums.rows, sums.loss
         metrics = {name: sums.metrics[name] / rows if rows else math.nan for name in self.metrics}
@@ -159,7 +181,7 @@ class Executor:
         return [*sums, SharedGradients(), ClippedGradients(self.last, self.losses.total)]
 
     def _core(self, stage: Stage) -> dict[str, Compute]:
-        """Return what `stage` computes by itself, by the kinds of operations."""
+        """Return the functions by which `stage` computes each kind of operation by itself."""
         is_last = stage.index == self.last
 
         def forward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
@@ -207,13 +229,16 @@ class Executor:
         return {"F": forward, "B": backward, "I": backward_input, "W": backward_weight, "U": update}
 
     def _end_step(self, last: Stage, step: int) -> None:
-        """Note what the step came to, before the update of the last stage."""
+        """Note the results of the step, before the update of the last stage."""
         self.loss, self.gradient_norm = self.losses.total(step), last.gradient_norm
         self.rows, self.learning_rates = self.losses.rows, last.learning_rates
         self.losses.clear()
 
     def _given(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Microbatch:
-        """What a forward works on: inputs from a queue or, on the first stage, from the supply; targets on the last."""
+        """Return the input of a forward, on the last stage with targets.
+
+        It comes from a queue or, on the first stage, from the feed.
+        """
         first, last = stage.index == 0, stage.index == self.last
         if self.feed is None or not (first or last):
             return Microbatch(received[0], None, 0, 1.0)
@@ -245,9 +270,9 @@ class Executor:
 
 
 def _naming_failures(stage: Stage, compute: Compute) -> Compute:
-    """Return `compute`, which raises `ComputeFailed` with an exception of the user's code as its cause.
+    """Return `compute` with each exception of the user's code turned into a `ComputeFailed` that has it as its cause.
 
-    A copy of this process that the user's code has forked ends here.
+    A copy of this process that the user's code has forked ends in the returned function.
     """
 
     def named(instruction: Instruction, received: Sequence[Tree]) -> Tree:
@@ -279,10 +304,10 @@ def _failure(stage: Stage, instruction: Instruction, error: BaseException) -> Co
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what failed itself, in place of a feature's account of it."""
+    """Return the failure itself, in place of a feature's account of it."""
     return (cause_of(error) if issubclass(type(error), FeatureFailed) else None) or error
 
 
 def _roots(received: Sequence[Any]) -> Sequence[Root]:
-    """Return the gradients of weights that a feature has put behind what an operation received."""
+    """Return the gradients of weights that a feature has put behind the tensors that an operation received."""
     return received[0] if received else ()

@@ -1,4 +1,4 @@
-"""One worker's loop: a machine decides, an executor computes, queues carry, and progress is left for the reports.
+"""The loop of one worker: a machine decides, an executor computes, queues carry, progress is left for the reports.
 
 poll():  Finish       the next call is asked for (`call_source.py`), or nothing yet: then this turn is over   -> machine
          AwaitCredit  in a stage that runs forward only: the consumer is too far behind, then it is over      -> machine
@@ -34,43 +34,27 @@ PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the
 
 
 class Clock(Protocol):
-    """What time is read from, and waited by, in seconds; the standard module `time` is one."""
+    """A clock to read time from and to wait by, in seconds. The standard module `time` is one."""
 
     def time(self) -> float:
-        """Since the epoch: what is comparable between machines, about."""
+        """Return the seconds since the epoch, which are comparable between machines, about."""
 
     def monotonic(self) -> float:
-        """Never set back: what deadlines are made of."""
+        """Return the seconds of a clock that is never set back, for deadlines."""
 
     def sleep(self, seconds: float, /) -> None:
-        """Waits."""
+        """Wait for `seconds` seconds."""
 
 
 class Calls(RunCalls, Protocol):
-    """All calls of a run, from which each worker's are made."""
+    """All calls of a run, from which each worker's calls are made."""
 
     def source(self, parts: LoopParts) -> CallSource:
-        """Return the calls to the worker that `parts` are of."""
+        """Return the calls to the worker that `parts` belong to."""
 
 
 class WorkerLoop:
-    """Runs what a worker does in a run, from step `start` on. `run` and `incarnation` are written into its messages.
-
-    Args:
-        calls: The run's.
-        worker: The worker's place.
-        executor: Computes.
-        queues: The worker's.
-        carry_out: Replaces the executor's method, and calls it.
-        run: Written into the worker's messages, as `incarnation` is.
-        incarnation: The worker's.
-        start: The step that is next.
-        clock: Gives the time of events.
-        progress: Is told of all that happens; by default the loop makes it.
-        measured: Takes the metrics of each training step and each evaluation, on the worker of the last stage.
-        keep: Saves the state after so many steps: before a script sets other weights, and where a run ends early.
-        save: Carries out a script's call to save the worker's stages.
-    """
+    """The loop that runs one worker's part of a run."""
 
     def __init__(
         self,
@@ -89,6 +73,23 @@ class WorkerLoop:
         keep: Keep = lambda step: None,
         save: SaveStages = lambda folder, position: None,
     ) -> None:
+        """Prepare the loop; `run` or `poll` starts it.
+
+        Args:
+            calls: Calls of the run.
+            worker: Place of the worker.
+            executor: Computes instructions.
+            queues: Queues of the worker.
+            carry_out: Replaces the executor's method, and calls it.
+            run: Id of the run, written into the worker's messages.
+            incarnation: Incarnation of the worker, written into its messages.
+            start: Training step that is next.
+            clock: Gives the time of events.
+            progress: Notes all that happens; by default the loop makes it.
+            measured: Takes the metrics of each training step and each evaluation, on the worker of the last stage.
+            keep: Saves the state after so many steps: before a script sets other weights, and where a run ends early.
+            save: Carries out a script's call to save the worker's stages.
+        """
         program = calls.program
         self.progress = progress or Progress.of(calls, worker, start=start, now=clock.time())
         self.program = program
@@ -120,8 +121,12 @@ class WorkerLoop:
         self._take = self._calls.take
 
     def run(self, between: Callable[[], None], on_step: OnStep) -> None:
-        """Polls until the program is over. `between` is called between two turns if there is something to attend to,
-        `on_step` after each update with the stage, the step and its loss; what they raise ends the loop."""
+        """Poll until the program is over. Exceptions of the two functions end the loop.
+
+        Args:
+            between: Called between two turns after `attend` was called, and before the first turn.
+            on_step: Called after each update with the stage, the step and its loss.
+        """
         self._on_step = on_step
         while not self.finished:
             if self._attention:
@@ -133,11 +138,11 @@ class WorkerLoop:
         self.progress.ended()
 
     def attend(self) -> None:
-        """Has `run` call `between` before its next turn. For any thread, and for signal handlers."""
+        """Have `run` call `between` before its next turn. For any thread, and for signal handlers."""
         self._attention = True
 
     def begin_at(self, position: Position) -> None:
-        """Go on from `position`: its checkpoint has been restored."""
+        """Continue from `position`, whose checkpoint has been restored."""
         self._calls.begin_at(position)
 
     def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
@@ -151,19 +156,21 @@ class WorkerLoop:
 
     @property
     def calls(self) -> int:
-        """The calls of a script that are done."""
+        """The number of a script's calls that are done."""
         return self._calls.done
 
     @property
     def step(self) -> int | None:
-        """The number of training steps before the current instruction, or in a scripted run before the script's next
-        call to train; None when all calls are over."""
+        """The number of training steps before the current instruction; None when all calls are over.
+
+        In a scripted run, the number before the script's next call to train.
+        """
         command = self._machine.command
         return self._calls.step(None if isinstance(command, Finish) else command.instruction)
 
     @property
     def doing(self) -> str:
-        """What the loop does now, in words."""
+        """The present work of the loop, in words."""
         match self._machine.command:
             case AwaitCredit(queue, instruction):
                 return f"{instruction} waits for credit in {queue}"
@@ -180,7 +187,10 @@ class WorkerLoop:
         self._calls.note_answered()
 
     def lacks_room(self) -> None:
-        """To be called while a `put` of this loop waits for room: a worker that waits does not hang."""
+        """Note that a `put` of this loop waits for room: a worker that waits does not hang.
+
+        Called during such a wait.
+        """
         command = self._machine.command
         if isinstance(command, Compute) and command.instruction.gives:
             self.progress.lacks_room(Take(command.instruction.gives[0], command.instruction), self._now())
@@ -188,8 +198,11 @@ class WorkerLoop:
             self._calls.lacks_room(self._now())
 
     def poll(self, timeout: float) -> bool:
-        """One turn: takes what the current instruction needs, waiting up to `timeout` seconds for each message, and
-        carries it out. False if a call, a message or credit did not come, or all calls are over."""
+        """Do one turn: take the messages that the current instruction needs, and carry it out.
+
+        Returns False if a call, a message or credit did not come, or all calls are over. `timeout` is the longest wait
+        for each message, in seconds.
+        """
         command = self._machine.command
         if type(command) is Finish:
             instructions = self._calls.next(timeout)
@@ -259,13 +272,14 @@ class WorkerLoop:
 
 
 class Stuck(Exception):
-    """No worker can go on: they wait for each other in a circle. The text says what each one waits for."""
+    """A circle of workers that wait for each other. The text says what each one waits for."""
 
 
 class SharedQueues(MemoryQueues):
-    """The queues of `program` for all of its workers, which share a thread: each begins where the program says."""
+    """The queues of a program for all of its workers, which share a thread."""
 
     def __init__(self, program: Program, run: str) -> None:
+        """Open all queues of `program`; each begins where the program says. `run` is the id of the run."""
         super().__init__(run)
         self._all = tuple(program.queues.values())
         for queue in self._all:
@@ -278,7 +292,7 @@ class SharedQueues(MemoryQueues):
 
 
 def take_turns(workers: Sequence[WorkerLoop], until: Callable[[WorkerLoop], bool]) -> None:
-    """Gives each worker a turn in this thread, again and again until `until` holds for all of them.
+    """Give each worker a turn in this thread, again and again until `until` holds for all of them.
 
     Raises `Stuck` when a whole round changes nothing: within one thread, no message can still be on its way.
     """

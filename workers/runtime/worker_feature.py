@@ -42,19 +42,19 @@ REGISTERED = {  # the factory of each feature by its name, in the order in which
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """One worker of a run, from which its features are made.
+    """The place of one worker in a run, from which its features are made.
 
     Args:
         job: The run's model, data and program.
-        folder: The run's.
+        folder: The run's folder.
         worker: The worker's index.
         run: The run's id.
-        incarnation: Under which it works.
-        start: The training steps that come before.
-        executor: Computes its stages.
-        queues: Carry its messages.
-        progress: Is told of faults and waiting.
-        serve: Waits so many seconds, and goes on serving the other workers and the broker.
+        incarnation: Number of the incarnation under which the worker works.
+        start: Training steps that come before.
+        executor: Computes the worker's stages.
+        queues: Carry the worker's messages.
+        progress: Notes faults and waiting.
+        serve: Waits so many seconds, while it serves the other workers and the broker.
     """
 
     job: Job
@@ -75,80 +75,92 @@ class WorkerPlace:
 
     @cached_property
     def writer(self) -> BackgroundWriter:
-        """Writes snapshots, and what has to be on the disk before them, in the order in which it was handed over."""
+        """The writer of snapshots, and of files that have to be on the disk before them, first come, first written."""
         return BackgroundWriter(SNAPSHOTS, limit=1, note=self.progress.noting(SNAPSHOTS))
 
 
 class WorkerFeature(Feature, AbstractContextManager["WorkerFeature"]):
-    """Hooks that do nothing. A subclass overrides those that it needs; it is closed at the end of the worker."""
+    """A feature of one worker, whose hooks do nothing.
+
+    A subclass overrides the hooks that it needs. The feature is closed at the end of the worker.
+    """
 
     def __enter__(self) -> Self:
+        """Return this feature."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Ends what the feature does beside the loop."""
+        """End the work that the feature does beside the loop."""
 
     def measured(self, line: MetricsLine) -> None:
         """Take the metrics of a training step or an evaluation, on the worker of the last stage."""
 
     def settle(self, stage: int) -> None:
-        """Return once all that a worker needs which begins at the next snapshot of `stage` is on the disk.
+        """Return once everything that a worker needs to begin at the next snapshot of `stage` is on the disk.
 
         Called by the thread that writes the snapshot. Raises `OSError` for a fault that may pass.
         """
 
     def forget(self, step: int) -> None:
-        """Snapshots of steps before `step` need not be kept. Returns at once."""
+        """Note that snapshots of steps before `step` need not be kept. Returns at once."""
 
     def finish(self) -> None:
-        """Return once all is on the disk: the program is over."""
+        """Return once everything is on the disk, since the program is over."""
 
     def cached_input(self, instruction: Instruction) -> Tree:
-        """Return the input of the forward `instruction` if that comes from this feature, and from no queue."""
+        """Return the input of the forward `instruction` if this feature has it; None if it comes from a queue."""
         return None
 
     def explain(self, error: ComputeFailed, features: Sequence["WorkerFeature"]) -> str:
-        """Return a sentence on the failure that stops the run, after keeping what it came from; "" for none."""
+        """Return a sentence on the failure `error` that stops the run; "" for none.
+
+        A feature first keeps what the failure came from. `features` are all features of the worker.
+        """
         return ""
 
 
 class Measuring(WorkerFeature):
-    """Writes the metrics of the run at `place`, the worker of the last stage."""
+    """The feature that writes the metrics of a run, on the worker of the last stage."""
 
     def __init__(self, place: WorkerPlace) -> None:
+        """Open the file of metrics of the run at `place`."""
         self._file = MetricsFile(place.folder, place.start, place.progress.noting("metrics"))
         self._last, self._wait = place.executor.last, place.serve
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Close the file."""
         self._file.close()
 
     def measured(self, line: MetricsLine) -> None:
+        """Add a line to the file."""
         self._file.add(line)
 
     def settle(self, stage: int) -> None:
+        """Write all lines to the disk, if `stage` is the last one."""
         if stage == self._last:
             self._file.flush()
 
     def finish(self) -> None:
+        """Write all lines to the disk, and wait while the disk refuses them."""
         self._file.finish(self._wait)
 
 
 def metrics(place: WorkerPlace) -> Measuring | None:
-    """Return the feature that writes metrics, for the worker of the last stage."""
+    """Return the feature that writes metrics; None for a worker without the last stage."""
     return Measuring(place) if place.has_last_stage else None
 
 
 def features_of(place: WorkerPlace, enter: Callable[[WorkerFeature], WorkerFeature]) -> list[WorkerFeature]:
-    """Open the features that the plan asks for at `place`, each within `enter`.
+    """Return the features that the plan asks for at `place`, each opened by `enter`.
 
-    Raises what opening them raises.
+    Exceptions from opening them pass.
     """
     made = (resolve_name(factory)(place) for factory in REGISTERED.values())
     return [enter(feature) for feature in made if feature is not None]
 
 
 def explained(features: Sequence[WorkerFeature], error: ComputeFailed) -> str:
-    """Return the error's text, and on lines of their own what `features` add to it."""
+    """Return the error's text, and on lines of their own the sentences that `features` add to it."""
     return "\n".join([str(error), *filter(None, (feature.explain(error, features) for feature in features))])
 
 
@@ -163,11 +175,11 @@ def loop_of(
     """Return the loop of the worker at `place`, whose computations are within `features`.
 
     Args:
-        place: The worker's.
-        features: Its features, which also take the metrics.
-        calls: The run's.
-        keep: As the loop takes it.
-        save: Likewise.
+        place: Place of the worker.
+        features: Features of the worker, which also take the metrics.
+        calls: Calls of the run.
+        keep: Saves the state after so many steps.
+        save: Carries out a script's call to save the worker's stages.
     """
 
     def measured(line: MetricsLine) -> None:
@@ -191,8 +203,15 @@ def loop_of(
 
 
 def has_room(writer: BackgroundWriter, key: Hashable, progress: Progress, what: str, longest: float) -> bool:
-    """Whether `writer` has room under `key`; waits for that up to `longest` seconds. `what` continues "waits until"
-    and is continued by "written"."""
+    """Return True if `writer` has room under `key`, after waiting for that up to `longest` seconds.
+
+    Args:
+        writer: The writer.
+        key: Key of the work, as the writer has it.
+        progress: Notes that the worker waits.
+        what: Text between "waits until" and "written", such as "a snapshot is".
+        longest: Longest wait, in seconds.
+    """
     return _told(lambda timeout: writer.has_room(key, timeout), progress, what, longest)
 
 
@@ -204,13 +223,27 @@ def is_written(
     longest: float,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Whether all that `writer` was given under `key` is done; waits as `has_room` does, and calls `meanwhile` now and
-    then."""
+    """Return True if everything that `writer` was given under `key` is done, after waiting up to `longest` seconds.
+
+    Args:
+        writer: The writer.
+        key: Key of the work, as the writer has it.
+        progress: Notes that the worker waits.
+        what: Text between "waits until" and "written", such as "a snapshot is".
+        longest: Longest wait, in seconds.
+        meanwhile: Called now and then during the wait.
+    """
     return _told(lambda timeout: writer.is_done(key, timeout), progress, what, longest, meanwhile)
 
 
 def in_turns(wait: Callable[[float], bool], longest: float, meanwhile: Callable[[], None]) -> bool:
-    """What `wait` returns once it is true, or after `longest` seconds; calls `meanwhile` every `PATIENCE` seconds."""
+    """Return the result of `wait` as soon as it is true, or after `longest` seconds.
+
+    Args:
+        wait: Waits up to so many seconds, and returns True if the wait is over.
+        longest: Longest wait, in seconds.
+        meanwhile: Called every `PATIENCE` seconds.
+    """
     while longest > PATIENCE:
         meanwhile()
         if wait(PATIENCE):
